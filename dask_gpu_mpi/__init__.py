@@ -1,0 +1,71 @@
+"""Dask on every GPU of a batch job: MPI ranks become one scheduler, one client and a worker on each GPU.
+
+``mpirun -np N python -m dask_gpu_mpi script.py``, or `initialize` in a script. Importing this package loads neither Dask nor MPI.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    ClusterLostError,
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    MpiMissingError,
+    OptionError,
+    PlacementError,
+    StartupError,
+    WorldTooSmallException,
+)
+
+if TYPE_CHECKING:
+    from .placement import Plan
+    from .session import Session, connect, current_session, execute, initialize, send_close_signal
+
+__all__ = [
+    "ClusterLostError",
+    "DaskGpuMpiError",
+    "InputError",
+    "LauncherError",
+    "MpiMissingError",
+    "OptionError",
+    "PlacementError",
+    "Plan",
+    "Session",
+    "StartupError",
+    "WorldTooSmallException",
+    "__version__",
+    "connect",
+    "current_session",
+    "execute",
+    "initialize",
+    "send_close_signal",
+]
+
+#: Where the names are that are only loaded when somebody asks for them.
+_LAZY = {
+    "Plan": "placement",
+    "Session": "session",
+    "connect": "session",
+    "current_session": "session",
+    "execute": "session",
+    "initialize": "session",
+    "send_close_signal": "session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _LAZY:
+        return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("dask-gpu-mpi")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,354 @@
+"""The process beside a rank, in which Dask lives: it owns the rank's workers and, on the head rank, the scheduler's process.
+
+Started by `supervisor.AgentProcess`, without MPI and without the launcher's variables. Its `__main__` is empty, so the user's
+script is never run again in a worker. It takes frames from standard input, the lifeline: at its end of file the rank is gone or
+wants no more, and everything here ends within the grace. Answers go through a pipe of their own; standard output and error are
+the rank's, so that what tasks print ends where the user looks for it.
+
+The order matters: import while there is one thread; then configure; then fork the fork server; only then start the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import mmap
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine
+from multiprocessing import get_context
+from typing import Any
+
+from .errors import DaskGpuMpiError, InputError
+from .forkserver import become_fork_server, die_with_parent
+from .messages import Configuration, SchedulerSettings, WorkerSettings
+from .pipes import FrameReader, write_frame
+from .placement import WorkerPlan
+from .scheduler import run_scheduler
+from .workers import make_worker
+
+__all__ = ["main"]
+
+logger = logging.getLogger("dask_gpu_mpi")
+
+#: What workers need; `distributed` alone leaves these to the first use, once in every worker.
+PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
+
+
+def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
+    """Run the agent; never returns.
+
+    Parameters
+    ----------
+    reply : int
+        File descriptor for answers.
+    cuda : bool
+        Import dask_cuda as well.
+    follow_parent : bool
+        Die with the thread that started this process (its main thread, or the caller must not ask for it).
+    """
+    # The rank decides when the job ends. Whoever signals every process of the job (a terminal, slurmstepd) reaches the rank too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if follow_parent:
+        die_with_parent()
+    lifeline = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.set_inheritable(reply, False)
+    if cuda:
+        # RAPIDS libraries must not make a context in the process that all workers are forked from.
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"
+    code = 0
+    try:
+        _run(lifeline, reply, cuda)
+    except BrokenPipeError:
+        pass  # the rank is gone
+    except BaseException as error:
+        code = 1
+        try:
+            write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
+        except OSError:
+            pass
+    finally:
+        os._exit(code)
+
+
+def _run(lifeline: int, reply: int, cuda: bool) -> None:
+    for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
+        importlib.import_module(name)
+    reader = FrameReader(lifeline)
+    frames: list[Any] = []
+    while not frames:
+        frames = reader.read(timeout=3600.0)
+        if reader.eof:
+            return
+    configuration, *rest = frames
+    scratch: str | None = None
+    try:
+        try:
+            scratch = _configure(configuration)
+            become_fork_server(scratch, [lifeline, reply], PRELOAD)
+        except DaskGpuMpiError as error:
+            write_frame(reply, ("failed", str(error), error.exit_code))
+            return
+        if not _in_process(configuration.worker_class):
+            # From here on the lifeline tells, and leaves time to clean up. A worker inside the agent could keep it from being read.
+            die_with_parent(False)
+        write_frame(reply, ("prepared", scratch))
+        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader).run(rest))
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _configure(configuration: Configuration) -> str:
+    """Everything that must be settled before the fork; returns the scratch directory."""
+    import dask
+
+    from .worker_options import check_worker_options, import_worker_class
+
+    dask.config.update(dask.config.config, configuration.dask_config, priority="new")
+    dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    _set_up_logging(configuration.log_level)
+    options = configuration.worker_options
+    if configuration.worker_class != "auto":
+        check_worker_options(import_worker_class(configuration.worker_class), options, where="worker_options")
+    elif options:
+        check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where="worker_options")
+    # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
+    # a fork server; ours is there already.
+    sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
+    parent = (
+        configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
+    )
+    try:
+        os.makedirs(parent, exist_ok=True)
+        scratch = tempfile.mkdtemp(prefix="dgm-", dir=parent)
+    except OSError as error:
+        raise InputError(
+            f"the local directory {parent!r} can't be written ({error.strerror}): "
+            "give a writable one of that host with local_directory (--local-directory)"
+        ) from None
+    return scratch
+
+
+def _in_process(worker_class: str | type) -> bool:
+    """Whether tasks will run in the agent itself: everything but a Nanny, or what makes Nannies."""
+    from distributed import Nanny
+
+    from .worker_options import import_worker_class
+
+    if worker_class == "auto":
+        return False
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or cls.__name__ == "CUDAWorker")
+
+
+#: Shared with every process forked from here: a one means that the job is ending, and what Dask then complains about is no news.
+_ending = mmap.mmap(-1, 1)
+
+
+class _NoNewsAtTheEnd(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _ending[0] == 0
+
+
+def _set_up_logging(level: str) -> None:
+    """Dask's own loggers at the user's level; silent while the job ends, unless the user wants to see everything."""
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(level.upper())
+    if level in ("debug", "info"):
+        return
+    for logger_ in (
+        logging.getLogger(),
+        *map(logging.getLogger, ("distributed", "distributed.client", "tornado", "bokeh", "asyncio")),
+    ):
+        for handler in logger_.handlers:
+            handler.addFilter(_NoNewsAtTheEnd())
+
+
+class Agent:
+    """The event loop's side of the agent."""
+
+    def __init__(
+        self, configuration: Configuration, scratch: str, lifeline: int, reply: int, reader: FrameReader
+    ) -> None:
+        self.configuration = configuration
+        self.scratch = scratch
+        self._lifeline = lifeline
+        self._reply = reply
+        self._reader = reader
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._workers: list[Any] = []
+        self._scheduler: Any = None
+        self._scheduler_pipe: Any = None
+        self._closing = False
+
+    async def run(self, frames: list[Any]) -> None:
+        """Obey until the lifeline ends, then close everything within the grace."""
+        loop = asyncio.get_running_loop()
+        os.set_blocking(self._lifeline, False)
+        for frame in frames:
+            self._obey(frame)
+        loop.add_reader(self._lifeline, self._on_lifeline)
+        await self._stop.wait()
+        loop.remove_reader(self._lifeline)
+        await self._close()
+
+    def tell(self, *frame: Any) -> None:
+        """Send an answer to the rank."""
+        try:
+            write_frame(self._reply, frame)
+        except OSError:
+            self._stop.set()  # the rank is gone
+
+    def _on_lifeline(self) -> None:
+        try:
+            chunk = os.read(self._lifeline, 1 << 16)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._stop.set()
+            return
+        for frame in self._reader.feed(chunk):
+            self._obey(frame)
+
+    def _obey(self, frame: tuple[str, Any]) -> None:
+        command, payload = frame
+        actions: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
+            "scheduler": self._start_scheduler,
+            "workers": self._start_workers,
+            "dashboard": self._show_dashboard,
+            "close-workers": self._close_workers,
+        }
+        task = asyncio.get_running_loop().create_task(self._guard(actions[command](payload)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
+        try:
+            await action
+        except DaskGpuMpiError as error:
+            self.tell("failed", str(error), error.exit_code)
+        except Exception as error:
+            logger.debug("the agent failed", exc_info=True)
+            self.tell("failed", f"{type(error).__name__}: {error}", 1)
+
+    async def _start_scheduler(self, settings: SchedulerSettings) -> None:
+        context = get_context("forkserver")
+        self._scheduler_pipe, child_end = context.Pipe()
+        process = context.Process(
+            target=run_scheduler, args=(settings, child_end), name="dask_gpu_mpi scheduler", daemon=True
+        )
+        process.start()
+        child_end.close()
+        self._scheduler = process
+        loop = asyncio.get_running_loop()
+        up: asyncio.Future[tuple[Any, ...]] = loop.create_future()
+
+        def on_message() -> None:
+            try:
+                message = self._scheduler_pipe.recv()
+            except (EOFError, OSError):
+                message = ("failed", "the scheduler's process ended before it listened", 1)
+            loop.remove_reader(self._scheduler_pipe.fileno())
+            up.set_result(message)
+
+        loop.add_reader(self._scheduler_pipe.fileno(), on_message)
+        message = await up
+        self.tell(*(("scheduler", *message[1:]) if message[0] == "up" else message))
+        if message[0] == "up":
+            loop.add_reader(process.sentinel, self._on_scheduler_end)
+
+    def _on_scheduler_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._scheduler.sentinel)
+        self._scheduler.join()
+        if not self._stop.is_set():
+            self.tell("scheduler-ended", self._scheduler.exitcode)
+
+    async def _start_workers(
+        self, payload: tuple[WorkerSettings, tuple[WorkerPlan, ...], dict[str, Any]]
+    ) -> None:
+        import dask
+
+        settings, plans, config = payload
+        dask.config.set({"scheduler-address": settings.address, **config})
+        for plan in plans:
+            # One after the other: the constructors read the environment. They start together, below.
+            self._workers.append(make_worker(plan, settings))
+        await asyncio.gather(
+            *(self._start_worker(plan, worker) for plan, worker in zip(plans, self._workers, strict=True))
+        )
+        self.tell("ready", len(plans))
+        await asyncio.gather(*(worker.finished() for worker in self._workers))
+        if plans and not self._closing and not self._stop.is_set():
+            self.tell("workers-ended")
+
+    async def _start_worker(self, plan: WorkerPlan, worker: Any) -> None:
+        try:
+            await worker
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            raise DaskGpuMpiError(
+                f"worker {plan.name} did not start: {type(cause).__name__}: {cause}"
+            ) from error
+
+    async def _show_dashboard(self, _: Any) -> None:
+        if self._scheduler_pipe is not None:
+            self._scheduler_pipe.send("dashboard")
+
+    async def _close_workers(self, _: Any = None) -> None:
+        """Close the workers politely, and by force what is left after the grace."""
+        _ending[0] = 1
+        self._closing = True
+        workers, self._workers = self._workers, []
+        grace = self.configuration.grace
+        closing = [asyncio.ensure_future(self._close_worker(worker, grace)) for worker in workers]
+        if closing:
+            await asyncio.wait(closing, timeout=grace)
+        for pid in filter(None, map(_process_of, _nannies(workers))):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.tell("closed")
+
+    async def _close(self) -> None:
+        """Close what is still open: workers first, so that they find the scheduler until they are gone."""
+        for task in self._tasks:
+            task.cancel()
+        await self._close_workers()
+        if self._scheduler is not None and self._scheduler.is_alive():
+            try:
+                self._scheduler_pipe.send("close")
+            except OSError:
+                pass
+            self._scheduler.join(timeout=self.configuration.grace)
+            if self._scheduler.is_alive():
+                self._scheduler.kill()
+                self._scheduler.join(timeout=1)
+
+    @staticmethod
+    async def _close_worker(worker: Any, grace: float) -> None:
+        try:
+            await worker.close(timeout=grace * 0.8)
+        except Exception:
+            logger.debug("a worker did not close", exc_info=True)
+
+
+def _nannies(workers: list[Any]) -> list[Any]:
+    return [nanny for worker in workers for nanny in getattr(worker, "nannies", [worker])]
+
+
+def _process_of(nanny: Any) -> int | None:
+    process = getattr(nanny, "process", None)
+    return getattr(process, "pid", None)

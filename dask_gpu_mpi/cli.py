@@ -1,0 +1,239 @@
+"""The command line: ``python -m dask_gpu_mpi``, ``dask-gpu-mpi`` and ``dask gpu-mpi`` are the same."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import click
+
+from .errors import DaskGpuMpiError, InputError
+from .options import OPTIONS, Options, parse_text, resolve
+
+__all__ = ["cli", "main"]
+
+
+class _RunByDefault(click.Group):
+    """A group whose first word need not be a command: ``dask-gpu-mpi SCRIPT`` is ``dask-gpu-mpi run SCRIPT``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not (args and (args[0] in self.commands or args[0] in ("--help", "--version"))):
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(name="gpu-mpi", cls=_RunByDefault, context_settings={"help_option_names": ["--help"]})
+@click.version_option(package_name="dask-gpu-mpi")
+def cli() -> None:
+    r"""Dask on every GPU of a batch job.
+
+    \b
+    mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT [ARGS]...]
+
+    turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
+    Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
+    """
+
+
+def _option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
+    """The table's options, for click: all texts, so that errors are found, and told, in one place."""
+
+    def decorate(function: Any) -> Any:
+        for option in reversed(list(OPTIONS.values())):
+            if not option.cli or (names is not None and option.name not in names):
+                continue
+            if option.kind == "bool":
+                function = click.option(option.flags[0], option.name, default=None, help=option.help)(
+                    function
+                )
+            else:
+                metavar = "|".join(option.choices) if option.choices else option.kind.upper()
+                function = click.option(
+                    *option.flags, option.name, default=None, metavar=metavar, help=option.help
+                )(function)
+        return function
+
+    return decorate
+
+
+def _resolve(given: dict[str, Any]) -> Options | InputError:
+    try:
+        explicit = {
+            name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
+            for name, value in given.items()
+            if value is not None
+        }
+        return resolve(explicit, source="command line")
+    except InputError as error:
+        return error
+
+
+@cli.command(context_settings={"allow_interspersed_args": False})
+@_option_decorators()
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+def run(words: tuple[str, ...], **given: Any) -> None:
+    """Start the cluster, run SCRIPT on its client rank, end with its exit code."""
+    if (
+        given["scheduler"] is False
+        and given["scheduler_file"] is None
+        and given["scheduler_address"] is None
+        and words
+    ):
+        given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
+    _run(_resolve(given), words)
+
+
+def _run(options: Options | InputError, words: Sequence[str]) -> None:
+    from .member import expected_client
+    from .script import check_script, prepare_script, run_script
+    from .session import prepare_process, start
+
+    prepare_process()
+    check: Callable[[int], None] | None = None
+    if words:
+        prepare_script(words[0], words[1:])
+        if isinstance(options, Options):
+            client = expected_client(options)
+
+            def check(rank: int) -> None:
+                if rank == client:
+                    check_script(words[0])
+
+    try:
+        member, session = start(options, check=check)
+        if session is not None and words:
+            import atexit
+
+            # Not here, but when the interpreter ends: threads of the script may outlive its main program, as they may without us.
+            atexit.register(session._finish)
+        else:
+            if session is not None:
+                session._stop_monitor()
+            code = member.serve(has_client=bool(words))
+            if session is not None:
+                session._finish()
+            sys.exit(code)
+    except DaskGpuMpiError as error:
+        _fail(error)
+    run_script(words[0])
+
+
+@cli.command()
+@_option_decorators(
+    [
+        "layout",
+        "cpu_workers",
+        "nthreads",
+        "memory_limit",
+        "worker_class",
+        "name",
+        "scheduler_rank",
+        "client_rank",
+    ]
+)
+@click.option(
+    "--nodes", type=click.IntRange(min=1), help="Pretend this many hosts instead of looking at the ranks."
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Pretended ranks on each.",
+)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Pretended GPUs of each.",
+)
+@click.option(
+    "--visible",
+    type=click.Choice(["all", "per-rank"]),
+    default="all",
+    show_default=True,
+    help="Whether each rank sees all GPUs of its host, or its share of them.",
+)
+@click.option(
+    "--cpus-per-node",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Pretended cores of each.",
+)
+@click.option(
+    "--memory-per-node",
+    default="512GiB",
+    show_default=True,
+    help="Pretended memory of each, bytes or a text.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
+def plan(
+    nodes: int | None,
+    ranks_per_node: int,
+    gpus_per_node: int,
+    visible: Literal["all", "per-rank"],
+    cpus_per_node: int,
+    memory_per_node: str,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
+    from .member import placement_options
+    from .placement import make_plan
+
+    options = _resolve(given)
+    try:
+        if nodes is None:
+            from .preview import plan_of_allocation
+
+            made = plan_of_allocation(options)
+        else:
+            from .pretend import pretend
+            from .units import parse_bytes
+
+            if isinstance(options, InputError):
+                raise options
+            try:
+                memory = parse_bytes(memory_per_node)
+            except ValueError as error:
+                raise InputError(f"command line: --memory-per-node {memory_per_node!r}: {error}") from None
+            inventories = pretend(
+                nodes,
+                ranks_per_node,
+                gpus_per_node,
+                visible=visible,
+                cpus_per_node=cpus_per_node,
+                memory_per_node=memory,
+            )
+            made = make_plan(inventories, placement_options(options))
+    except DaskGpuMpiError as error:
+        _fail(error)
+    if made is not None:
+        click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
+
+
+def _fail(error: DaskGpuMpiError) -> None:
+    if not error.reported:
+        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+    sys.exit(error.exit_code)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit.
+
+    What click refuses (an unknown option) is told like every other error: once for all ranks.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        cli.main(arguments, prog_name="dask-gpu-mpi", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        sys.exit(end.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        _run(InputError(f"command line: {error.format_message()}"), ())
+    sys.exit(0)

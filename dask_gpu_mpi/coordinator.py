@@ -1,0 +1,334 @@
+"""What rank 0 does while the cluster comes up: hear every rank, plan, start the scheduler, send everybody their part.
+
+A state machine without MPI, processes or clocks of its own: it is given messages and the time, and says what to send.
+
+    HELLO from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
+
+Any FAILED, or the deadline, ends in one report and FAIL to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
+from .inventory import Inventory
+from .network import Interface, choose_addresses
+from .options import Options
+from .placement import Plan, WorkerPlan
+from .ranges import ranks_text
+
+__all__ = ["Coordinator", "Failure", "Go", "Hello", "Start"]
+
+#: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
+GATHER_FAILURES = 1.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error that travels between ranks.
+
+    Attributes
+    ----------
+    text : str
+        One line.
+    exit_code : int
+        2 for input, 1 for the rest.
+    world_too_small : bool
+        Becomes the exception that dask-mpi's users catch.
+    """
+
+    text: str
+    exit_code: int
+    world_too_small: bool = False
+
+    @classmethod
+    def of(cls, error: DaskGpuMpiError) -> Failure:
+        """The failure that carries `error`."""
+        return cls(str(error), error.exit_code, isinstance(error, WorldTooSmallException))
+
+    def error(self, *, reported: bool) -> DaskGpuMpiError:
+        """The exception it came from, or nearly so."""
+        made: DaskGpuMpiError
+        if self.world_too_small:
+            made = world_too_small(self.text)
+        elif self.exit_code == 2:
+            made = InputError(self.text)
+        else:
+            made = StartupError(self.text)
+        made.reported = reported
+        return made
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a rank says first: what it sees, or why it can't.
+
+    Attributes
+    ----------
+    host : str
+        Where it runs.
+    inventory : Inventory or None
+        None with a failure.
+    interfaces : tuple of Interface
+        The networks of its host.
+    wanted_interface : str or None
+        What it was asked to use.
+    shape : tuple
+        Options that must be the same on all ranks, as (name, value).
+    failure : Failure or None
+        Why this rank can't take part.
+    """
+
+    host: str
+    inventory: Inventory | None
+    interfaces: tuple[Interface, ...]
+    wanted_interface: str | None
+    shape: tuple[tuple[str, Any], ...]
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank's part of the plan, and how to reach the scheduler.
+
+    Attributes
+    ----------
+    address : str
+        The scheduler's.
+    protocol : str
+        ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    listen : str or None
+        Address for this rank's workers; None = the one that leads to the scheduler.
+    workers : tuple of WorkerPlan
+        This rank's.
+    device_memory : dict
+        Bytes, by UUID, of all devices of its host.
+    config : dict
+        Dask configuration with the credentials.
+    is_client : bool
+        Whether the script runs here.
+    """
+
+    address: str
+    protocol: str
+    listen: str | None
+    workers: tuple[WorkerPlan, ...]
+    device_memory: dict[str, int]
+    config: dict[str, Any] = field(repr=False)
+    is_client: bool = False
+
+
+@dataclass(frozen=True)
+class Go:
+    """The cluster is up.
+
+    Attributes
+    ----------
+    address : str
+        The scheduler's.
+    dashboard : str or None
+        Link to the dashboard.
+    plan : Plan or None
+        For the client rank.
+    config : dict
+        Dask configuration with the credentials, for the client rank.
+    """
+
+    address: str
+    dashboard: str | None
+    plan: Plan | None = None
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+class Coordinator:
+    """See the module's text.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    options : Options
+        Those of rank 0.
+    plan : callable
+        From the inventories to the plan.
+    send : callable
+        ``send(rank, kind, payload)``.
+    credentials : callable
+        Makes the Dask configuration that carries the credentials; called once.
+    join : tuple or None
+        ``(address, protocol, config)`` of a cluster that is there already.
+    deadline : float
+        ``time.monotonic()`` of the start-up deadline.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        options: Options,
+        *,
+        plan: Callable[[list[Inventory]], Plan],
+        send: Callable[[int, str, Any], None],
+        credentials: Callable[[], dict[str, Any]],
+        join: tuple[str, str, dict[str, Any]] | None,
+        deadline: float,
+    ) -> None:
+        self.size = size
+        self.options = options
+        self.plan: Plan | None = None
+        self.outcome: Go | DaskGpuMpiError | None = None
+        self._make_plan = plan
+        self._send = send
+        self._credentials = credentials
+        self._join = join
+        self._deadline = deadline
+        self._hellos: dict[int, Hello] = {}
+        self._failures: dict[int, Failure] = {}
+        self._failed_at: float | None = None
+        self._ready: set[int] = set()
+        self._config: dict[str, Any] = {}
+        self._listen: dict[int, str | None] = {}
+        self._go: Go | None = None
+
+    def handle(self, source: int, kind: str, payload: Any, now: float) -> bool:
+        """Take one message; False when it is not for the coordinator."""
+        if kind == "hello":
+            self._hellos[source] = payload
+            if payload.failure is not None:
+                self._fail(source, payload.failure, now)
+            elif len(self._hellos) == self.size and not self._failures:
+                self._all_here(now)
+        elif kind == "address":
+            self._scheduler_is_up(*payload)
+        elif kind == "ready":
+            self._ready.add(source)
+            if len(self._ready) == self.size and self.outcome is None and not self._failures:
+                self._all_ready()
+        elif kind == "failed":
+            self._fail(source, payload, now)
+        else:
+            return False
+        return True
+
+    def tick(self, now: float) -> None:
+        """Give up when it is time to."""
+        if self.outcome is not None:
+            return
+        if self._failed_at is not None:
+            heard = len(self._failures) == self.size
+            if heard or now > self._failed_at + GATHER_FAILURES:
+                self._give_up()
+        elif now > self._deadline:
+            late = [rank for rank in range(self.size) if rank not in self._ready]
+            for rank in late:
+                host = self._hellos[rank].host if rank in self._hellos else "a host that it has not told"
+                step = "has not started its workers" if rank in self._hellos else "has not answered"
+                self._failures[rank] = Failure(
+                    f"on {host} {step} within the start-up deadline (startup_timeout)", 1
+                )
+            self._give_up()
+
+    @property
+    def waiting_for(self) -> list[int]:
+        """The ranks that are not ready yet."""
+        return [rank for rank in range(self.size) if rank not in self._ready]
+
+    def _fail(self, rank: int, failure: Failure, now: float) -> None:
+        self._failures.setdefault(rank, failure)
+        if self._failed_at is None:
+            self._failed_at = now
+
+    def _give_up(self) -> None:
+        """One report: ranks that say the same share a line."""
+        by_text: dict[tuple[str, int, bool], list[int]] = {}
+        for rank, failure in sorted(self._failures.items()):
+            by_text.setdefault((failure.text, failure.exit_code, failure.world_too_small), []).append(rank)
+        lines = []
+        for (text, _, _), ranks in by_text.items():
+            if len(ranks) == self.size:
+                lines.append(text)
+                continue
+            hosts = sorted({self._hellos[rank].host for rank in ranks if rank in self._hellos})
+            where = f" on {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}" if hosts else ""
+            lines.append(f"{ranks_text(ranks)} of {self.size}{where}: {text}")
+        keys = list(by_text)
+        failure = Failure(
+            "; ".join(lines), 2 if all(key[1] == 2 for key in keys) else 1, any(key[2] for key in keys)
+        )
+        self._end_with(failure)
+
+    def _end_with(self, failure: Failure) -> None:
+        self.outcome = failure.error(reported=False)
+        self.failure = failure
+
+    def _all_here(self, now: float) -> None:
+        hellos = [self._hellos[rank] for rank in range(self.size)]
+        try:
+            self._same_options(hellos)
+            inventories = [hello.inventory for hello in hellos if hello.inventory is not None]
+            self.plan = self._make_plan(inventories)
+            hosts = [inventory.host + inventory.boot_id for inventory in inventories]
+            wanted = [hello.wanted_interface for hello in hellos]
+            names = [hello.host for hello in hellos]
+            if self._join is not None and not any(wanted):
+                self._listen = dict.fromkeys(range(self.size))
+            else:
+                same = names if len(set(hosts)) == len(set(names)) else hosts
+                interfaces = {rank: hello.interfaces for rank, hello in enumerate(hellos)}
+                self._listen = dict(choose_addresses(same, interfaces, wanted)[1])
+        except DaskGpuMpiError as error:
+            self._end_with(Failure.of(error))
+            return
+        if self._join is not None:
+            address, _, self._config = self._join
+            self._scheduler_is_up(address, None)
+            return
+        self._config = self._credentials()
+        self._send(
+            self.plan.scheduler.rank,
+            "scheduler",
+            (self._listen[self.plan.scheduler.rank], self._config),
+        )
+
+    def _same_options(self, hellos: list[Hello]) -> None:
+        first = hellos[0].shape
+        for rank, hello in enumerate(hellos):
+            for (name, value), (_, other) in zip(first, hello.shape, strict=True):
+                if value != other:
+                    raise InputError(
+                        f"option {name} is {value!r} on rank 0 ({hellos[0].host}) and {other!r} on rank {rank} ({hello.host}): "
+                        "it must be the same on all ranks"
+                    )
+
+    def _scheduler_is_up(self, address: str, dashboard: str | None) -> None:
+        assert self.plan is not None  # the scheduler is started after the plan is made
+        self._go = Go(address, dashboard)
+        memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in self.plan.hosts}
+        host_of = {rank: host.host for host in self.plan.hosts for rank in host.ranks}
+        mine: dict[int, list[WorkerPlan]] = {}
+        for worker in self.plan.workers:
+            mine.setdefault(worker.rank, []).append(worker)
+        protocol = self._join[1] if self._join is not None else self.options.protocol
+        for rank in range(self.size):
+            self._send(
+                rank,
+                "start",
+                Start(
+                    address,
+                    protocol or "tls",
+                    self._listen[rank],
+                    tuple(mine.get(rank, ())),
+                    memory[host_of[rank]],
+                    self._config,
+                    rank == self.plan.client.rank,
+                ),
+            )
+
+    def _all_ready(self) -> None:
+        assert self.plan is not None and self._go is not None  # ranks are ready after START
+        full = Go(self._go.address, self._go.dashboard, self.plan, self._config)
+        for rank in range(1, self.size):
+            self._send(rank, "go", full if rank == self.plan.client.rank else self._go)
+        self.outcome = full

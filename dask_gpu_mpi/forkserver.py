@@ -1,0 +1,120 @@
+"""A fork server that has already imported everything, made of the agent itself.
+
+`multiprocessing`'s own fork server is a new interpreter that imports all over again: a second import for every rank, which on a
+laptop with two cores, or on a thousand hosts that share one file system, is most of the start-up. So the agent imports once, while
+it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share their
+pages, and every worker starts from them in milliseconds.
+
+The server's loop is the standard library's. Its client's three private attributes are set here, and nowhere else; where they have
+changed (Python 3.14 added a key), the standard fork server is used instead: slower by one import, otherwise the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from multiprocessing import forkserver as stdlib
+from multiprocessing import resource_tracker
+from typing import Any
+
+__all__ = ["become_fork_server", "die_with_parent"]
+
+_PR_SET_PDEATHSIG = 1
+#: sun_path of sockaddr_un, less the terminating zero (unix(7)).
+_UNIX_PATH_MAX = 107
+
+
+def die_with_parent(yes: bool = True) -> None:
+    """Ask the kernel to kill this process when the thread that made it ends (Linux; elsewhere the pipes must do), or no longer."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0, 0, 0, 0)
+
+
+def start_quiet_resource_tracker() -> None:
+    """Start `multiprocessing`'s tracker with nowhere to complain to.
+
+    It unlinks the semaphores of processes that were killed, which is its job, and warns of each on standard error, which at the
+    end of a job that was killed is noise.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, 2)
+        resource_tracker.ensure_running()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> None:
+    """Fork this process into itself and the fork server of its future children.
+
+    Must be called from the main thread, before any other thread is started.
+
+    Parameters
+    ----------
+    directory : str
+        Where the server's socket goes; readable for nobody else. A path too long for a socket is replaced by one in ``/tmp``.
+    close : sequence of int
+        File descriptors that the server must not keep (the pipes by which others see this process die).
+    preload : sequence of str
+        What the standard fork server is to import where it has to be used.
+    """
+    server: Any = stdlib._forkserver
+    start_quiet_resource_tracker()
+    known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(vars(server))
+    if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
+        stdlib.set_forkserver_preload(list(preload))
+        stdlib.ensure_running()
+        return
+    address = os.path.join(directory, "fork-server")
+    if len(os.fsencode(address)) > _UNIX_PATH_MAX:
+        address = os.path.join(tempfile.mkdtemp(prefix="dgm-", dir="/tmp"), "fork-server")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        os.chmod(address, 0o600)
+        listener.listen(64)
+        alive_r, alive_w = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _serve(listener, alive_r, [alive_w, *close])
+        os.close(alive_r)
+    server._forkserver_address = address
+    server._forkserver_alive_fd = alive_w
+    server._forkserver_pid = pid
+
+
+def _serve(listener: socket.socket, alive_r: int, close: Sequence[int]) -> None:
+    """The child's side: never returns."""
+    code = 1
+    try:
+        die_with_parent()
+        for fd in close:
+            os.close(fd)
+        me = os.getpid()
+
+        def in_child() -> None:
+            # Only what the server itself forks: a process that a task makes must not die with the task's thread.
+            if os.getppid() == me:
+                die_with_parent()
+
+        os.register_at_fork(after_in_child=in_child)
+        stdlib.main(listener.detach(), alive_r, [])
+        code = 0
+    except SystemExit:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)

@@ -1,0 +1,144 @@
+"""What the control groups (cgroups, version 1 and 2) of this process leave it: memory and cores.
+
+Batch systems and containers limit a job by cgroups. A limit may stand on any ancestor, so all are read, up to
+the mount point (which in a container is the container's own group). See cgroups(7), cgroup_namespaces(7), the
+kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+__all__ = ["allowed_cpus", "host_memory", "parse_cpu_list"]
+
+PROC = Path("/proc/self")
+
+
+def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
+    """Tell how many bytes of memory this process may use on its host.
+
+    Parameters
+    ----------
+    proc : Path
+        The directory with the process's ``cgroup`` and ``mountinfo``.
+    physical : int, optional
+        Bytes of physical memory; asked of the system unless given.
+
+    Returns
+    -------
+    int
+        The smallest of physical memory and every memory limit on the path (v2 ``memory.max``; v1
+        ``memory.limit_in_bytes`` and the ``hierarchical_memory_limit`` of ``memory.stat``, which also tells
+        limits of ancestors that a container hides). 0 if nothing is known.
+    """
+    limits = [_physical() if physical is None else physical]
+    for group in _groups(proc, "memory"):
+        for file in ("memory.max", "memory.limit_in_bytes"):
+            # "max" in v2 and 2**63 less a page in v1 are "no limit": the first is no number, the second no
+            # minimum.
+            limits += _numbers(_read(group / file))
+        limits += _numbers(
+            "".join(re.findall(r"^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"), re.M))
+        )
+    return min((limit for limit in limits if limit > 0), default=0)
+
+
+def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
+    """Tell which cores this process may use: its affinity mask, cut to its cgroups' cpusets."""
+    cpus = _affinity()
+    for group in _groups(proc, "cpuset"):
+        for file in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            # An intersection of nothing would mean that the files belong to somebody else's group.
+            cpus = cpus & parse_cpu_list(_read(group / file)) or cpus
+    return tuple(sorted(cpus))
+
+
+def _affinity() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))  # macOS
+
+
+def parse_cpu_list(text: str) -> set[int]:
+    """Read the kernel's list of cores, ``"0-3,8"``; anything else is the empty set."""
+    cpus: set[int] = set()
+    for part in text.strip().split(","):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        if found is None:
+            return set()
+        cpus.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return cpus
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (OSError, ValueError):
+        return 0
+
+
+@dataclass(frozen=True)
+class _Mount:
+    controllers: frozenset[str]  # of version 1; empty: version 2
+    root: str  # which group of the hierarchy is mounted
+    point: Path
+
+
+def _mounts(proc: Path) -> Iterator[_Mount]:
+    # proc(5): "31 23 0:28 ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPEROPTIONS"
+    for line in _read(proc / "mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3:
+            continue
+        root, point = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
+        if kind[0] == "cgroup2":
+            yield _Mount(frozenset(), root, Path(point))
+        elif kind[0] == "cgroup":
+            yield _Mount(frozenset(kind[2].split(",")), root, Path(point))
+
+
+def _groups(proc: Path, controller: str) -> Iterator[Path]:
+    """Give the directories of this process's groups and of all their mounted ancestors."""
+    mounts = tuple(_mounts(proc))
+    # cgroups(7): "ID:CONTROLLERS:PATH"; version 2 has no controllers here
+    for line in _read(proc / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        names, _, path = rest.partition(":")
+        controllers = set(filter(None, names.split(",")))
+        if controllers and controller not in controllers:
+            continue
+        for mount in mounts:
+            if controllers <= mount.controllers and bool(controllers) == bool(mount.controllers):
+                yield from _ancestors(mount, path)
+
+
+def _ancestors(mount: _Mount, path: str) -> Iterator[Path]:
+    root, group = PurePosixPath(mount.root), PurePosixPath(path)
+    if ".." in root.parts or ".." in group.parts:
+        # The mount, or the process, lies outside the cgroup namespace's root: what can be told is the mount
+        # point.
+        relative = PurePosixPath()
+    elif group.is_relative_to(root):
+        relative = group.relative_to(root)
+    else:
+        # A container that sees the host's path but has its own group mounted.
+        relative = PurePosixPath()
+    yield mount.point
+    for depth in range(len(relative.parts)):
+        yield mount.point.joinpath(*relative.parts[: depth + 1])
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(text)] if text.strip().isdigit() else []

@@ -1,0 +1,144 @@
+"""What one rank sees: its host, cores, memory and GPUs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .gpus import Gpu, list_gpus
+from .hostmemory import allowed_cpus, host_memory
+from .visibility import VARIABLE, parse_visible, sees_none
+
+__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What one rank sees of the machine it runs on.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        The rank and the number of ranks, as MPI says.
+    host, boot_id : str
+        Who the host is: ranks with the same two share it.
+    pid : int
+        The rank's process.
+    cpus : tuple of int
+        The cores that the rank may use.
+    memory : int
+        Bytes of memory that the rank may use on this host; 0: unknown.
+    gpus : tuple of Gpu
+        The GPUs that the rank sees, in the order of visibility.
+    visible : str or None
+        ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
+    local_directory : str
+        Where the rank's workers put their files; empty: not told.
+    warnings : tuple of str
+        What a person should know, each one line.
+    """
+
+    rank: int
+    world_size: int
+    host: str
+    boot_id: str
+    pid: int
+    cpus: tuple[int, ...]
+    memory: int
+    gpus: tuple[Gpu, ...]
+    visible: str | None
+    local_directory: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def take_inventory(
+    rank: int,
+    world_size: int,
+    environ: Mapping[str, str],
+    *,
+    local_directory: str = "",
+    look_for_gpus: bool = True,
+    host: str | None = None,
+    nvml: Any = None,
+) -> Inventory:
+    """Look at this rank's machine.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        As MPI says.
+    environ : mapping
+        The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
+    local_directory : str
+        Passed on.
+    look_for_gpus : bool
+        False leaves NVML alone, for jobs whose workers are to use no GPU.
+    host : str, optional
+        The host's name; asked of the system unless given.
+    nvml : module, optional
+        What to ask for GPUs, `pynvml` unless given.
+
+    Returns
+    -------
+    Inventory
+        GPUs that are visible but lost are left out, with a warning.
+
+    Raises
+    ------
+    InputError
+        ``CUDA_VISIBLE_DEVICES`` names what is not there, or NVML is there and does not work.
+    """
+    host = socket.gethostname() if host is None else host
+    visible = environ.get(VARIABLE)
+    gpus: tuple[Gpu, ...] = ()
+    # A rank that is to see no GPU does not depend on NVML either.
+    if look_for_gpus and not sees_none(visible):
+        try:
+            gpus = parse_visible(visible, list_gpus(nvml))
+        except InputError as error:
+            raise InputError(f"rank {rank} on host {host}: {error}") from error
+    return Inventory(
+        rank=rank,
+        world_size=world_size,
+        host=host,
+        boot_id=boot_id(),
+        pid=os.getpid(),
+        cpus=allowed_cpus(),
+        memory=host_memory(),
+        gpus=tuple(gpu for gpu in gpus if gpu.uuid),
+        visible=visible,
+        local_directory=local_directory,
+        # Without the rank, so that the ranks of a host say it once together.
+        warnings=tuple(
+            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}); reset it or leave "
+            "the host out"
+            for gpu in gpus
+            if not gpu.uuid
+        ),
+    )
+
+
+def boot_id(file: Path = BOOT_ID) -> str:
+    """Tell this boot of this machine from every other; empty where the system does not say.
+
+    Linux has a random id per boot (random(4)), macOS the time of boot.
+    """
+    try:
+        return file.read_text().strip()
+    except OSError:
+        pass
+    try:
+        found = subprocess.run(
+            ["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()

@@ -1,0 +1,130 @@
+"""Scheduler files, and clusters that are there already.
+
+A scheduler file is distributed's JSON (``address``, ``id``, ``services``, ``workers``), so that its own tools find the scheduler,
+with a key of ours that carries the credentials. It is readable for its owner only, appears whole or not at all, and is removed
+at the end by whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+from .options import Options
+
+__all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
+
+#: Our key in the scheduler file.
+CREDENTIALS_KEY = "dask-gpu-mpi"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster to join or to connect to.
+
+    Attributes
+    ----------
+    address : str
+        The scheduler's, with its protocol.
+    config : dict
+        Dask configuration with the credentials; empty without TLS.
+    """
+
+    address: str
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def protocol(self) -> str:
+        """``"tls"``, ``"tcp"``, ``"ucx"`` …"""
+        return self.address.partition("://")[0]
+
+    def unique_name(self, name: str | None) -> str:
+        """A prefix for the names of workers that join, which no other job can have: the names there are not ours to know."""
+        token = secrets.token_hex(4)
+        return f"{name}-{token}" if name else f"join-{token}"
+
+
+def write_scheduler_file(
+    path: str, address: str, port: int | None, identity: str, config: dict[str, Any]
+) -> None:
+    """Write the file, mode 0600, by rename.
+
+    Raises
+    ------
+    InputError
+        It can't be written there.
+    """
+    content = {
+        "type": "Scheduler",
+        "id": identity,
+        "address": address,
+        "services": {} if port is None else {"dashboard": port},
+        "workers": {},
+        CREDENTIALS_KEY: {"config": config},
+    }
+    target = Path(path).absolute()
+    try:
+        # mkstemp makes the file with mode 0600
+        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(content, file, indent=1)
+            os.replace(temporary, target)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"the scheduler file {path!r} can't be written ({error.strerror}): give another path with scheduler_file (--scheduler-file)"
+        ) from None
+
+
+def remove_scheduler_file(path: str, identity: str) -> None:
+    """Remove the file, if it is still the one that this job wrote."""
+    try:
+        if json.loads(Path(path).read_text()).get("id") == identity:
+            os.unlink(path)
+    except (OSError, ValueError):
+        pass
+
+
+def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
+    """Read a scheduler file, ours or distributed's.
+
+    Raises
+    ------
+    InputError
+        It is not there, or is none.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        address = content["address"]
+    except FileNotFoundError:
+        raise InputError(
+            f"no scheduler file {os.fspath(path)!r}: start the cluster first, with --scheduler-file {os.fspath(path)}, and wait for the file"
+        ) from None
+    except OSError as error:
+        raise InputError(f"the scheduler file {os.fspath(path)!r} can't be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise InputError(
+            f'{os.fspath(path)!r} is no scheduler file: it should be JSON with an "address"'
+        ) from None
+    return Target(address, content.get(CREDENTIALS_KEY, {}).get("config", {}))
+
+
+def read_target(options: Options) -> Target:
+    """The cluster that ``scheduler=False`` means: by its address, or by its file."""
+    if options.scheduler_file:
+        target = read_scheduler_file(options.scheduler_file)
+        return (
+            target if options.scheduler_address is None else Target(options.scheduler_address, target.config)
+        )
+    assert options.scheduler_address is not None  # `options.resolve` refuses neither
+    address = options.scheduler_address
+    return Target(address if "://" in address else f"tcp://{address}")

@@ -1,0 +1,360 @@
+"""The launchers and their environment variables: telling who started this process, checking it, and leaving it behind.
+
+MPI is the authority on rank and world size. The variables explain what went wrong when MPI and launcher disagree, and
+a child process must not have them: an MPI library in it would join the job as a rank that already exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from .errors import LauncherError
+
+__all__ = ["LAUNCHERS", "Launched", "Launcher", "cross_check", "detect", "job_tag", "scrub"]
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher and the variables that it gives to each rank.
+
+    Attributes
+    ----------
+    name : str
+        For people.
+    rank, local_rank : str
+        Variables of the rank in the world, and of the rank on its host.
+    size : tuple of str
+        Variables of the world size: the first one that is set counts. None may be set.
+    mark : str
+        The variable that only this launcher sets: without it, it was another one that speaks the same protocol.
+    sample : Mapping
+        What a rank was seen to have (rank 1 of 4, the second on its host), for tests.
+    scrubbed : str
+        Regular expression of all variables that carry identity: in the environment of a child they are harmful.
+    kept : str
+        Regular expression of exceptions from it: what the user has set, and what a user needs.
+    sure : bool
+        Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
+    """
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    local_rank: str
+    mark: str
+    sample: Mapping[str, str]
+    scrubbed: str
+    kept: str = ""
+    sure: bool = True
+
+
+#: Innermost first: an mpirun runs inside a batch job's step, and never the other way round.
+LAUNCHERS: tuple[Launcher, ...] = (
+    Launcher(
+        "Open MPI's mpirun",
+        rank="OMPI_COMM_WORLD_RANK",
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        mark="OMPI_COMM_WORLD_RANK",
+        sample={
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_FILE_LOCATION": "/tmp/ompi.4794/1/0",
+            "PMIX_NAMESPACE": "prterun-host-4794@1",
+            "PMIX_RANK": "1",
+            "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
+            "PRTE_LAUNCHED": "1",
+        },
+        scrubbed=r"(OMPI|ORTE|PRTE|PMIX|OPAL_USER)_.*",
+        # The user's own: settings of the library, compilers of the wrappers, leave to run as root (without it a child's
+        # MPI_Init fails in a container), where a relocated installation lies. mpirun passes some identity as MCA settings.
+        kept=r"(OMPI|PRTE)_ALLOW_RUN_AS_ROOT.*|(PMIX|PRTE)_PREFIX|OMPI_(CC|CXX|FC|[A-Z]*FLAGS|LIBS)"
+        r"|OMPI_MCA_(?!(ess|orte|prte|pmix|schizo|plm)(_|$)|num_procs$|initial_wdir$|cpu_type$|PREFIXES$|shmem_RUNTIME)\w+"
+        r"|(PMIX|PRTE)_MCA_(?!(ess|prte|plm|pmix|pmixclient|ptl)(_|$))\w+",
+    ),
+    Launcher(
+        "MVAPICH2's mpirun",
+        rank="MV2_COMM_WORLD_RANK",
+        size=("MV2_COMM_WORLD_SIZE",),
+        local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        mark="MV2_COMM_WORLD_RANK",
+        sample={"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
+        scrubbed=r"(MV2_COMM_WORLD|MPISPAWN|MPIRUN)_.*",
+    ),
+    Launcher(
+        "the mpiexec of MPICH or Intel MPI (Hydra)",
+        rank="PMI_RANK",
+        size=("PMI_SIZE",),
+        local_rank="MPI_LOCALRANKID",
+        # srun --mpi=pmi2, PALS and Flux speak PMI as well, without this one
+        mark="MPI_LOCALRANKID",
+        sample={
+            "PMI_RANK": "1",
+            "PMI_SIZE": "4",
+            "PMI_FD": "9",
+            "MPI_LOCALRANKID": "1",
+            "MPI_LOCALNRANKS": "2",
+            "HYDI_CONTROL_FD": "7",
+        },
+        scrubbed=r"(PMI|PMI2|HYDRA|HYDI|I_MPI_HYDRA|I_MPI_INFO|I_MPI_PERHOST|I_MPI_RANK)_.*|I_MPI_MPIRUN|MPI_LOCALN?RANK(S|ID)",
+    ),
+    Launcher(
+        "PALS (mpiexec)",
+        rank="PALS_RANKID",
+        size=("PMI_SIZE", "PALS_SIZE"),
+        local_rank="PALS_LOCAL_RANKID",
+        mark="PALS_RANKID",
+        sample={
+            "PALS_RANKID": "1",
+            "PALS_LOCAL_RANKID": "1",
+            "PALS_APID": "af1c",
+            "PMI_SIZE": "4",
+            "PMI_RANK": "1",
+        },
+        scrubbed=r"(PALS|ALPS)_.*",
+    ),
+    Launcher(
+        "jsrun",
+        rank="JSM_NAMESPACE_RANK",
+        size=("JSM_NAMESPACE_SIZE",),
+        local_rank="JSM_NAMESPACE_LOCAL_RANK",
+        mark="JSM_NAMESPACE_RANK",
+        sample={"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1"},
+        scrubbed=r"JSM_.*|LSF_PM_.*",
+    ),
+    Launcher(
+        "flux run",
+        rank="FLUX_TASK_RANK",
+        size=("FLUX_JOB_SIZE",),
+        local_rank="FLUX_TASK_LOCAL_ID",
+        mark="FLUX_TASK_RANK",
+        sample={
+            "FLUX_TASK_RANK": "1",
+            "FLUX_JOB_SIZE": "4",
+            "FLUX_TASK_LOCAL_ID": "1",
+            "PMI_RANK": "1",
+            "PMI_FD": "5",
+        },
+        scrubbed=r"FLUX_(TASK|PMI)_.*|FLUX_JOB_(SIZE|NNODES)|FLUX_KVS_NAMESPACE",
+    ),
+    Launcher(
+        "srun",
+        rank="SLURM_PROCID",
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank="SLURM_LOCALID",
+        mark="SLURM_STEP_ID",
+        sample={
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": "1",
+            "SLURM_NTASKS": "4",
+            "SLURM_LOCALID": "1",
+            "SLURM_STEP_NODELIST": "h[1-2]",
+        },
+        # With SLURM_STEP_ID in it and no PMI, Open MPI 4 takes a child for a rank of srun and aborts.
+        scrubbed=r"SLURM_(STEP|TASK_|SRUN_|PMI|PMIX).*|SLURM_(PROCID|LOCALID|NODEID|GTIDS|MPI_TYPE|LAUNCH_NODE_IPADDR)",
+        # the job's shape, which sbatch sets too
+        kept=r"SLURM_TASKS_PER_NODE",
+        sure=False,
+    ),
+    Launcher(
+        "a launcher that speaks PMI",
+        rank="PMI_RANK",
+        size=("PMI_SIZE",),
+        local_rank="PMI_LOCAL_RANK",
+        mark="PMI_RANK",
+        sample={"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"},
+        scrubbed=r"(PMI|PMI2)_.*",
+        sure=False,
+    ),
+)
+
+_SCRUBBED = re.compile("|".join(f"(?:{launcher.scrubbed})" for launcher in LAUNCHERS))
+_KEPT = re.compile("|".join(f"(?:{launcher.kept})" for launcher in LAUNCHERS if launcher.kept))
+
+#: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Who started this process, and what it says.
+
+    Attributes
+    ----------
+    launcher : Launcher
+        Its row in the table.
+    rank : int
+        This process's.
+    size : int or None
+        The world's; None if the launcher does not say.
+    local_rank : int or None
+        This process's on its host. Never a GPU index: it may count GPUs that this process can't see.
+    size_variable : str
+        Where `size` stands.
+    """
+
+    launcher: Launcher
+    rank: int
+    size: int | None
+    local_rank: int | None
+    size_variable: str = ""
+
+    @property
+    def name(self) -> str:
+        """The launcher's name."""
+        return self.launcher.name
+
+    def __str__(self) -> str:
+        """Rank, size and local rank in one short line."""
+        size = "?" if self.size is None else self.size
+        local = "?" if self.local_rank is None else self.local_rank
+        return f"{self.name}: rank {self.rank} of {size}, local rank {local}"
+
+
+def detect(environ: Mapping[str, str]) -> Launched | None:
+    """Tell the innermost launcher that started this process as one of its ranks.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of the process.
+
+    Returns
+    -------
+    Launched or None
+        None if no launcher did: a shell of a batch job is none.
+
+    Raises
+    ------
+    LauncherError
+        A variable of the launcher is no number.
+    """
+    return next(iter(_all_launched(environ)), None)
+
+
+def cross_check(
+    environ: Mapping[str, str], world_size: int, rank: int, host: str, *, library: str = ""
+) -> None:
+    """Compare MPI's world with the launcher's.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of this process.
+    world_size, rank : int
+        Size of MPI's ``COMM_WORLD``, and this process's rank in it.
+    host : str
+        Name of this host, for the message.
+    library : str, optional
+        What ``MPI.Get_library_version()`` says: with it the remedy is for this library only.
+
+    Raises
+    ------
+    LauncherError
+        The two disagree: each rank would be a cluster of its own, and all would run the script.
+    """
+    launched = _all_launched(environ)
+    # "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2\n...": the first few words are the name
+    library = " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+    mine = f"the MPI library ({library})" if library else "the MPI library"
+    if not launched:
+        tasks = _number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
+        if world_size == 1 and tasks is not None and tasks > 1:
+            raise LauncherError(
+                f"rank {rank} on {host}: {mine} sees a world of 1 rank, but the Slurm job has SLURM_NTASKS={tasks} and this "
+                f"process was not started as one of them; start it with srun, as in {_srun(library)} -n {tasks} python ..., "
+                "or with mpirun"
+            )
+        return
+    inner = launched[0]
+    if inner.size is None or inner.size == world_size:
+        return
+    says = f"{inner.size_variable}={inner.size}"
+    if world_size == 1:
+        raise LauncherError(
+            f"rank {inner.rank} of {inner.size} on {host}: {mine} sees a world of 1 rank, but {inner.name} has started "
+            f"{inner.size} ({says}): they do not belong together; {_remedy(inner, library)}"
+        )
+    if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
+        # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
+        return
+    raise LauncherError(
+        f"rank {rank} on {host}: {mine} sees a world of {world_size} ranks, but {inner.name} has started {inner.size} "
+        f"({says}); {_remedy(inner, library)}"
+    )
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Copy an environment without anything by which an MPI library would take a child for a rank of the job.
+
+    The job's own variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of a rank.
+
+    Returns
+    -------
+    dict
+        That of a child, in which ``MPI_Init`` makes a world of one.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if not _SCRUBBED.fullmatch(name) or _KEPT.fullmatch(name)
+    }
+
+
+def job_tag(environ: Mapping[str, str]) -> str | None:
+    """Name the batch job, by its number as the batch system writes it; None outside of one."""
+    return next((environ[name] for name in _JOB_VARIABLES if environ.get(name)), None)
+
+
+def _all_launched(environ: Mapping[str, str]) -> list[Launched]:
+    found = []
+    for launcher in LAUNCHERS:
+        rank = _number(environ, launcher.rank) if launcher.mark in environ else None
+        if rank is None:
+            continue
+        if launcher.mark == "SLURM_STEP_ID" and (_number(environ, launcher.mark) or 0) >= _FIRST_SPECIAL_STEP:
+            continue
+        variable = next((name for name in launcher.size if environ.get(name)), "")
+        size = _number(environ, variable) if variable else None
+        found.append(Launched(launcher, rank, size, _number(environ, launcher.local_rank), variable))
+    return found
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit()):
+        raise LauncherError(
+            f"environment: {name}={text[:40]!r} is no number; needed: what the launcher sets, so do not set it yourself"
+        )
+    return int(text)
+
+
+def _srun(library: str) -> str:
+    """What was measured to work: Open MPI with PMIx, MPICH and Intel MPI with PMI-2 (docs: launcher × MPI)."""
+    kind = library.lower()
+    if "open mpi" in kind:
+        return "srun --mpi=pmix"
+    if "mpich" in kind or "intel" in kind:
+        return "srun --mpi=pmi2"
+    return "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+
+
+def _remedy(launched: Launched, library: str) -> str:
+    own = "the mpirun of the MPI library that mpi4py loads"
+    if launched.name == "srun":
+        return f"use {_srun(library)}, or {own}"
+    return (
+        f"use {own} ('python -m mpi4py --mpi-library' names it), or install the MPI library of this launcher"
+    )

@@ -1,0 +1,101 @@
+"""What a rank tells its agent: plain data, light to import on both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Configuration", "SchedulerSettings", "WorkerSettings"]
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The first frame: what the agent must know before it starts anything.
+
+    Attributes
+    ----------
+    worker_class : str or type
+        As the user said it.
+    worker_options : dict
+        As the user said it.
+    local_directory : str or None
+        Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
+    log_level : str
+        Level of the ``distributed`` loggers.
+    dask_config : dict
+        The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
+    grace : float
+        Seconds that workers get to close.
+    """
+
+    worker_class: str | type
+    worker_options: dict[str, Any]
+    local_directory: str | None
+    log_level: str
+    dask_config: dict[str, Any] = field(repr=False)
+    grace: float = 2.0
+
+
+@dataclass(frozen=True)
+class SchedulerSettings:
+    """What the scheduler's process needs to know.
+
+    Attributes
+    ----------
+    host : str
+        Address to listen on.
+    port : int
+        0 = any free one.
+    protocol : str
+        ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    dashboard : bool
+        Whether to serve the dashboard, once the cluster is up.
+    dashboard_address : str
+        ``host:port`` of the dashboard.
+    config : dict
+        Dask configuration, the credentials among it.
+    """
+
+    host: str
+    port: int
+    protocol: str
+    dashboard: bool
+    dashboard_address: str
+    config: dict[str, Any] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What all workers of a rank have in common.
+
+    Attributes
+    ----------
+    address : str
+        The scheduler's.
+    protocol : str
+        ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    host : str or None
+        Address to listen on; None where the user's class chooses by itself.
+    interface : str or None
+        The interface that the user asked for.
+    local_directory : str
+        Scratch of this rank; each worker makes a directory of its own in it.
+    death_timeout : float
+        Seconds after which a worker that can't reach the scheduler gives up.
+    worker_class : str or type
+        As the user said it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
+    worker_options : dict
+        As the user said it, checked.
+    device_memory : dict
+        Bytes of each device, by UUID.
+    """
+
+    address: str
+    protocol: str
+    host: str | None
+    interface: str | None
+    local_directory: str
+    death_timeout: float
+    worker_class: str | type
+    worker_options: dict[str, Any] = field(default_factory=dict)
+    device_memory: dict[str, int] = field(default_factory=dict)

@@ -1,0 +1,176 @@
+"""Which network interface the cluster uses: a pure function of what every rank has.
+
+Sites name their fast networks alike: ``hsn0`` (Slingshot), ``ib0`` (IP over InfiniBand); else the interface of the default route.
+A job on one host needs no network at all and stays on loopback, where nobody else can reach it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import InputError
+
+__all__ = ["Interface", "choose_addresses", "list_interfaces"]
+
+_FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d+$"))
+#: Bridges and tunnels that exist on many hosts with the same, unreachable address.
+_VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
+
+
+@dataclass(frozen=True)
+class Interface:
+    """An interface with an IPv4 address.
+
+    Attributes
+    ----------
+    name : str
+        As the system calls it.
+    address : str
+        IPv4, dotted.
+    network : str
+        IPv4 network with prefix length.
+    default : bool
+        Whether the default route leaves through it.
+    """
+
+    name: str
+    address: str
+    network: str
+    default: bool = False
+
+
+def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...]:
+    """The interfaces of this host that have an IPv4 address, loopback among them."""
+    import socket
+
+    import psutil
+
+    try:
+        routes = [line.split() for line in Path(route_file).read_text().splitlines()[1:]]
+    except OSError:
+        routes = []
+    default = {fields[0] for fields in routes if len(fields) > 7 and fields[1] == fields[7] == "00000000"}
+    return tuple(
+        Interface(
+            name,
+            entry.address,
+            str(ipaddress.ip_network(f"{entry.address}/{entry.netmask or '255.255.255.255'}", strict=False)),
+            name in default,
+        )
+        for name, entries in sorted(psutil.net_if_addrs().items())
+        for entry in entries
+        if entry.family == socket.AF_INET
+    )
+
+
+def choose_addresses(
+    hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
+) -> tuple[str | None, dict[int, str]]:
+    """The address that each rank listens on.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        Host of each rank, by rank.
+    interfaces : mapping
+        What each rank has.
+    wanted : sequence of str or None
+        The interface that each rank was asked to use; None or ``"auto"`` = choose.
+
+    Returns
+    -------
+    (name, addresses)
+        Name of the interface (None where hosts differ in it), address by rank.
+
+    Raises
+    ------
+    InputError
+        A rank lacks the interface, or the hosts share no network; says which.
+    """
+    ranks = range(len(hosts))
+    asked = {rank: name for rank, name in enumerate(wanted) if name not in (None, "auto")}
+    if asked:
+        addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
+        if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
+            raise InputError(
+                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} hosts: choose one that "
+                "reaches them with interface (--interface), or leave it out"
+            )
+        return next(iter(asked.values())), addresses
+    if len(set(hosts)) == 1:
+        return None, dict.fromkeys(ranks, "127.0.0.1")
+    name = _common(interfaces)
+    if name is not None:
+        return name, {rank: _address(interfaces[rank], name) for rank in ranks}
+    network = _common_network(interfaces)
+    if network is None:
+        seen = "; ".join(
+            f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in _usable(interfaces[rank])) or 'none'}"
+            for rank in list(ranks)[:8]
+        )
+        raise InputError(
+            f"the hosts share no network: {seen}; name the interface to use with interface (--interface)"
+        )
+    return None, {
+        rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
+    }
+
+
+def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:
+    found = next((i.address for i in interfaces if i.name == name), None)
+    if found is None:
+        have = ", ".join(sorted({i.name for i in interfaces})) or "none"
+        said = (
+            f"has no network interface {name!r} with an IPv4 address"
+            if name
+            else "was given no interface, other ranks were"
+        )
+        raise InputError(
+            f"rank {rank} on {host} {said}; it has: {have}; choose one that every host has with interface (--interface), "
+            "or leave it out everywhere"
+        )
+    return found
+
+
+def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
+    return [i for i in interfaces if not i.address.startswith("127.")]
+
+
+def _address(interfaces: Sequence[Interface], name: str) -> str:
+    return next(i.address for i in interfaces if i.name == name)
+
+
+def _common(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
+    """The best interface name that every rank has, on one and the same network."""
+    first, *others = interfaces.values()
+    candidates = []
+    for interface in _usable(first):
+        same = [
+            i
+            for other in others
+            for i in other
+            if i.name == interface.name and i.network == interface.network
+        ]
+        if len(same) == len(others):
+            fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
+            order = (
+                fast
+                if fast is not None
+                else 2
+                if interface.default
+                else 9
+                if _VIRTUAL.match(interface.name)
+                else 3
+            )
+            candidates.append((order, interface.name))
+    return min(candidates)[1] if candidates else None
+
+
+def _common_network(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
+    """A network that every rank is on, whatever its interface is called there."""
+    shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
+    return min(shared) if shared else None

@@ -1,0 +1,91 @@
+"""Frames over a pipe: how a rank and its agent talk.
+
+A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are our own processes,
+one the child of the other, so pickle is safe here; nobody else can open the pipe.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import struct
+import time
+from typing import Any
+
+__all__ = ["FrameReader", "write_frame"]
+
+_LENGTH = struct.Struct("<Q")
+
+
+def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
+    """Write one frame, all of it.
+
+    Parameters
+    ----------
+    fd : int
+        A blocking file descriptor.
+    value : object
+        What to send.
+    dumps : callable
+        ``pickle.dumps``, or ``cloudpickle.dumps`` where the value may hold classes of the user's script.
+
+    Raises
+    ------
+    BrokenPipeError
+        When the other side is gone.
+    """
+    payload = dumps(value)
+    data = memoryview(_LENGTH.pack(len(payload)) + payload)
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class FrameReader:
+    """Takes frames off a pipe without ever blocking longer than it was told to.
+
+    Attributes
+    ----------
+    eof : bool
+        True once the other side has closed its end, which is also how its death shows.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.eof = False
+        self._buffer = bytearray()
+
+    def read(self, timeout: float = 0.0) -> list[Any]:
+        """The frames that are complete after waiting at most `timeout` seconds for the first byte."""
+        if self.eof:
+            if timeout > 0:
+                time.sleep(timeout)
+            return []
+        # poll() and not select(): a script with 1,024 open files would break select()
+        poller = select.poll()
+        poller.register(self.fd, select.POLLIN)
+        wait = timeout
+        while poller.poll(wait * 1000):
+            chunk = os.read(self.fd, 1 << 16)
+            if not chunk:
+                self.eof = True
+                break
+            self._buffer += chunk
+            wait = 0.0
+        return self._take()
+
+    def feed(self, chunk: bytes) -> list[Any]:
+        """Add bytes that somebody else has read (an event loop); returns the frames that are complete now."""
+        self._buffer += chunk
+        return self._take()
+
+    def _take(self) -> list[Any]:
+        frames = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(pickle.loads(bytes(self._buffer[_LENGTH.size : end])))
+            del self._buffer[:end]
+        return frames

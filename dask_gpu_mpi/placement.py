@@ -1,0 +1,299 @@
+"""From what every rank saw to what every rank is to do: `make_plan`, a pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from .errors import PlacementError
+from .gpus import Gpu
+from .inventory import Inventory
+from .plan import HostPlan, PlacementOptions, Plan, Role, WorkerPlan
+from .ranges import fold_names, fold_numbers, ranks_text
+from .roles import check_options, choose_roles, in_order
+from .sharing import divide_gpus, share_cores
+from .units import format_bytes, parse_memory_limit
+
+__all__ = ["HostPlan", "PlacementOptions", "Plan", "Role", "WorkerPlan", "make_plan"]
+
+# A warning about a large job names so many places and counts the others.
+_MOST_PLACES = 8
+
+
+@dataclass
+class _Host:
+    """One host while the plan is made."""
+
+    name: str
+    ranks: list[Inventory]
+    working: list[Inventory]
+    gpus: list[Gpu]
+    memory: int
+    share: dict[int, list[Gpu]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A worker before threads and memory are shared out."""
+
+    name: str | int
+    rank: Inventory
+    cpus: tuple[int, ...]
+    gpu: Gpu | None = None
+    gpu_index: int | None = None
+
+
+def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Plan:
+    """Make the plan: who has which role, and which workers each rank starts.
+
+    Parameters
+    ----------
+    inventories : iterable of Inventory
+        One of each rank, in any order; the plan does not depend on it.
+    options : PlacementOptions
+        What the user says.
+
+    Returns
+    -------
+    Plan
+        Every GPU that a rank with workers sees has exactly one worker.
+
+    Raises
+    ------
+    PlacementError
+        Ranks are missing or double, ranks of a host see partly the same GPUs, or no rank can take a worker.
+    OptionError
+        An option has no meaning.
+    WorldTooSmallException
+        Fewer ranks than the layout needs.
+    """
+    ranks = in_order(inventories)
+    check_options(options, len(ranks))
+    scheduler, client = choose_roles(options, len(ranks))
+    idle = options.idle_ranks | ({scheduler, client} if options.layout == "exclusive" else set())
+    hosts = _hosts(ranks, idle, use_gpus=options.worker_kind != "cpu")
+    on_gpus = _on_gpus(hosts, options)
+    warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
+    if on_gpus:
+        _same_machine_twice(hosts)
+        for host in hosts:
+            host.share = divide_gpus(host.name, host.working, host.gpus)
+    warnings += _left_over(hosts) + (_no_gpu_left(hosts) + _busy(hosts) if on_gpus else [])
+    workers = _workers(hosts, options, on_gpus, warnings)
+
+    names = {rank.rank: host.name for host in hosts for rank in host.ranks}
+    return Plan(
+        layout=options.layout,
+        world_size=len(ranks),
+        scheduler=Role(scheduler, names[scheduler]),
+        client=Role(client, names[client]),
+        hosts=tuple(
+            HostPlan(host.name, tuple(rank.rank for rank in host.ranks), tuple(host.gpus), host.memory)
+            for host in hosts
+        ),
+        workers=tuple(workers),
+        warnings=tuple(warnings),
+    )
+
+
+def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
+    """Choose between a job on GPUs and one on CPUs alone; refuse a job that can have no worker."""
+    working = [rank for host in hosts for rank in host.working]
+    if not working:
+        raise PlacementError(
+            f"none of {sum(len(host.ranks) for host in hosts)} rank(s) may take workers; needed: one at "
+            "least; start more ranks, or let fewer be idle"
+        )
+    if options.worker_kind == "cpu" or any(rank.gpus for rank in working):
+        return options.worker_kind != "cpu"
+    if options.worker_kind == "gpu":
+        names = fold_names(host.name for host in hosts if host.working)
+        raise PlacementError(
+            f"GPU workers are asked for, but none of the ranks that take workers sees a GPU "
+            f"({ranks_text(rank.rank for rank in working)} on {names}); ask the batch system for GPUs, "
+            "look at CUDA_VISIBLE_DEVICES, or take CPU workers"
+        )
+    return False
+
+
+def _hosts(ranks: Sequence[Inventory], idle: frozenset[int] | set[int], *, use_gpus: bool) -> list[_Host]:
+    groups: dict[tuple[str, str], list[Inventory]] = {}
+    for rank in ranks:
+        groups.setdefault((rank.host, rank.boot_id), []).append(rank)
+    hosts: list[_Host] = []
+    taken = {name for name, _ in groups}
+    used: set[str] = set()
+    for (host, _), members in groups.items():
+        name, number = host, 1
+        while name in used or (number > 1 and name in taken):
+            number += 1
+            name = f"{host}#{number}"
+        used.add(name)
+        hosts.append(
+            _Host(
+                name=name,
+                ranks=members,
+                working=[rank for rank in members if rank.rank not in idle],
+                gpus=_gpus_of(members) if use_gpus else [],
+                memory=min((rank.memory for rank in members if rank.memory > 0), default=0),
+            )
+        )
+    return hosts
+
+
+def _gpus_of(ranks: Sequence[Inventory]) -> list[Gpu]:
+    found: dict[str, Gpu] = {}
+    for rank in ranks:
+        for gpu in rank.gpus:
+            known = found.setdefault(gpu.uuid, gpu)
+            if gpu.busy > known.busy:
+                found[gpu.uuid] = replace(known, busy=gpu.busy)
+    return sorted(found.values(), key=lambda gpu: (gpu.pci, gpu.index, gpu.slice, gpu.uuid))
+
+
+def _same_machine_twice(hosts: Sequence[_Host]) -> None:
+    """Refuse one GPU under two host names of one machine (containers): it would get two workers."""
+    seen: dict[tuple[str, str], _Host] = {}
+    for host in hosts:
+        boot_id = host.ranks[0].boot_id
+        for gpu in host.gpus:
+            other = seen.setdefault((boot_id, gpu.uuid), host)
+            if other is not host:
+                raise PlacementError(
+                    f"GPU {gpu.index} ({gpu.uuid}) is seen by {ranks_text(r.rank for r in other.ranks)} on "
+                    f"{other.name} and by {ranks_text(r.rank for r in host.ranks)} on {host.name}, two "
+                    "names of one "
+                    f"machine (boot id {boot_id or 'unknown'}); give it one host name, or each name its own "
+                    "GPUs by CUDA_VISIBLE_DEVICES"
+                )
+
+
+def _left_over(hosts: Sequence[_Host]) -> list[str]:
+    lost = {h.name: len(h.gpus) - len({g.uuid for rank in h.working for g in rank.gpus}) for h in hosts}
+    places = [f"{number} on {name}" for name, number in lost.items() if number]
+    if not places:
+        return []
+    count = sum(lost.values())
+    return [
+        f"{count} {'GPU gets' if count == 1 else 'GPUs get'} no worker, because only ranks that take no "
+        f"workers see them: {_some(places)}; let all ranks of a host see its GPUs, or take layout 'shared'"
+    ]
+
+
+def _no_gpu_left(hosts: Sequence[_Host]) -> list[str]:
+    without = {h.name: [rank.rank for rank in h.working if not h.share[rank.rank]] for h in hosts}
+    places = [f"{ranks_text(ranks)} on {name}" for name, ranks in without.items() if ranks]
+    if not places:
+        return []
+    count = sum(map(len, without.values()))
+    return [
+        f"no GPU is left for {_some(places)}: "
+        f"{'this rank starts' if count == 1 else f'these {count} ranks start'} "
+        "no GPU worker (--cpu-workers adds CPU workers)"
+    ]
+
+
+def _busy(hosts: Sequence[_Host]) -> list[str]:
+    return [
+        f"host {host.name}: GPU {gpu.index} ({gpu.uuid}) has {gpu.busy} bytes ({format_bytes(gpu.busy)}) "
+        "in use by other processes"
+        for host in hosts
+        for gpu in host.gpus
+        if gpu.busy
+    ]
+
+
+def _workers(
+    hosts: Sequence[_Host], options: PlacementOptions, on_gpus: bool, warnings: list[str]
+) -> list[WorkerPlan]:
+    """Plan all workers, in the order of ranks; what a person should know is added to `warnings`."""
+    limit = parse_memory_limit(options.memory_limit)
+    workers: list[WorkerPlan] = []
+    away: list[str] = []
+    excess: dict[str, list[str]] = {}
+    for host in hosts:
+        drafts = _drafts(host, options, on_gpus, away)
+        each = _memory_limit(limit, host.memory, len(drafts))
+        if 0 < host.memory < each * len(drafts):
+            text = (
+                f"{len(drafts)} workers with a memory limit of {format_bytes(each)} each may use more than "
+                f"the {format_bytes(host.memory)} there are"
+            )
+            excess.setdefault(text, []).append(host.name)
+        workers += _finish(host, drafts, options, each)
+    if away:
+        warnings.append(
+            "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
+            f"{_some(away)}; let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)"
+        )
+    warnings += [f"on {fold_names(names)}, {text}" for text, names in excess.items()]
+    # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
+    return sorted(workers, key=lambda worker: worker.rank)
+
+
+def _drafts(host: _Host, options: PlacementOptions, on_gpus: bool, away: list[str]) -> list[_Draft]:
+    prefix = f"{options.name}-" if options.name else ""
+    drafts: list[_Draft] = []
+    if on_gpus:
+        place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
+        for rank in host.working:
+            for gpu in host.share[rank.rank]:
+                name = f"{prefix}{rank.rank}-{place[gpu.uuid]}"
+                cpus = _both(gpu.cpus, rank.cpus)
+                if gpu.cpus and not cpus:
+                    away.append(f"{name} on {host.name} (GPU {gpu.index}: {fold_numbers(gpu.cpus)})")
+                drafts.append(_Draft(name, rank, cpus or rank.cpus, gpu, place[gpu.uuid]))
+    else:
+        drafts += [
+            _Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working
+        ]
+    if host.working:
+        first = host.working[0]
+        drafts += [
+            _Draft(f"{prefix}{first.rank}-cpu-{i}", first, first.cpus) for i in range(options.cpu_workers)
+        ]
+    return drafts
+
+
+@lru_cache(maxsize=1024)  # hosts are alike, and masks are long
+def _both(near: tuple[int, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(frozenset(near).intersection(allowed)))
+
+
+def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
+    if limit is None:
+        return memory // workers if workers else 0
+    return int(limit * memory) if isinstance(limit, float) else limit
+
+
+def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
+    # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
+    threads = iter(share_cores([draft.cpus for draft in drafts if draft.gpu is None]))
+    workers = []
+    for draft in drafts:
+        on_gpu = draft.gpu is not None
+        nthreads = 1 if on_gpu else next(threads)
+        if options.nthreads is not None:
+            nthreads = options.nthreads
+        workers.append(
+            WorkerPlan(
+                name=draft.name,
+                rank=draft.rank.rank,
+                host=host.name,
+                kind="gpu" if on_gpu else "cpu",
+                gpu_index=draft.gpu_index,
+                device=draft.gpu.uuid if draft.gpu is not None else None,
+                nthreads=nthreads,
+                memory_limit=limit,
+                cpus=draft.cpus,
+                resources={"GPU": 1.0} if on_gpu else {"CPU": float(nthreads)},
+            )
+        )
+    return workers
+
+
+def _some(places: Sequence[str]) -> str:
+    text = ", ".join(places[:_MOST_PLACES])
+    more = len(places) - _MOST_PLACES
+    return f"{text} and {more} more" if more > 0 else text

@@ -1,0 +1,209 @@
+"""The plan: what every rank is to do. Plain data, as JSON for programs and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from .gpus import Gpu
+from .plantable import render
+
+__all__ = ["HostPlan", "PlacementOptions", "Plan", "Role", "WorkerPlan"]
+
+
+@dataclass(frozen=True)
+class PlacementOptions:
+    """What the user may say about placement.
+
+    Attributes
+    ----------
+    layout : {"shared", "exclusive"}
+        Shared: all ranks take workers, rank 0 has the scheduler and the client besides. Exclusive: the
+        scheduler's and the client's rank take no workers.
+    cpu_workers : int
+        CPU workers to add on every host.
+    nthreads : int, optional
+        Threads of every worker; by default 1 for GPU workers (dask-cuda's default), for CPU workers their
+        share of cores.
+    memory_limit : int, float, str or None
+        Of each worker: ``"auto"``, bytes (``4e9``, ``"4GB"``), a fraction up to 1 of the host's memory, 0 or
+        None for none.
+    worker_kind : {"auto", "cpu", "gpu"}
+        Auto: GPU workers where there is a GPU anywhere. CPU: GPUs are ignored. GPU: without any GPU, an
+        error.
+    name : str, optional
+        Prefix of worker names: ``<name>-<rank>...``.
+    scheduler_rank, client_rank : int
+        Where the scheduler and the client live. The client by default on rank 0 (shared), or on rank 1
+        (exclusive).
+    idle_ranks : frozenset of int
+        Ranks that take no workers.
+    """
+
+    layout: str = "shared"
+    cpu_workers: int = 0
+    nthreads: int | None = None
+    memory_limit: int | float | str | None = "auto"
+    worker_kind: str = "auto"
+    name: str | None = None
+    scheduler_rank: int = 0
+    client_rank: int | None = None
+    idle_ranks: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Role:
+    """The rank, and its host, that has a role."""
+
+    rank: int
+    host: str
+
+
+@dataclass(frozen=True)
+class HostPlan:
+    """One host of the job.
+
+    Attributes
+    ----------
+    host : str
+        Its name; two hosts of one name are told apart as ``h`` and ``h#2``.
+    ranks : tuple of int
+        The ranks on it.
+    gpus : tuple of Gpu
+        The GPUs that the job may use on it, in the order of PCI bus, index, slice: their place here is the
+        `gpu_index` in worker names.
+    memory : int
+        Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different
+        cgroups and the sum of their limits need not be there. 0: unknown.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    gpus: tuple[Gpu, ...]
+    memory: int
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """One worker.
+
+    Attributes
+    ----------
+    name : str or int
+        ``<rank>-<gpu_index>`` on a GPU, the rank itself (an int, as in dask-mpi) in a job without GPUs,
+        ``<rank>-cpu-<i>`` for additional CPU workers; with a prefix ``<prefix>-`` before.
+    rank, host
+        Where it is started.
+    kind : {"gpu", "cpu"}
+        What it is for.
+    gpu_index : int or None
+        The GPU's place among those of the host that the job may use.
+    device : str or None
+        UUID of the one GPU it sees.
+    nthreads : int
+        Threads for tasks.
+    memory_limit : int
+        Bytes; 0: no limit.
+    cpus : tuple of int
+        Cores it may use.
+    resources : dict
+        Dask resources: ``GPU=1``, or ``CPU=<nthreads>``.
+    """
+
+    name: str | int
+    rank: int
+    host: str
+    kind: Literal["gpu", "cpu"]
+    gpu_index: int | None
+    device: str | None
+    nthreads: int
+    memory_limit: int
+    cpus: tuple[int, ...]
+    resources: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What every rank is to do; made by `dask_gpu_mpi.placement.make_plan`.
+
+    Attributes
+    ----------
+    layout : str
+        "shared" or "exclusive".
+    world_size : int
+        Number of ranks.
+    scheduler, client : Role
+        Who has these roles.
+    hosts : tuple of HostPlan
+        In the order of their lowest ranks.
+    workers : tuple of WorkerPlan
+        In the order of ranks; of one rank GPU workers first.
+    warnings : tuple of str
+        What a person should know, each one line.
+    """
+
+    layout: str
+    world_size: int
+    scheduler: Role
+    client: Role
+    hosts: tuple[HostPlan, ...]
+    workers: tuple[WorkerPlan, ...]
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def _by_rank(self) -> Mapping[int, tuple[WorkerPlan, ...]]:
+        found: dict[int, list[WorkerPlan]] = {}
+        for worker in self.workers:
+            found.setdefault(worker.rank, []).append(worker)
+        return {rank: tuple(workers) for rank, workers in found.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The index is made again where it is needed: it would double what travels.
+        return {key: value for key, value in self.__dict__.items() if key != "_by_rank"}
+
+    def for_rank(self, rank: int) -> tuple[WorkerPlan, ...]:
+        """Give the workers that one rank starts."""
+        return self._by_rank.get(rank, ())
+
+    def as_json(self) -> dict[str, Any]:
+        """Give the plan as plain data, in the schema of ``plan --json``; memory in bytes."""
+        return {
+            "layout": self.layout,
+            "world_size": self.world_size,
+            "scheduler": {"rank": self.scheduler.rank, "host": self.scheduler.host},
+            "client": {"rank": self.client.rank, "host": self.client.host},
+            "hosts": [
+                {
+                    "host": host.host,
+                    "ranks": list(host.ranks),
+                    "gpus": [
+                        {"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "memory": gpu.memory}
+                        for gpu in host.gpus
+                    ],
+                    "memory": host.memory,
+                }
+                for host in self.hosts
+            ],
+            "workers": [
+                {
+                    "name": worker.name,
+                    "rank": worker.rank,
+                    "host": worker.host,
+                    "kind": worker.kind,
+                    "gpu_index": worker.gpu_index,
+                    "device": worker.device,
+                    "nthreads": worker.nthreads,
+                    "memory_limit": worker.memory_limit,
+                    "cpus": list(worker.cpus),
+                    "resources": dict(worker.resources),
+                }
+                for worker in self.workers
+            ],
+            "warnings": list(self.warnings),
+        }
+
+    def table(self) -> str:
+        """Write the plan for people: roles, then each host with its workers, then the warnings."""
+        return render(self)

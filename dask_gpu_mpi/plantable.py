@@ -1,0 +1,105 @@
+"""The plan as a table for people; many hosts that are alike are told once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from .ranges import fold_names, fold_numbers, ranks_text
+from .units import format_bytes
+
+if TYPE_CHECKING:
+    from .gpus import Gpu
+    from .plan import HostPlan, Plan, WorkerPlan
+
+__all__ = ["render"]
+
+MANY_HOSTS = 16
+_HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
+_NUMERIC = (False, True, False, True, True, False)
+
+
+def render(plan: Plan) -> str:
+    """Write a plan as aligned plain text, without a trailing newline."""
+    by_host: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
+    for worker in plan.workers:
+        by_host[worker.host].append(worker)
+    groups: dict[Hashable, list[HostPlan]] = {}
+    for number, host in enumerate(plan.hosts):
+        key = _pattern(host, by_host[host.host]) if len(plan.hosts) > MANY_HOSTS else number
+        groups.setdefault(key, []).append(host)
+
+    blocks = [(_title(hosts), _rows(hosts, by_host)) for hosts in groups.values()]
+    widths = [max(len(row[i]) for _, rows in blocks for row in (_HEADER, *rows)) for i in range(len(_HEADER))]
+    lines = [
+        f"layout {plan.layout}: {_count(plan.world_size, 'rank')} on {_count(len(plan.hosts), 'host')}, "
+        f"{_count(len(plan.workers), 'worker')}",
+        f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
+        f"client: rank {plan.client.rank} on {plan.client.host}",
+    ]
+    for title, rows in blocks:
+        lines += ["", title]
+        lines += [_line(row, widths) for row in (_HEADER, *rows)] if rows else ["  no worker"]
+    if plan.warnings:
+        lines += ["", *(f"warning: {warning}" for warning in plan.warnings)]
+    return "\n".join(lines)
+
+
+def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
+    """Give what must be equal for two hosts to be told together: all but names, UUIDs, and the first rank."""
+    first = host.ranks[0]
+    return (
+        tuple(rank - first for rank in host.ranks),
+        host.memory,
+        tuple((gpu.index, gpu.slice, gpu.name, gpu.memory) for gpu in host.gpus),
+        tuple((w.rank - first, w.kind, w.gpu_index, w.nthreads, w.memory_limit, w.cpus) for w in workers),
+    )
+
+
+def _title(hosts: Sequence[HostPlan]) -> str:
+    first = hosts[0]
+    memory = format_bytes(first.memory) if first.memory else "memory unknown"
+    gpus = _count(len(first.gpus), "GPU")
+    if len(hosts) == 1:
+        return f"host {first.host}: {ranks_text(first.ranks)}, {memory}, {gpus}"
+    ranks = ranks_text(rank for host in hosts for rank in host.ranks)
+    return f"{len(hosts)} hosts {fold_names(host.host for host in hosts)}: {ranks}; on each {memory}, {gpus}"
+
+
+def _rows(hosts: Sequence[HostPlan], by_host: dict[str, list[WorkerPlan]]) -> list[tuple[str, ...]]:
+    first, last = by_host[hosts[0].host], by_host[hosts[-1].host]
+    return [
+        (
+            _span(str(worker.name), str(other.name)),
+            _span(str(worker.rank), str(other.rank)),
+            _device(worker, hosts[0].gpus, alone=len(hosts) == 1),
+            str(worker.nthreads),
+            format_bytes(worker.memory_limit) if worker.memory_limit else "unlimited",
+            fold_numbers(worker.cpus) or "-",
+        )
+        for worker, other in zip(first, last, strict=True)
+    ]
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} .. {last}"
+
+
+def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
+    if worker.gpu_index is None:
+        return "-"
+    gpu = gpus[worker.gpu_index]
+    # The index is the one of the worker's name; the UUID differs between hosts that are told together.
+    return f"{worker.gpu_index} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")
+
+
+def _line(row: Sequence[str], widths: Sequence[int]) -> str:
+    cells = (
+        cell.rjust(width) if numeric else cell.ljust(width)
+        for cell, width, numeric in zip(row, widths, _NUMERIC, strict=True)
+    )
+    return f"  {'  '.join(cells)}".rstrip()
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,98 @@
+"""Inventories of a job that is not there, for ``plan --nodes N ...``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .errors import OptionError
+from .inventory import Gpu, Inventory
+
+__all__ = ["pretend"]
+
+GPU_MEMORY = 80 * 1024**3
+
+
+def pretend(
+    nodes: int,
+    ranks_per_node: int,
+    gpus_per_node: int,
+    visible: Literal["all", "per-rank"] = "all",
+    cpus_per_node: int = 64,
+    memory_per_node: int = 256 * 1024**3,
+) -> tuple[Inventory, ...]:
+    """Make the inventories of a pretended job on alike hosts ``h1`` to ``hN``.
+
+    Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of
+    the cores and half of the GPUs each.
+
+    Parameters
+    ----------
+    nodes, ranks_per_node : int
+        Hosts, and ranks on each; at least 1.
+    gpus_per_node : int
+        GPUs of each host; 0 for none.
+    visible : {"all", "per-rank"}
+        Whether every rank sees all GPUs of its host (as with ``--gpus-per-node``), or a part of its own (as
+        with ``--gpus-per-task``), the first ranks one more where they do not divide evenly.
+    cpus_per_node : int
+        Cores of each host; at least 1.
+    memory_per_node : int
+        Bytes of memory of each host; at least 1.
+
+    Raises
+    ------
+    OptionError
+        A number is too small, or `visible` is unknown.
+    """
+    for option, number, least in (
+        ("nodes", nodes, 1),
+        ("ranks-per-node", ranks_per_node, 1),
+        ("gpus-per-node", gpus_per_node, 0),
+        ("cpus-per-node", cpus_per_node, 1),
+        ("memory-per-node", memory_per_node, 1),
+    ):
+        if number < least:
+            raise OptionError(f"--{option}={number} is too small; needed: at least {least}")
+    if visible not in ("all", "per-rank"):
+        raise OptionError(f"--visible={visible!r} is unknown; valid: all, per-rank")
+
+    cpus = tuple(range(cpus_per_node))
+    half = (cpus_per_node + 1) // 2
+    numa = (cpus[:half], cpus[half:] or cpus)
+    found: list[Inventory] = []
+    for node in range(nodes):
+        gpus = tuple(
+            Gpu(
+                # The part of the UUID that people are shown tells GPUs of different hosts apart.
+                uuid=f"GPU-{node * gpus_per_node + index:08x}-0000-0000-0000-000000000000",
+                index=index,
+                name="GPU",
+                memory=GPU_MEMORY,
+                cpus=numa[2 * index >= gpus_per_node],
+                pci=f"00000000:{index:02X}:00.0",
+            )
+            for index in range(gpus_per_node)
+        )
+        for place in range(ranks_per_node):
+            seen = gpus if visible == "all" else gpus[_block(gpus_per_node, ranks_per_node, place)]
+            found.append(
+                Inventory(
+                    rank=node * ranks_per_node + place,
+                    world_size=nodes * ranks_per_node,
+                    host=f"h{node + 1}",
+                    boot_id="pretended",
+                    pid=0,
+                    cpus=cpus,
+                    memory=memory_per_node,
+                    gpus=seen,
+                    visible=None if visible == "all" else ",".join(str(gpu.index) for gpu in seen),
+                )
+            )
+    return tuple(found)
+
+
+def _block(number: int, parts: int, place: int) -> slice:
+    """Give one of `parts` contiguous blocks whose sizes differ by at most one."""
+    share, extra = divmod(number, parts)
+    start = place * share + min(place, extra)
+    return slice(start, start + share + (place < extra))

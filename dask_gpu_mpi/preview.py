@@ -1,0 +1,100 @@
+"""``plan`` under a launcher: the plan of this very allocation, without starting anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from . import launchers
+from .coordinator import Failure
+from .errors import DaskGpuMpiError, InputError, StartupError
+from .inventory import Inventory, take_inventory
+from .member import placement_options
+from .options import Options
+from .placement import Plan, make_plan
+from .ranges import ranks_text
+from .rendezvous import Mailbox, load_mpi
+
+__all__ = ["plan_of_allocation"]
+
+
+def plan_of_allocation(options: Options | InputError) -> Plan | None:
+    """Gather what every rank sees and plan on rank 0.
+
+    Returns
+    -------
+    Plan or None
+        None on the other ranks.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        What a rank found wrong; the same on all ranks, printed already.
+    """
+    timeout = options.startup_timeout if isinstance(options, Options) else 60.0
+    deadline = time.monotonic() + timeout
+    mailbox = Mailbox(load_mpi().COMM_WORLD, deadline)
+    answer: Inventory | Failure
+    try:
+        if isinstance(options, InputError):
+            raise options
+        launchers.cross_check(
+            os.environ,
+            mailbox.size,
+            mailbox.rank,
+            socket.gethostname(),
+            library=load_mpi().Get_library_version(),
+        )
+        answer = take_inventory(
+            mailbox.rank, mailbox.size, os.environ, look_for_gpus=options.worker_kind != "cpu"
+        )
+    except DaskGpuMpiError as error:
+        answer = Failure.of(error)
+    mailbox.send(0, "inventory", answer)
+    if mailbox.rank == 0:
+        return _plan(mailbox, options, deadline)
+    while time.monotonic() < deadline + 5:
+        for mail in mailbox.receive():
+            if isinstance(mail.payload, Failure):
+                raise mail.payload.error(reported=True)
+            return None
+        time.sleep(0.02)
+    raise StartupError("rank 0 did not answer within startup_timeout")
+
+
+def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> Plan:
+    answers: dict[int, Inventory | Failure] = {}
+    try:
+        while len(answers) < mailbox.size:
+            if time.monotonic() > deadline:
+                late = [rank for rank in range(mailbox.size) if rank not in answers]
+                raise StartupError(
+                    f"{ranks_text(late)} of {mailbox.size} did not answer within startup_timeout"
+                )
+            answers |= {mail.source: mail.payload for mail in mailbox.receive()}
+            time.sleep(0.01)
+        bad = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
+        if bad:
+            first = min(bad)
+            where = (
+                ""
+                if len({failure.text for failure in bad.values()}) == 1 == len(bad) // mailbox.size
+                else f"rank {first}: "
+            )
+            raise Failure(where + bad[first].text, bad[first].exit_code, bad[first].world_too_small).error(
+                reported=False
+            )
+        assert isinstance(options, Options)  # else all answers are failures
+        inventories = [answer for answer in answers.values() if isinstance(answer, Inventory)]
+        plan = make_plan(inventories, placement_options(options))
+    except DaskGpuMpiError as error:
+        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        mailbox.send_all("fail", Failure.of(error))
+        mailbox.flush(2.0)
+        error.reported = True
+        raise
+    mailbox.send_all("done")
+    mailbox.flush(2.0)
+    return plan

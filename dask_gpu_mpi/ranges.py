@@ -1,0 +1,55 @@
+"""Many numbers or names in few letters: ``0-3,7`` and ``h[1-64]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+__all__ = ["fold_names", "fold_numbers", "ranks_text"]
+
+_TAIL = re.compile(r"(.*?)([0-9]*)", re.DOTALL)
+
+
+def fold_numbers(numbers: Iterable[int]) -> str:
+    """Write whole numbers as ranges: ``(0, 1, 2, 7)`` is ``"0-2,7"``; none is ``""``."""
+    return ",".join(_fold(sorted(set(numbers)), width=0))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Write ranks: ``"rank 3"`` or ``"ranks 4-7"``."""
+    found = sorted(set(ranks))
+    return f"rank{'' if len(found) == 1 else 's'} {fold_numbers(found)}"
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """Write host names as Slurm does: ``h1, h2, h3`` is ``"h[1-3]"``; zero-padding is kept (``n[08-11]``)."""
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in dict.fromkeys(names):
+        found = _TAIL.fullmatch(name)
+        if found is None or not found[2]:
+            plain.append(name)
+            continue
+        # A padded number only folds with others of its width, so that every name can be told back.
+        width = len(found[2]) if found[2].startswith("0") and len(found[2]) > 1 else 0
+        groups.setdefault((found[1], width), []).append(int(found[2]))
+    return ",".join(
+        [*plain, *(_folded_group(stem, width, numbers) for (stem, width), numbers in groups.items())]
+    )
+
+
+def _folded_group(stem: str, width: int, numbers: list[int]) -> str:
+    parts = _fold(sorted(numbers), width)
+    return f"{stem}{parts[0]}" if len(numbers) == 1 else f"{stem}[{','.join(parts)}]"
+
+
+def _fold(numbers: list[int], width: int) -> list[str]:
+    parts: list[str] = []
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
+            continue
+        first, last = numbers[start], numbers[end - 1]
+        parts.append(f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}")
+        start = end
+    return parts

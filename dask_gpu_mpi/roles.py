@@ -1,0 +1,82 @@
+"""Who answered, and who has which role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+from .errors import OptionError, PlacementError, world_too_small
+from .inventory import Inventory
+from .plan import PlacementOptions
+from .ranges import fold_names, fold_numbers, ranks_text
+
+__all__ = ["check_options", "choose_roles", "in_order"]
+
+
+def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
+    """Sort the ranks' answers; a missing, double or foreign one is a PlacementError."""
+    ranks = sorted(inventories, key=lambda inventory: inventory.rank)
+    if not ranks:
+        raise PlacementError("no rank answered; needed: the inventory of at least one rank")
+    numbers = [inventory.rank for inventory in ranks]
+    sizes = sorted({inventory.world_size for inventory in ranks})
+    if len(sizes) > 1:
+        raise PlacementError(
+            f"the ranks disagree on the world size: {', '.join(map(str, sizes))}; needed: one MPI world"
+        )
+    double = sorted({a for a, b in pairwise(numbers) if a == b})
+    if double:
+        hosts = fold_names(inventory.host for inventory in ranks if inventory.rank in double)
+        raise PlacementError(
+            f"{ranks_text(double)} answered more than once, from {hosts}; needed: one answer of each rank"
+        )
+    missing = sorted(set(range(sizes[0])).difference(numbers))
+    if missing:
+        raise PlacementError(
+            f"{ranks_text(missing)} of {sizes[0]} did not answer; needed: one answer of each rank"
+        )
+    if len(ranks) > sizes[0] or numbers[0] < 0:
+        raise PlacementError(f"ranks {fold_numbers(numbers)} answered; needed: ranks 0 to {sizes[0] - 1}")
+    return ranks
+
+
+def check_options(options: PlacementOptions, world_size: int) -> None:
+    """Raise OptionError for an option that has no meaning."""
+    for option, value, valid in (
+        ("layout", options.layout, ("shared", "exclusive")),
+        ("worker_kind", options.worker_kind, ("auto", "cpu", "gpu")),
+    ):
+        if value not in valid:
+            raise OptionError(f"{option}={value!r} is unknown; valid: {', '.join(valid)}")
+    if options.cpu_workers < 0:
+        raise OptionError(
+            f"cpu_workers={options.cpu_workers} is below 0; needed: CPU workers to add on every host"
+        )
+    if options.nthreads is not None and options.nthreads < 1:
+        raise OptionError(
+            f"nthreads={options.nthreads} is below 1; needed: threads of each worker, or nothing"
+        )
+    strangers = sorted(rank for rank in options.idle_ranks if not 0 <= rank < world_size)
+    if strangers:
+        raise OptionError(f"idle_ranks has {fold_numbers(strangers)}; needed: ranks below {world_size}")
+
+
+def choose_roles(options: PlacementOptions, world_size: int) -> tuple[int, int]:
+    """Choose the scheduler's and the client's rank; raise WorldTooSmallException where ranks are too few."""
+    exclusive = options.layout == "exclusive"
+    scheduler, client = options.scheduler_rank, options.client_rank
+    if client is None:
+        client = int(exclusive and scheduler != 1)
+    if scheduler < 0 or client < 0:
+        raise OptionError(f"scheduler_rank={scheduler}, client_rank={client}; needed: ranks from 0")
+    needed = max(scheduler, client) + 1
+    if exclusive:
+        # dask-mpi starts with no worker here, and waits for one for ever.
+        needed = max(needed, len({scheduler, client}) + 1)
+    if world_size < needed:
+        raise world_too_small(
+            f"layout {options.layout!r} with the scheduler on rank {scheduler} and the client on rank "
+            f"{client} needs at least {needed} MPI ranks, found {world_size}; start more ranks"
+            + (" or take layout 'shared', which works with one" if exclusive else "")
+        )
+    return scheduler, client

@@ -1,0 +1,106 @@
+"""The scheduler's process: a child of the head rank's agent, so that neither a busy script nor busy nannies slow it down."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+from typing import Any
+
+from .messages import SchedulerSettings
+
+__all__ = ["run_scheduler"]
+
+#: Seconds that plugins and connections get to close; the process ends then in any case.
+CLOSE_GRACE = 1.0
+
+
+def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
+    """Run a scheduler until it is closed by a client or by the agent; the target of a process.
+
+    Sends ``("up", address, dashboard_port, id)`` or ``("failed", text, exit_code)`` through `pipe`, takes ``"dashboard"`` and
+    ``"close"`` from it, and ends at its end of file.
+    """
+    # The rank decides when the job ends, not whoever signals every process of it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    code = 1
+    try:
+        code = asyncio.run(_serve(settings, pipe))
+    finally:
+        # Not sys.exit: whatever Dask or bokeh left behind must not keep the process.
+        os._exit(code)
+
+
+async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
+    import dask
+    from distributed import Scheduler
+
+    # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
+    dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
+    try:
+        scheduler = Scheduler(
+            host=settings.host,
+            port=settings.port,
+            protocol=settings.protocol,
+            # The dashboard's import (bokeh) takes longer than all the rest: it follows when the cluster is up.
+            dashboard=False,
+            dashboard_address=settings.dashboard_address,
+        )
+        await scheduler
+    except Exception as error:
+        pipe.send(_failure(error, settings))
+        return 1
+    http_server: Any = scheduler.http_server
+    http_port = http_server.port if http_server is not None else None
+    pipe.send(("up", scheduler.address, http_port, scheduler.id))
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+
+    def on_command() -> None:
+        try:
+            command = pipe.recv()
+        except (EOFError, OSError):
+            command = "close"
+        if command == "dashboard" and settings.dashboard:
+            loop.create_task(_attach_dashboard(scheduler))
+        elif command == "close":
+            loop.remove_reader(pipe.fileno())
+            asked.set()
+
+    loop.add_reader(pipe.fileno(), on_command)
+    finished = asyncio.ensure_future(scheduler.finished())
+    closing = asyncio.ensure_future(asked.wait())
+    await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
+    try:
+        # A scheduler that its client closed may still be telling the workers; one that we close may have plugins to close.
+        await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
+    except Exception:
+        pass
+    return 0
+
+
+def _failure(error: Exception, settings: SchedulerSettings) -> tuple[str, str, int]:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return (
+            "failed",
+            f"port {settings.port} at {settings.host} is in use, the scheduler can't listen there: choose another with "
+            "scheduler_port (--scheduler-port), or leave it out for any free port",
+            2,
+        )
+    return ("failed", f"the scheduler did not start: {type(error).__name__}: {error}", 1)
+
+
+async def _attach_dashboard(scheduler: Any) -> None:
+    """Bring up the dashboard's pages without holding up the event loop for its imports."""
+    import importlib
+
+    try:
+        loop = asyncio.get_running_loop()
+        module = await loop.run_in_executor(None, importlib.import_module, "distributed.dashboard.scheduler")
+        module.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
+    except Exception as error:  # a cluster without pages is better than none
+        import logging
+
+        logging.getLogger("dask_gpu_mpi").warning("no dashboard: %s: %s", type(error).__name__, error)

@@ -1,0 +1,74 @@
+"""Run the user's script as Python itself would."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import InputError
+
+__all__ = ["check_script", "prepare_script", "run_script"]
+
+
+def check_script(path: str) -> None:
+    """Refuse a script that can't be read.
+
+    Raises
+    ------
+    InputError
+        Names the path and the directory it was looked for in.
+    """
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        what = (
+            "is a directory"
+            if os.path.isdir(path)
+            else "can't be read"
+            if os.path.exists(path)
+            else "does not exist"
+        )
+        raise InputError(
+            f"the script {path!r} {what} (working directory {os.getcwd()!r}): give the path of a Python file, after the options"
+        )
+
+
+def prepare_script(path: str, arguments: Sequence[str]) -> None:
+    """Set ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGUMENTS`` does, before the agent takes a copy of the path."""
+    sys.argv = [path, *arguments]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[:1] = [os.path.dirname(os.path.abspath(path))]
+
+
+def run_script(path: str) -> None:
+    """Run it as ``__main__``; its own exceptions end the process as they would have.
+
+    Raises
+    ------
+    SystemExit
+        The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
+    """
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=None, __spec__=None)
+    # Stays there: threads that outlive the main program, and pickle, look their names up in it.
+    sys.modules["__main__"] = module
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            code = compile(file.read(), path, "exec")
+        exec(code, module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error = error.with_traceback(_from_script(error.__traceback__, path))
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+
+
+def _from_script(trace: Any, path: str) -> Any:
+    """The traceback without our own frames."""
+    current = trace
+    while current is not None and current.tb_frame.f_code.co_filename != path:
+        current = current.tb_next
+    return current

@@ -1,0 +1,111 @@
+"""Credentials that live as long as one job.
+
+Whoever reaches a Dask port can run code as the user, and the networks of clusters are shared, so every connection is
+mutual TLS. The certificate authority is made for one job and its private key is dropped as soon as it has signed the one
+certificate that all members of the job show: nobody can make another, neither later nor elsewhere.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Credentials", "make_credentials"]
+
+#: Days that the certificate is valid: longer than any batch job, short enough that a stolen one goes stale.
+VALID_DAYS = 90
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """What a member of the cluster needs to be let in.
+
+    Attributes
+    ----------
+    ca : str
+        Certificate of the job's authority, PEM.
+    certificate : str
+        Certificate that every member shows, PEM.
+    key : str
+        Its private key, PEM. Not in the repr, so that it can't end in a log.
+    """
+
+    ca: str
+    certificate: str
+    key: str = field(repr=False)
+
+    def dask_config(self) -> dict[str, Any]:
+        """The settings that make a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed use these.
+
+        Source: ``distributed.security.Security`` takes PEM text where it takes file names (any text with a newline).
+        """
+        pair = {"cert": self.certificate, "key": self.key}
+        return {
+            "distributed.comm.require-encryption": True,
+            "distributed.comm.tls.ca-file": self.ca,
+            "distributed.comm.tls.client": pair,
+            "distributed.comm.tls.scheduler": pair,
+            "distributed.comm.tls.worker": pair,
+        }
+
+    def security(self) -> Any:
+        """The same as a ``distributed.Security``, for code that takes one."""
+        from distributed import Security
+
+        return Security(
+            require_encryption=True,
+            tls_ca_file=self.ca,
+            tls_client_cert=self.certificate,
+            tls_client_key=self.key,
+            tls_scheduler_cert=self.certificate,
+            tls_scheduler_key=self.key,
+            tls_worker_cert=self.certificate,
+            tls_worker_key=self.key,
+        )
+
+
+def make_credentials() -> Credentials:
+    """Draw a new authority, let it sign one certificate, and forget its key.
+
+    Elliptic curves (P-256) instead of RSA: a key takes a millisecond instead of a tenth of a second.
+    """
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    now = datetime.datetime.now(tz=datetime.UTC)
+
+    def build(name: str, public: Any, issuer: str, signer: Any, *, authority: bool) -> x509.Certificate:
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+            .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+            .public_key(public)
+            .serial_number(x509.random_serial_number())
+            # hosts of one job may disagree about the time by some minutes
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+            .add_extension(
+                x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
+            )
+        )
+        return builder.sign(signer, hashes.SHA256())
+
+    authority_key = ec.generate_private_key(ec.SECP256R1())
+    member_key = ec.generate_private_key(ec.SECP256R1())
+    authority = build(
+        "dask-gpu-mpi job", authority_key.public_key(), "dask-gpu-mpi job", authority_key, authority=True
+    )
+    member = build(
+        "dask-internal", member_key.public_key(), "dask-gpu-mpi job", authority_key, authority=False
+    )
+
+    def pem(certificate: x509.Certificate) -> str:
+        return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    key = member_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    return Credentials(ca=pem(authority), certificate=pem(member), key=key)

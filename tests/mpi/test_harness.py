@@ -1,0 +1,127 @@
+"""The harness itself: real jobs, their output, their end, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from harness import MARK, ROOT, JobTimeout, LeakedProcesses, Mpi
+
+WHO = """
+    import os
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    rows = world.gather((world.rank, os.environ.get("COLOUR"), os.environ.get("DASK_PROBE")))
+    if world.rank == 0:
+        print(world.size, rows, MPI.get_vendor()[0])
+"""
+
+BOTH_ASLEEP = r"asleep(.|\n)*asleep"  # MPICH may print two ranks' words on one line
+SLEEPS = "import time; print('asleep', flush=True); time.sleep(600)"
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_form_one_world(mpirun: Mpi, ranks: int) -> None:
+    done = mpirun.run(WHO, ranks, env={"COLOUR": "red"}).check()
+    vendor = {"openmpi": "Open MPI", "mpich": "MPICH"}[mpirun.name]
+    assert done.stdout.split("[")[0].strip() == str(ranks)
+    assert done.stdout.strip().endswith(vendor)
+    assert done.stdout.count("'red'") == ranks
+
+
+def test_environment_for_each_rank(mpirun: Mpi) -> None:
+    colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
+    done = mpirun.run(WHO, 3, per_rank_env=colours).check()
+    assert "(0, 'red', None), (1, 'green', None), (2, 'blue', None)" in done.stdout
+
+
+def test_foreign_configuration_stays_out(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_PROBE", "foreign")
+    assert "foreign" not in mpirun.run(WHO, 1).check().stdout
+
+
+def test_exit_code_and_output(mpirun: Mpi) -> None:
+    program = "import sys; print('to out'); print('to err', file=sys.stderr); sys.exit(7)"
+    done = mpirun.run(program, 2)
+    assert done.rc == 7
+    assert "to out" in done.stdout
+    assert "to err" in done.stderr
+
+
+def test_without_a_launcher(mpirun: Mpi) -> None:
+    done = mpirun.run(["python", "-c", "import sys; print(sys.argv[1:])"], None, args=["a b", "c"]).check()
+    assert done.stdout == "['a b', 'c']\n"
+
+
+def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
+    job = mpirun.start("import time\ndef nap():\n    time.sleep(600)\nprint('asleep', flush=True)\nnap()", 2)
+    job.wait_for(BOTH_ASLEEP)
+    with pytest.raises(JobTimeout, match="in nap"):
+        job.wait(0.1)
+    assert not job.processes()
+
+
+def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
+    # a new session, no inherited files: nothing ties the process to the job but its environment
+    program = """
+        import subprocess
+        quiet = dict(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.Popen(["sleep", "600"], start_new_session=True, **quiet)
+    """
+    job = mpirun.start(program, None)
+    with pytest.raises(LeakedProcesses, match="sleep 600"):
+        job.wait(grace=0.1)
+    assert not job.processes()
+
+
+def test_jobs_end_with_the_test(mpirun: Mpi) -> None:
+    job = mpirun.start(SLEEPS, 2)
+    job.wait_for("asleep")
+    mpirun.close()
+    assert not job.processes()
+    assert not job.directory.exists()
+
+
+def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
+    # a test run that is killed: nothing of it gets to run, so it is the kernel that must end the job
+    run = f"""
+        import os, sys, time
+        sys.path.insert(0, {str(ROOT / "tests")!r})
+        from harness import Mpi
+        job = Mpi.detect().start({SLEEPS!r}, 2)
+        job.wait_for("asleep")
+        print(job.mark, job.launcher.pid, job.directory, flush=True)
+        time.sleep(600)
+    """
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(run))
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as runner:
+        assert runner.stdout is not None
+        mark, _, directory = runner.stdout.readline().split()
+        runner.send_signal(signal.SIGKILL)
+    watcher = Mpi.detect()
+    assert watcher is not None
+    probe = watcher.start(["true"], None)
+    probe.wait()
+    probe.mark = mark
+    try:
+        assert probe._leaked(grace=10) == ()
+    finally:
+        watcher.close()
+        subprocess.run(["rm", "-rf", directory], check=True)
+
+
+def test_processes_are_told_by_the_mark(mpirun: Mpi) -> None:
+    job = mpirun.start(SLEEPS, 2)
+    job.wait_for(BOTH_ASLEEP)
+    found = job.processes(r"script\.py")
+    assert os.getpid() not in found
+    assert len(job.processes(r"^\S*python\S* \S*script\.py$")) == 2
+    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found)

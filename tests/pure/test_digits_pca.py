@@ -1,0 +1,69 @@
+"""The example's arithmetic, and that it tells a wrong answer from a right one. The demo runs it in a real job."""
+
+from __future__ import annotations
+
+import importlib.util
+from types import ModuleType
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+
+from harness import ROOT
+
+pytest.importorskip("sklearn")
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("digits_pca", ROOT / "examples" / "digits_pca.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def data() -> np.ndarray:
+    from sklearn.datasets import load_digits
+
+    return load_digits().data
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 16])
+def test_same_as_scikit_learn(example: ModuleType, data: np.ndarray, blocks: int) -> None:
+    with dask.config.set(scheduler="synchronous"):
+        components, variance = example.principal_components(data, 10, blocks, "CPU")
+    assert components.shape == (10, 64)
+    assert example.largest_error(data, components, variance) < 1e-10
+
+
+def test_wrong_answers_show(example: ModuleType, data: np.ndarray) -> None:
+    with dask.config.set(scheduler="synchronous"):
+        components, variance = example.principal_components(data, 3, 4, "CPU")
+    assert example.largest_error(data, -components, variance) < 1e-10  # the sign is nobody's
+    assert example.largest_error(data, components[::-1], variance) > 0.1
+    assert example.largest_error(data, components, variance * 1.01) > 0.009
+    assert not example.largest_error(data, components * np.nan, variance) <= 1e-6
+
+
+def test_gpu_tasks_all_ask_for_a_gpu(
+    example: ModuleType, data: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def compute(*arrays: Any) -> tuple[Any, ...]:
+        asked.append(dask.get_annotations())
+        for array in arrays:
+            asked.extend(layer.annotations for layer in array.dask.layers.values())
+        return tuple(np.asarray(array) for array in arrays)
+
+    monkeypatch.setattr(example, "to_gpu", np.asarray)
+    monkeypatch.setattr(example.dask, "compute", compute)
+    with dask.config.set(scheduler="synchronous"):
+        components, variance = example.principal_components(data, 3, 4, "GPU")
+    assert asked
+    assert all(annotations == {"resources": {"GPU": 1}} for annotations in asked)
+    assert example.largest_error(data, components, variance) < 1e-10

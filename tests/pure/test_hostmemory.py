@@ -1,0 +1,142 @@
+"""Memory limits and cores from made-up cgroup trees."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.hostmemory import allowed_cpus, host_memory, parse_cpu_list
+
+GIB = 1024**3
+NO_LIMIT_V1 = "9223372036854771712"
+Tree = Callable[..., Path]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Write cgroup, mountinfo and the limit files (path below the mount -> text); give the proc directory."""
+
+    def make(cgroup: str, mounts: list[tuple[str, str, str]], files: dict[str, str]) -> Path:
+        proc = tmp_path / "proc"
+        proc.mkdir()
+        (proc / "cgroup").write_text(cgroup)
+        lines = ["23 1 0:5 / /proc rw - proc proc rw", "cut short"]
+        for number, (kind, root, options) in enumerate(mounts):
+            point = tmp_path / "sys fs" / str(number)
+            point.mkdir(parents=True)
+            escaped = str(point).replace(" ", "\\040")
+            lines.append(
+                f"{40 + number} 31 0:28 {root} {escaped} rw,relatime shared:9 - {kind} {kind} {options}"
+            )
+        (proc / "mountinfo").write_text("\n".join(lines) + "\n")
+        for name, text in files.items():
+            file = tmp_path / "sys fs" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text + "\n")
+        return proc
+
+    return make
+
+
+V2 = [("cgroup2", "/", "rw")]
+
+
+def test_no_cgroup_is_physical_memory(tmp_path: Path) -> None:
+    assert host_memory(tmp_path, 64 * GIB) == 64 * GIB
+    assert host_memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert host_memory(tmp_path, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"0/job/step/memory.max": str(8 * GIB)}, 8 * GIB),
+        ({"0/job/step/memory.max": "max", "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
+        ({"0/job/step/memory.max": str(8 * GIB), "0/job/memory.max": str(4 * GIB)}, 4 * GIB),
+        ({"0/memory.max": str(2 * GIB)}, 2 * GIB),
+        ({"0/job/step/memory.max": "max"}, 64 * GIB),
+        ({"0/job/step/memory.max": str(500 * GIB)}, 64 * GIB),
+        ({"0/job/step/memory.high": str(GIB)}, 64 * GIB),  # throttles, does not kill
+        ({"0/other/memory.max": str(GIB)}, 64 * GIB),
+        ({"0/job/step/memory.max": "rubbish"}, 64 * GIB),
+    ],
+)
+def test_v2_reads_every_ancestor(tree: Tree, files: dict[str, str], expected: int) -> None:
+    assert host_memory(tree("0::/job/step\n", V2, files), 64 * GIB) == expected
+
+
+def test_v1_reads_every_ancestor(tree: Tree) -> None:
+    cgroup = "5:cpu,cpuacct:/elsewhere\n4:memory:/slurm/job_7/step_0/task_1\n1:name=systemd:/\n"
+    mounts = [("cgroup", "/", "rw,cpu,cpuacct"), ("cgroup", "/", "rw,memory")]
+    files = {
+        "0/elsewhere/memory.limit_in_bytes": "1",
+        "1/slurm/job_7/step_0/task_1/memory.limit_in_bytes": NO_LIMIT_V1,
+        "1/slurm/job_7/memory.limit_in_bytes": str(16 * GIB),
+        "1/memory.limit_in_bytes": NO_LIMIT_V1,
+    }
+    assert host_memory(tree(cgroup, mounts, files), 64 * GIB) == 16 * GIB
+
+
+def test_v1_tells_limits_of_hidden_ancestors(tree: Tree) -> None:
+    stat = f"cache 12\nhierarchical_memory_limit {3 * GIB}\nhierarchical_memsw_limit 5"
+    files = {"0/memory.limit_in_bytes": NO_LIMIT_V1, "0/memory.stat": stat}
+    proc = tree("4:memory:/\n", [("cgroup", "/", "rw,memory")], files)
+    assert host_memory(proc, 64 * GIB) == 3 * GIB
+
+
+def test_hybrid_takes_the_smaller(tree: Tree) -> None:
+    cgroup = "4:memory:/a\n0::/b\n"
+    mounts = [("cgroup", "/", "rw,memory"), ("cgroup2", "/", "rw")]
+    files = {"0/a/memory.limit_in_bytes": str(9 * GIB), "1/b/memory.max": str(7 * GIB)}
+    assert host_memory(tree(cgroup, mounts, files), 64 * GIB) == 7 * GIB
+
+
+@pytest.mark.parametrize(
+    ("path", "root"),
+    [
+        ("/", "/"),  # a cgroup namespace of its own
+        ("/docker/abc", "/docker/abc"),  # the host's path, the container's own group mounted
+        ("/docker/abc", "/docker/xyz"),  # a mount that does not hold the process
+        ("/../other", "/"),  # moved out of the namespace
+        ("/", "/../.."),  # the host's hierarchy, mounted before the namespace was left
+    ],
+)
+def test_in_a_container_the_mount_point_counts(tree: Tree, path: str, root: str) -> None:
+    proc = tree(f"0::{path}\n", [("cgroup2", root, "rw")], {"0/memory.max": str(6 * GIB)})
+    assert host_memory(proc, 64 * GIB) == 6 * GIB
+
+
+def test_below_a_containers_mount(tree: Tree) -> None:
+    proc = tree("0::/docker/abc/job\n", [("cgroup2", "/docker/abc", "rw")], {"0/job/memory.max": str(GIB)})
+    assert host_memory(proc, 64 * GIB) == GIB
+
+
+def test_cpus_are_cut_to_the_cpuset(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 9}, raising=False)
+    assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": "1-2,8-10"})) == (1, 2, 9)
+
+
+def test_a_foreign_cpuset_is_passed_over(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": "64-127"})) == (0, 1)
+
+
+def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert allowed_cpus(tmp_path) == (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0-2,7\n", {0, 1, 2, 7}), ("5", {5}), ("", set()), ("\n", set()), ("a-b", set())]
+)
+def test_cpu_lists(text: str, cpus: set[int]) -> None:
+    assert parse_cpu_list(text) == cpus
+
+
+def test_this_machine() -> None:
+    assert 0 < host_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert allowed_cpus()

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import pytest
+
+from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, cross_check, detect, job_tag, scrub
+
+SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
+OPEN_MPI = LAUNCHERS[0].sample
+HYDRA = next(launcher for launcher in LAUNCHERS if "Hydra" in launcher.name).sample
+by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+
+
+@by_launcher
+def test_detect_reads_the_sample(launcher: Launcher) -> None:
+    launched = detect(launcher.sample)
+    assert launched is not None
+    assert launched.launcher is launcher
+    # PALS and Flux leave nothing out that they say
+    assert (launched.rank, launched.size, launched.local_rank) == (1, 4, 1)
+    assert launched.size_variable in launcher.size
+    assert str(launched) == f"{launcher.name}: rank 1 of 4, local rank 1"
+
+
+@by_launcher
+def test_nothing_is_detected_after_scrubbing(launcher: Launcher) -> None:
+    kept = scrub(launcher.sample)
+    assert detect(kept) is None
+    assert set(kept) <= {"SLURM_JOB_ID", "SLURM_NTASKS"}
+
+
+def test_no_launcher() -> None:
+    assert detect({"HOME": "/root"}) is None
+    cross_check({"HOME": "/root"}, 1, 0, "h")
+
+
+def test_mpirun_inside_a_slurm_step_is_mpiruns() -> None:
+    for inner in (OPEN_MPI, HYDRA):
+        launched = detect({**SRUN, "SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0", **inner})
+        assert launched is not None
+        assert (launched.name != "srun", launched.rank, launched.size) == (True, 1, 4)
+
+
+def test_srun_that_speaks_pmi2_is_srun() -> None:
+    launched = detect({**SRUN, "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"})
+    assert launched is not None
+    assert launched.name == "srun"
+
+
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
+def test_a_shell_of_a_slurm_job_is_no_rank(step: str | None) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    if step is not None:
+        environ["SLURM_STEP_ID"] = step
+    assert detect(environ) is None
+    cross_check(environ, 4, 0, "h")
+    with pytest.raises(LauncherError, match=r"rank 0 on h: .*SLURM_NTASKS=4.*start it with srun"):
+        cross_check(environ, 1, 0, "h")
+    cross_check({**environ, "SLURM_NTASKS": "1"}, 1, 0, "h")
+
+
+def test_a_variable_that_is_no_number_is_refused() -> None:
+    with pytest.raises(LauncherError, match="OMPI_COMM_WORLD_SIZE='four'"):
+        detect({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "four"})
+
+
+def test_a_size_that_is_not_there_is_not_checked() -> None:
+    environ = {"PALS_RANKID": "2"}
+    launched = detect(environ)
+    assert launched is not None
+    assert (launched.rank, launched.size, launched.local_rank) == (2, None, None)
+    cross_check(environ, 8, 2, "h")
+
+
+@by_launcher
+def test_agreement_is_silent(launcher: Launcher) -> None:
+    cross_check(launcher.sample, 4, 1, "h")
+
+
+@by_launcher
+def test_the_wrong_mpi_is_named_with_both_sizes_and_the_remedy(launcher: Launcher) -> None:
+    with pytest.raises(LauncherError) as caught:
+        cross_check(
+            launcher.sample, 1, 0, "node7", library="MPICH Version:      5.0.2\nMPICH Release date: ...\0"
+        )
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (
+        "rank 1 of 4 on node7",
+        "MPICH Version: 5.0.2",
+        "world of 1 rank",
+        launcher.name,
+        "=4)",
+        "; use ",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("Open MPI v5.0.11, package: x", "srun --mpi=pmix,"),
+        ("MPICH Version:      5.0.2", "srun --mpi=pmi2,"),
+        ("Intel(R) MPI Library 2021.18", "srun --mpi=pmi2,"),
+        ("", "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"),
+    ],
+)
+def test_the_remedy_for_srun_fits_the_library(library: str, remedy: str) -> None:
+    with pytest.raises(LauncherError) as caught:
+        cross_check(SRUN, 1, 0, "h", library=library)
+    assert f"use {remedy}" in str(caught.value)
+
+
+def test_different_sizes_are_refused_where_the_variables_are_surely_ours() -> None:
+    with pytest.raises(LauncherError, match=r"world of 2 ranks, but Open MPI's mpirun has started 4"):
+        cross_check(OPEN_MPI, 2, 0, "h")
+    # srun's may be those of an unknown mpirun's daemon
+    cross_check(SRUN, 8, 5, "h")
+
+
+def test_variables_left_over_from_an_outer_launcher_do_not_matter() -> None:
+    # srun -n 4 below a shell that mpirun -np 1 has started: MPI has found srun's world
+    cross_check({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1, "h")
+    # mpirun -np 1 below srun -n 4
+    cross_check({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0, "h")
+
+
+KEPT = [
+    "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
+    "DASK_GPU_MPI__LAYOUT", "MPICH_GPU_SUPPORT_ENABLED", "SLURM_JOB_ID", "SLURM_JOBID",
+    "SLURM_JOB_NODELIST", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_NNODES", "SLURM_CPUS_ON_NODE",
+    "SLURM_JOB_GPUS", "SLURM_RESTART_COUNT", "SLURM_TMPDIR", "SLURM_SUBMIT_DIR", "SLURM_CONF", "PBS_JOBID",
+    "PBS_NODEFILE", "PBS_O_WORKDIR", "LSB_JOBID", "LSB_HOSTS", "LSB_DJOB_HOSTFILE", "FLUX_JOB_ID",
+    "FLUX_URI", "FLUX_JOB_TMPDIR", "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM",
+    "PRTE_ALLOW_RUN_AS_ROOT", "OPAL_PREFIX", "PMIX_PREFIX", "OMPI_CC", "OMPI_CXXFLAGS", "OMPI_MCA_btl",
+    "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_mpi_yield_when_idle", "PMIX_MCA_gds",
+    "PRTE_MCA_rmaps_default_mapping_policy", "MPIR_CVAR_CH4_NETMOD", "MV2_ENABLE_AFFINITY", "I_MPI_FABRICS",
+    "I_MPI_ROOT", "I_MPI_PMI_LIBRARY", "UCX_TLS", "FI_PROVIDER", "MPI_HOME",
+]  # fmt: skip
+SCRUBBED = [
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_NODE_RANK", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_LOCATION",
+    "OMPI_MCA_ess", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri", "OMPI_MCA_prte_ess_vpid",
+    "OMPI_MCA_pmix", "OMPI_MCA_num_procs", "OMPI_MCA_initial_wdir", "OMPI_APP_CTX_NUM_PROCS",
+    "OMPI_NUM_APP_CTX", "OPAL_USER_PARAMS_GIVEN", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER_URI41",
+    "PMIX_SERVER_TMPDIR", "PMIX_ID", "PRTE_LAUNCHED", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT",
+    "PMI_ID", "PMI_SPAWNED", "PMI_CONTROL_PORT", "HYDI_CONTROL_FD", "HYDRA_CONTROL_FD", "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS", "I_MPI_MPIRUN", "I_MPI_HYDRA_UUID", "I_MPI_INFO_NP", "PALS_RANKID",
+    "PALS_LOCAL_RANKID", "PALS_APID", "PALS_FD", "ALPS_APP_PE", "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_LOCAL_SIZE", "MPISPAWN_ID", "MPIRUN_RANK", "JSM_NAMESPACE_RANK", "JSM_JSRUN",
+    "FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_PMI_LIBRARY_PATH", "FLUX_KVS_NAMESPACE",
+    "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_STEP_ID", "SLURM_STEPID",
+    "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_SRUN_COMM_PORT", "SLURM_TASK_PID",
+    "SLURM_MPI_TYPE", "SLURM_PMIX_MAPPING_SERV", "SLURM_PMI_FD",
+]  # fmt: skip
+
+
+def test_scrub_keeps_what_users_need_and_drops_identity() -> None:
+    environ = dict.fromkeys(KEPT + SCRUBBED, "x")
+    before = dict(environ)
+    assert sorted(scrub(environ)) == sorted(KEPT)
+    assert environ == before
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"])
+def test_job_tag(name: str) -> None:
+    assert job_tag({name: "77.server"}) == "77.server"
+    assert job_tag({name: ""}) is None

@@ -1,0 +1,682 @@
+"""From inventories to the plan: examples first, then properties over random jobs."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, WorldTooSmallException
+from dask_gpu_mpi.gpus import Gpu
+from dask_gpu_mpi.inventory import Inventory
+from dask_gpu_mpi.placement import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.pretend import pretend
+from dask_gpu_mpi.ranges import fold_names, fold_numbers
+from dask_gpu_mpi.units import format_bytes, parse_bytes, parse_memory_limit
+
+GIB = 1024**3
+
+
+def gpu(index: int, **more: Any) -> Gpu:
+    return Gpu(**{"uuid": f"GPU-{index:04}", "index": index, "name": "A100", "memory": 40 * GIB, **more})
+
+
+def rank(number: int, world: int, gpus: tuple[Gpu, ...] = (), **more: Any) -> Inventory:
+    fixed = {
+        "host": "h1",
+        "boot_id": "b",
+        "pid": 1,
+        "cpus": (0, 1),
+        "memory": 64 * GIB,
+        "visible": None,
+    }
+    return Inventory(**{**fixed, **more, "rank": number, "world_size": world, "gpus": gpus})
+
+
+def one_host(*seen: tuple[Gpu, ...], **more: Any) -> list[Inventory]:
+    return [rank(number, len(seen), gpus, **more) for number, gpus in enumerate(seen)]
+
+
+def names(plan: Plan) -> list[str | int]:
+    return [worker.name for worker in plan.workers]
+
+
+def plan(inventories: Any, **options: Any) -> Plan:
+    return make_plan(inventories, PlacementOptions(**options))
+
+
+# -- names, roles, hosts
+
+
+@pytest.mark.parametrize("visible", ["all", "per-rank"])
+def test_four_hosts_of_four_gpus(visible: Any) -> None:
+    found = plan(pretend(4, 1, 4, visible))
+    assert names(found) == [f"{r}-{g}" for r in range(4) for g in range(4)]
+    assert {(w.kind, w.nthreads, w.memory_limit) for w in found.workers} == {("gpu", 1, 64 * GIB)}
+    assert all(w.resources == {"GPU": 1.0} for w in found.workers)
+    assert (found.scheduler.rank, found.client.rank, found.scheduler.host) == (0, 0, "h1")
+    assert found.warnings == ()
+    assert [w.name for w in found.for_rank(2)] == ["2-0", "2-1", "2-2", "2-3"]
+    assert found.for_rank(9) == ()
+
+
+@pytest.mark.parametrize("visible", ["all", "per-rank"])
+def test_a_rank_per_gpu(visible: Any) -> None:
+    found = plan(pretend(2, 4, 4, visible))
+    assert names(found) == ["0-0", "1-1", "2-2", "3-3", "4-0", "5-1", "6-2", "7-3"]
+    assert [w.cpus[0] for w in found.workers] == [0, 0, 32, 32] * 2
+
+
+def test_no_gpu_anywhere() -> None:
+    found = plan(pretend(2, 2, 0, cpus_per_node=8))
+    assert names(found) == [0, 1, 2, 3]
+    assert {(w.kind, w.nthreads, w.device, w.gpu_index) for w in found.workers} == {("cpu", 4, None, None)}
+    assert found.workers[0].resources == {"CPU": 4.0}
+
+
+def test_prefix() -> None:
+    assert names(plan(pretend(1, 1, 1), name="job", cpu_workers=1)) == ["job-0-0", "job-0-cpu-0"]
+    assert names(plan(pretend(1, 2, 0), name="job")) == ["job-0", "job-1"]
+
+
+def test_one_rank() -> None:
+    assert names(plan(pretend(1, 1, 0))) == [0]
+    assert names(plan(pretend(1, 1, 2))) == ["0-0", "0-1"]
+
+
+def test_cpu_workers_come_once_on_every_host() -> None:
+    found = plan(pretend(2, 2, 2, cpus_per_node=8), cpu_workers=2)
+    assert names(found) == ["0-0", "0-cpu-0", "0-cpu-1", "1-1", "2-0", "2-cpu-0", "2-cpu-1", "3-1"]
+    extra = found.workers[1]
+    assert (extra.kind, extra.nthreads, extra.cpus, extra.memory_limit) == (
+        "cpu",
+        4,
+        tuple(range(8)),
+        64 * GIB,
+    )
+    assert extra.resources == {"CPU": 4.0}
+
+
+def test_cpu_workers_in_a_job_without_gpus_share_the_cores() -> None:
+    found = plan(pretend(1, 2, 0, cpus_per_node=8), cpu_workers=2)
+    assert [(w.name, w.nthreads) for w in found.workers] == [(0, 2), ("0-cpu-0", 2), ("0-cpu-1", 2), (1, 2)]
+
+
+def test_layout_exclusive_is_dask_mpis_role_map() -> None:
+    found = plan(pretend(1, 4, 4), layout="exclusive")
+    assert (found.scheduler.rank, found.client.rank) == (0, 1)
+    assert names(found) == ["2-0", "2-1", "3-2", "3-3"]
+    assert found.warnings == ()
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_layout_exclusive_needs_three_ranks(size: int) -> None:
+    with pytest.raises(WorldTooSmallException, match=rf"at least 3 MPI ranks, found {size}"):
+        plan(pretend(1, size, 0), layout="exclusive")
+
+
+def test_other_ranks_for_the_roles() -> None:
+    found = plan(pretend(3, 1, 0), scheduler_rank=2, client_rank=1)
+    assert (found.scheduler.rank, found.scheduler.host, found.client.rank) == (2, "h3", 1)
+    assert plan(pretend(3, 1, 0), layout="exclusive", scheduler_rank=1).client.rank == 0
+    # scheduler and client together: two ranks do
+    assert names(plan(pretend(2, 1, 0), layout="exclusive", client_rank=0)) == [1]
+    for wrong in ({"client_rank": 3}, {"scheduler_rank": 7}):
+        with pytest.raises(WorldTooSmallException, match="found 3"):
+            plan(pretend(3, 1, 0), **wrong)
+    with pytest.raises(OptionError):
+        plan(pretend(3, 1, 0), client_rank=-1)
+
+
+def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
+    found = plan(pretend(1, 4, 4, "per-rank"), layout="exclusive")
+    assert names(found) == ["2-2", "3-3"]
+    assert any("2 GPUs get no worker" in w and "2 on h1" in w for w in found.warnings)
+    # and if nobody else sees one, there are CPU workers
+    found = plan(one_host((gpu(0),), (gpu(1),), ()), layout="exclusive")
+    assert names(found) == [2]
+    assert any("2 GPUs get no worker" in w for w in found.warnings)
+
+
+def test_idle_ranks() -> None:
+    assert names(plan(pretend(1, 3, 3), idle_ranks=frozenset({1}))) == ["0-0", "0-1", "2-2"]
+    with pytest.raises(PlacementError, match=r"none of 2 rank\(s\) may take workers"):
+        plan(pretend(1, 2, 1), idle_ranks=frozenset({0, 1}))
+    with pytest.raises(OptionError, match="idle_ranks has 5"):
+        plan(pretend(1, 2, 1), idle_ranks=frozenset({5}))
+
+
+def test_hosts_of_one_name_are_told_apart() -> None:
+    inventories = [rank(i, 3, boot_id=boot, host="node") for i, boot in enumerate(["x", "y", "x"])]
+    found = plan(inventories)
+    assert [(h.host, h.ranks) for h in found.hosts] == [("node", (0, 2)), ("node#2", (1,))]
+    assert [w.host for w in found.workers] == ["node", "node#2", "node"]
+
+
+def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
+    inventories = [rank(i, 2, (gpu(0),), host=host) for i, host in enumerate(["c1", "c2"])]
+    with pytest.raises(PlacementError, match=r"GPU-0000\) is seen by rank 0 on c1 and by rank 1 on c2"):
+        plan(inventories)
+    # other boot ids: other machines
+    assert len(plan([inventories[0], replace(inventories[1], boot_id="z")]).workers) == 2
+
+
+# -- who gets which GPU
+
+ABC = (gpu(0), gpu(1), gpu(2))
+
+
+def test_an_uneven_number_is_divided_in_blocks() -> None:
+    five = tuple(map(gpu, range(5)))
+    assert names(plan(one_host(five, five))) == ["0-0", "0-1", "0-2", "1-3", "1-4"]
+
+
+def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
+    assert names(plan(one_host(ABC, ABC[::-1], ABC))) == ["0-0", "1-1", "2-2"]
+
+
+def test_more_ranks_than_gpus() -> None:
+    found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
+    assert names(found) == ["0-0", "1-1", "2-2"]
+    assert any("no GPU is left for ranks 3-4 on h1: these 2 ranks start" in w for w in found.warnings)
+
+
+def test_a_rank_that_sees_none_starts_none() -> None:
+    found = plan(one_host((gpu(0),), ()))
+    assert names(found) == ["0-0"]
+    assert any("rank 1 on h1: this rank starts no GPU worker" in w for w in found.warnings)
+
+
+def test_groups_that_see_different_sets() -> None:
+    left, right = (gpu(0), gpu(1)), (gpu(2), gpu(3))
+    assert names(plan(one_host(left, right, left, right))) == ["0-0", "1-2", "2-1", "3-3"]
+
+
+def test_index_order_is_pci_index_slice_uuid() -> None:
+    a = gpu(0, pci="00000000:90:00.0")
+    b = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=1, uuid="MIG-1")
+    c = gpu(1, pci="00000000:10:00.0", parent="GPU-b", slice=0, uuid="MIG-2")
+    found = plan(one_host((a, b, c)))
+    assert [(w.name, w.device) for w in found.workers] == [
+        ("0-0", "MIG-2"),
+        ("0-1", "MIG-1"),
+        ("0-2", "GPU-0000"),
+    ]
+
+
+def test_under_cgroups_every_rank_has_index_0() -> None:
+    found = plan(one_host(*((gpu(0, uuid=f"GPU-{i}", pci=f"{i}"),) for i in range(3))))
+    assert [(w.name, w.device) for w in found.workers] == [
+        ("0-0", "GPU-0"),
+        ("1-1", "GPU-1"),
+        ("2-2", "GPU-2"),
+    ]
+
+
+def test_partial_overlap_says_who_saw_what() -> None:
+    inventories = [
+        rank(0, 3, ABC[:2], visible="0,1", host="n1"),
+        rank(1, 3, ABC[1:], visible="1,2", host="n1"),
+        rank(2, 3, ABC[:2], visible=None, host="n1"),
+    ]
+    with pytest.raises(PlacementError) as caught:
+        plan(inventories)
+    message = str(caught.value)
+    for words in [
+        "host n1",
+        "ranks 0,2 saw GPUs 0 (GPU-0000), 1 (GPU-0001)",
+        "='0,1'",
+        "rank 1 saw",
+        "='1,2'",
+    ]:
+        assert words in message
+    assert "\n" not in message
+    # CPU workers were asked for: nobody minds
+    assert names(plan(inventories, worker_kind="cpu")) == [0, 1, 2]
+
+
+def numa(count: int) -> tuple[Gpu, ...]:
+    """GPUs of which the first half is near cores 0-7, the second near cores 8-15."""
+    return tuple(gpu(i, cpus=tuple(range(8)) if 2 * i < count else tuple(range(8, 16))) for i in range(count))
+
+
+def bound(gpus: tuple[Gpu, ...], *masks: range) -> list[Inventory]:
+    return [rank(i, len(masks), gpus, cpus=tuple(mask)) for i, mask in enumerate(masks)]
+
+
+LOW, HIGH = range(8), range(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "masks", "expected"),
+    [
+        (4, (LOW, HIGH), ["0-0", "0-1", "1-2", "1-3"]),
+        (4, (HIGH, LOW), ["0-2", "0-3", "1-0", "1-1"]),
+        (4, (LOW, HIGH, LOW, HIGH), ["0-0", "1-2", "2-1", "3-3"]),
+        (2, (LOW, LOW, HIGH, HIGH), ["0-0", "2-1"]),
+        (3, (HIGH, LOW), ["0-2", "1-0", "1-1"]),
+        (2, (range(6), range(5, 11), range(10, 16)), ["0-0", "2-1"]),
+        (3, (LOW, LOW), ["0-0", "0-1", "1-2"]),  # not bound differently: blocks
+    ],
+)
+def test_bound_ranks_get_the_nearest_gpus(gpus: int, masks: tuple[range, ...], expected: list[str]) -> None:
+    assert names(plan(bound(numa(gpus), *masks))) == expected
+
+
+def test_even_wins_over_near() -> None:
+    found = plan(bound(numa(4)[:2] + tuple(gpu(i, cpus=tuple(LOW)) for i in (2, 3)), LOW, HIGH))
+    assert names(found) == ["0-0", "0-1", "1-2", "1-3"]
+    (warning,) = found.warnings
+    assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
+    assert found.workers[2].cpus == tuple(HIGH)
+
+
+def test_cores_of_gpu_workers() -> None:
+    near = gpu(0, cpus=(1, 2, 3))
+    assert plan([rank(0, 1, (near,), cpus=(0, 1, 2))]).workers[0].cpus == (1, 2)
+    unknown = plan([rank(0, 1, (gpu(0),), cpus=(0, 1))])
+    assert (unknown.workers[0].cpus, unknown.warnings) == ((0, 1), ())
+
+
+def test_busy_gpus_are_told() -> None:
+    (warning,) = plan(one_host((gpu(0), gpu(1, busy=3 * GIB)))).warnings
+    assert "host h1: GPU 1 " in warning
+    assert str(3 * GIB) in warning
+
+
+def test_warnings_of_the_ranks_are_told_once() -> None:
+    assert plan(one_host((gpu(0),), (gpu(0),), warnings=("GPU 1 is lost",))).warnings[0] == "GPU 1 is lost"
+    assert len(plan(one_host((), (), warnings=("x",))).warnings) == 1
+
+
+def test_worker_kind() -> None:
+    cpu = plan(pretend(1, 2, 2), worker_kind="cpu")
+    assert names(cpu) == [0, 1]
+    assert cpu.hosts[0].gpus == ()
+    assert names(plan(pretend(1, 2, 2), worker_kind="gpu")) == ["0-0", "1-1"]
+    with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
+        plan(pretend(2, 2, 0), worker_kind="gpu")
+
+
+# -- threads and memory
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads"),
+    [
+        ([(0, 1)] * 4, [1] * 4),
+        ([tuple(range(8))] * 2, [4, 4]),
+        ([(0, 1), (2, 3, 4)], [2, 3]),
+        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
+        ([tuple(range(8))] * 3, [2, 2, 2]),
+        ([(), (0,)], [1, 1]),
+    ],
+)
+def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
+    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
+    assert [w.nthreads for w in found.workers] == threads
+
+
+def test_threads_given() -> None:
+    assert {w.nthreads for w in plan(pretend(1, 2, 2), nthreads=3, cpu_workers=1).workers} == {3}
+
+
+def test_the_smallest_memory_of_a_hosts_ranks_counts() -> None:
+    found = plan([rank(0, 2, memory=8 * GIB), rank(1, 2, memory=6 * GIB)])
+    assert found.hosts[0].memory == 6 * GIB
+    assert [w.memory_limit for w in found.workers] == [3 * GIB] * 2
+
+
+@pytest.mark.parametrize(
+    ("limit", "each", "warned"),
+    [
+        ("auto", 128 * GIB, False),
+        ("4GB", 4 * 10**9, False),
+        (4e9, 4 * 10**9, False),
+        ("4000000000", 4 * 10**9, False),
+        (0.25, 64 * GIB, False),
+        ("0.25", 64 * GIB, False),
+        (1, 256 * GIB, True),
+        ("200 GiB", 200 * GIB, True),
+        (0, 0, False),
+        ("0", 0, False),
+        (None, 0, False),
+    ],
+)
+def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
+    found = plan(pretend(1, 2, 0), memory_limit=limit)
+    assert [w.memory_limit for w in found.workers] == [each, each]
+    assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in found.warnings) == warned
+
+
+def test_unknown_memory_is_no_limit() -> None:
+    assert plan([rank(0, 1, memory=0)]).workers[0].memory_limit == 0
+
+
+@pytest.mark.parametrize("limit", ["much", "", -1, "-4GB", float("nan"), "4 XB", [1]])
+def test_memory_limits_that_mean_nothing(limit: Any) -> None:
+    with pytest.raises(OptionError, match="memory_limit"):
+        plan(pretend(1, 1, 0), memory_limit=limit)
+
+
+@pytest.mark.parametrize(
+    "options", [{"layout": "x"}, {"worker_kind": "x"}, {"cpu_workers": -1}, {"nthreads": 0}]
+)
+def test_options_that_mean_nothing(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        plan(pretend(1, 1, 0), **options)
+
+
+@pytest.mark.parametrize(
+    ("inventories", "words"),
+    [
+        ([], "no rank answered"),
+        ([rank(0, 3), rank(2, 3)], "rank 1 of 3 did not answer"),
+        ([rank(0, 2), rank(1, 2), rank(1, 2, host="h9")], r"rank 1 answered more than once, from h\[1,9\]"),
+        ([rank(0, 2), rank(1, 3)], "disagree on the world size: 2, 3"),
+        ([rank(0, 1), rank(1, 1)], "ranks 0-1 answered; needed: ranks 0 to 0"),
+    ],
+)
+def test_every_rank_answers_once(inventories: list[Inventory], words: str) -> None:
+    with pytest.raises(PlacementError, match=words):
+        plan(inventories)
+
+
+# -- the plan as data and as a table
+
+
+def test_json_has_the_schema_of_the_design() -> None:
+    found = plan(pretend(2, 2, 2), cpu_workers=1)
+    document = json.loads(json.dumps(found.as_json()))
+    assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
+    assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}
+    assert document["hosts"][1] == {
+        "host": "h2",
+        "ranks": [2, 3],
+        "gpus": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory": g.memory}
+            for g in found.hosts[1].gpus
+        ],
+        "memory": 256 * GIB,
+    }
+    assert document["workers"][0] == {
+        "name": "0-0",
+        "rank": 0,
+        "host": "h1",
+        "kind": "gpu",
+        "gpu_index": 0,
+        "device": found.hosts[0].gpus[0].uuid,
+        "nthreads": 1,
+        "memory_limit": 256 * GIB // 3,
+        "cpus": list(range(32)),
+        "resources": {"GPU": 1.0},
+    }
+
+
+def test_a_plan_travels() -> None:
+    found = plan(pretend(2, 2, 2))
+    before = len(pickle.dumps(found))
+    found.for_rank(0)
+    assert len(pickle.dumps(found)) == before
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_table() -> None:
+    found = plan(one_host((gpu(0, uuid="GPU-12345678-9abc"), gpu(1, busy=5)), host="n1"), cpu_workers=1)
+    assert found.table().splitlines() == [
+        "layout shared: 1 rank on 1 host, 3 workers",
+        "scheduler: rank 0 on n1; client: rank 0 on n1",
+        "",
+        "host n1: rank 0, 64.00 GiB, 2 GPUs",
+        "  worker   rank  device               threads     memory  cores",
+        "  0-0         0  0 A100 GPU-12345678        1  21.33 GiB  0-1",
+        "  0-1         0  1 A100 GPU-0001            1  21.33 GiB  0-1",
+        "  0-cpu-0     0  -                          2  21.33 GiB  0-1",
+        "",
+        "warning: host n1: GPU 1 (GPU-0001) has 5 bytes (5 B) in use by other processes",
+    ]
+
+
+def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
+    table = plan(pretend(64, 2, 4), layout="exclusive", memory_limit=0).table()
+    assert "host h1: ranks 0-1, 256.00 GiB, 4 GPUs\n  no worker\n" in table
+    assert "63 hosts h[2-64]: ranks 2-127; on each 256.00 GiB, 4 GPUs" in table
+    assert "  3-3 .. 127-3  3 .. 127  3 GPU         1  unlimited  32-63" in table
+    assert len(table.splitlines()) < 15
+    assert "h1: " in plan(pretend(16, 1, 1)).table()
+
+
+def test_warnings_of_a_large_job_stay_short() -> None:
+    (warning,) = plan(pretend(500, 8, 4)).warnings
+    assert "and 492 more: these 2000 ranks" in warning
+    assert len(warning) < 400
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((3,), "3"), ((2, 0, 1), "0-2"), ((0, 2, 3, 9), "0,2-3,9")]
+)
+def test_fold_numbers(numbers: tuple[int, ...], text: str) -> None:
+    assert fold_numbers(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        (["h1"], "h1"),
+        (["h1", "h2", "h3", "h7"], "h[1-3,7]"),
+        (["n08", "n09", "n10"], "n[08-09],n10"),
+        (["a", "b2"], "a,b2"),
+        (["h1", "h1"], "h1"),
+        (["node#2"], "node#2"),
+    ],
+)
+def test_fold_names(hosts: list[str], text: str) -> None:
+    assert fold_names(hosts) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["100", "100 MB", "100M", "5kB", "5.4 kB", "1kiB", "1e6", "1e6 kB", "MB", "5 GB", "7Ti"]
+)
+def test_bytes_are_read_as_dask_reads_them(text: str) -> None:
+    utils = pytest.importorskip("dask.utils")
+    assert parse_bytes(text) == utils.parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["", "5 foos", "1.2.3GB", "e3", "-1"])
+def test_bytes_that_mean_nothing(text: str) -> None:
+    with pytest.raises(ValueError, match="number of bytes"):
+        parse_bytes(text)
+
+
+def test_bytes_for_people() -> None:
+    assert [format_bytes(n) for n in (0, 2048, 3 * 1024**2, GIB, 2 * 1024**4)] == [
+        "0 B",
+        "2.00 KiB",
+        "3.00 MiB",
+        "1.00 GiB",
+        "2.00 TiB",
+    ]
+    assert parse_memory_limit("auto") is None
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((0, 1, 1), "nodes"), ((1, 0, 1), "ranks"), ((1, 1, -1), "gpus"), ((1, 1, 1, "x"), "visible")],
+)
+def test_pretended_jobs_are_checked(shape: Any, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        pretend(*shape)
+
+
+def test_pretended_ranks_see_blocks() -> None:
+    assert [len(found.gpus) for found in pretend(1, 3, 4, "per-rank")] == [2, 1, 1]
+    assert [found.visible for found in pretend(1, 3, 4, "per-rank")] == ["0,1", "2", "3"]
+    assert len({g.uuid for found in pretend(3, 2, 2) for g in found.gpus}) == 6
+
+
+# -- properties
+
+CPUS = st.sets(st.integers(0, 7), min_size=1).map(lambda cpus: tuple(sorted(cpus)))
+
+
+@st.composite
+def jobs(draw: st.DrawFn, *, tidy: bool = False) -> list[Inventory]:
+    """Draw a job: hosts with GPUs, ranks anywhere, each seeing some of its host's GPUs (tidy: in disjoint groups)."""
+    hosts = []
+    for number in range(draw(st.integers(1, 3))):
+        count = draw(st.integers(0, 5))
+        gpus = [
+            gpu(
+                i,
+                uuid=f"GPU-{number}-{i}",
+                pci=draw(st.sampled_from(["", "0A", "0B"])),
+                cpus=draw(st.one_of(st.just(()), CPUS)),
+                busy=draw(st.sampled_from([0, 0, GIB])),
+            )
+            for i in range(count)
+        ]
+        cut = draw(st.integers(0, count))
+        hosts.append(
+            (draw(st.sampled_from(["n1", "n2"])), f"boot{number}", gpus, (gpus[:cut], gpus[cut:], gpus[:0]))
+        )
+    size = draw(st.integers(1, 8))
+    found = []
+    for number in range(size):
+        host, boot, gpus, groups = draw(st.sampled_from(hosts))
+        subset = (
+            st.sampled_from(groups)
+            if tidy
+            else st.one_of(st.just(gpus), st.sampled_from(groups), _some(gpus))
+        )
+        found.append(
+            rank(
+                number,
+                size,
+                tuple(draw(st.permutations(draw(subset)))),
+                host=host,
+                boot_id=boot,
+                cpus=draw(CPUS),
+                memory=draw(st.integers(GIB, 64 * GIB)),
+                visible=draw(st.sampled_from([None, "0,1"])),
+            )
+        )
+    return found
+
+
+def _some(gpus: list[Gpu]) -> st.SearchStrategy[list[Gpu]]:
+    return st.lists(st.sampled_from(gpus), unique=True) if gpus else st.just([])
+
+
+@st.composite
+def all_options(draw: st.DrawFn) -> PlacementOptions:
+    return PlacementOptions(
+        layout=draw(st.sampled_from(["shared", "shared", "exclusive"])),
+        cpu_workers=draw(st.integers(0, 2)),
+        nthreads=draw(st.sampled_from([None, None, 2])),
+        worker_kind=draw(st.sampled_from(["auto", "auto", "cpu", "gpu"])),
+        name=draw(st.sampled_from([None, "x"])),
+    )
+
+
+def overlapping(inventories: list[Inventory], working: set[int]) -> bool:
+    """Tell, in the plainest way, whether two ranks of a host see some but not all of the same GPUs."""
+    return any(
+        a.boot_id == b.boot_id
+        and a.host == b.host
+        and seen[a.rank] != seen[b.rank]
+        and seen[a.rank] & seen[b.rank]
+        for seen in [{found.rank: {g.uuid for g in found.gpus} for found in inventories}]
+        for a in inventories
+        for b in inventories
+        if {a.rank, b.rank} <= working
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(jobs(), all_options())
+def test_every_visible_gpu_has_one_worker_or_the_error_says_who_saw_what(
+    inventories: list[Inventory], options: PlacementOptions
+) -> None:
+    working = set(range(2 if options.layout == "exclusive" else 0, len(inventories)))
+    try:
+        found = make_plan(inventories, options)
+    except WorldTooSmallException:
+        assert options.layout == "exclusive"
+        assert len(inventories) < 3
+        return
+    except PlacementError as error:
+        message = str(error)
+        assert "\n" not in message
+        if "see overlapping" in message:
+            assert overlapping(inventories, working)
+            assert "saw GPU" in message
+        else:
+            assert options.worker_kind == "gpu"
+            assert not any(inventories[number].gpus for number in working)
+        return
+    visible = {gpu.uuid: inventories[r].boot_id for r in working for gpu in inventories[r].gpus}
+    on_gpus = bool(visible) and options.worker_kind != "cpu"
+    if on_gpus:
+        assert not overlapping(inventories, working)
+    devices = Counter(w.device for w in found.workers if w.kind == "gpu")
+    assert devices == (dict.fromkeys(visible, 1) if on_gpus else {})
+    for worker in found.workers:
+        own = inventories[worker.rank]
+        assert worker.rank in working
+        assert worker.nthreads >= 1
+        assert set(worker.cpus) <= set(own.cpus)
+        assert worker.cpus
+        if worker.kind == "gpu":
+            assert worker.device in {gpu.uuid for gpu in own.gpus}
+            host = next(host for host in found.hosts if worker.rank in host.ranks)
+            assert host.gpus[worker.gpu_index or 0].uuid == worker.device
+            assert str(worker.name).endswith(f"{worker.rank}-{worker.gpu_index}")
+    if not on_gpus:
+        assert sum(w.kind == "cpu" and "cpu" not in str(w.name) for w in found.workers) == len(working)
+
+
+@settings(max_examples=200, deadline=None)
+@given(jobs(tidy=True), all_options(), st.randoms(use_true_random=False))
+def test_names_memory_and_order(
+    inventories: list[Inventory], options: PlacementOptions, shuffler: random.Random
+) -> None:
+    shuffled = list(inventories)
+    shuffler.shuffle(shuffled)
+    try:
+        found = make_plan(inventories, options)
+    except InputError as error:
+        message = str(error)
+        with pytest.raises(InputError) as caught:
+            make_plan(shuffled, options)
+        assert str(caught.value) == message
+        return
+    assert make_plan(shuffled, options) == found
+    assert len({str(w.name) for w in found.workers}) == len(found.workers)
+    assert len({h.host for h in found.hosts}) == len(found.hosts)
+    assert sorted(r for h in found.hosts for r in h.ranks) == list(range(len(inventories)))
+    for host in found.hosts:
+        limits = [w.memory_limit for w in found.workers if w.host == host.host]
+        assert all(limit > 0 for limit in limits)
+        assert sum(limits) <= host.memory == min(inventories[r].memory for r in host.ranks)
+    assert [w.rank for w in found.workers] == sorted(w.rank for w in found.workers)
+    assert found.table()
+    assert json.dumps(found.as_json())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(CPUS, min_size=1, max_size=6), st.lists(CPUS, min_size=1, max_size=8))
+def test_shares_differ_by_one_at_most_however_ranks_are_bound(
+    masks: list[tuple[int, ...]], near: list[tuple[int, ...]]
+) -> None:
+    gpus = tuple(gpu(i, cpus=cpus) for i, cpus in enumerate(near))
+    found = plan([rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)])
+    shares = [len(found.for_rank(number)) for number in range(len(masks))]
+    assert sum(shares) == len(gpus)
+    assert max(shares) - min(shares) <= 1

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import distributed
+import pytest
+from distributed.nanny import Nanny
+from distributed.worker import Worker
+
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.worker_options import (
+    TAKEN,
+    accepted_options,
+    check_worker_options,
+    import_worker_class,
+    normalise_worker_options,
+)
+
+cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
+CUDAWorker = cuda_worker.CUDAWorker
+CLASSES = [CUDAWorker, Nanny, Worker]
+
+
+def refused(cls: type, **options: Any) -> str:
+    with pytest.raises(OptionError) as caught:
+        check_worker_options(cls, options, where="worker_options")
+    message = str(caught.value)
+    assert message.startswith("worker_options: ")
+    assert "\n" not in message
+    return message
+
+
+def calls_of(cls: type, function: str) -> set[str]:
+    """Names of the keywords with which a class's __init__ calls the next one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))  # type: ignore[misc]
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function]
+    assert len(calls) == 1
+    return {keyword.arg for keyword in calls[0].keywords if keyword.arg}
+
+
+def test_what_a_class_says_itself_is_what_its_source_says() -> None:
+    own = set(inspect.signature(CUDAWorker.__init__).parameters)
+    # the scheduler is the first argument, without a name
+    assert (
+        calls_of(CUDAWorker, "Nanny") - own | {"scheduler_ip"}
+        == TAKEN["CUDAWorker"] | {"preload_argv", "listen_address"} - own
+    )
+    own = set(inspect.signature(Worker.__init__).parameters)
+    assert calls_of(Worker, "ServerNode.__init__") - own == TAKEN["Worker"]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_names_are_followed_along_the_keywords(cls: type) -> None:
+    accepted = accepted_options(cls)
+    assert accepted is not None
+    assert {"nthreads", "lifetime", "heartbeat_interval", "connection_limit", "resources"} <= accepted
+    assert ("rmm_pool_size" in accepted) == (cls is CUDAWorker)
+    assert ("preload_nanny" in accepted) == (cls is not Worker)
+    assert not accepted & TAKEN[cls.__name__]
+    assert "self" not in accepted
+    assert "state" not in accepted  # BaseWorker's, which Worker does not call
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_unknown_option_names_the_nearest(cls: type) -> None:
+    assert f"{cls.__name__} knows no option 'nthread'; did you mean 'nthreads'?" in refused(cls, nthread=1)
+    assert "knows no option" in refused(cls, zzzzz=1)
+    assert "did you mean 'lifetime_restart'?" in refused(cls, lifetime_restarts=True)
+
+
+def test_gpu_options_are_cudaworkers() -> None:
+    assert "did you mean 'rmm_pool_size'?" in refused(CUDAWorker, rmm_pool_sise="1GB")
+    assert "Nanny knows no option 'rmm_pool_size'" in refused(Nanny, rmm_pool_size="1GB")
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize(
+    "name", ["name", "scheduler", "scheduler_ip", "scheduler_port", "scheduler_file", "security", "protocol"]
+)
+def test_what_we_set_ourselves(cls: type, name: str) -> None:
+    assert f"{name!r} is set by dask_gpu_mpi; use the option {name.partition('_')[0]}" in refused(
+        cls, **{name: "x"}
+    )
+
+
+def test_what_the_class_sets_itself() -> None:
+    assert refused(CUDAWorker, env={}).endswith("CUDAWorker sets 'env' itself; leave it out")
+    check_worker_options(Nanny, {"env": {"A": "1"}}, where="worker_options")
+
+
+class Picky:
+    def __init__(self, one: int, *, two: int = 2) -> None: ...
+
+
+class Open:
+    def __init__(self, **anything: Any) -> None: ...
+
+
+class Mine(Nanny):
+    def __init__(self, *args: Any, mine: int = 1, **kwargs: Any) -> None: ...
+
+
+class Narrow(Nanny):
+    def __init__(self, scheduler_ip: str, mine: int = 1) -> None: ...
+
+
+class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
+    """No __init__ of its own."""
+
+
+def test_classes_of_the_users() -> None:
+    check_worker_options(Picky, {"one": 1, "two": "anything"}, where="worker_options")
+    assert refused(Picky, too=1).endswith("Picky knows no option 'too'; did you mean 'two'?")
+    check_worker_options(Open, {"whatever": 1, "nthreads": "many"}, where="worker_options")
+    check_worker_options(Mine, {"mine": 1, "lifetime": "1h"}, where="worker_options")
+    assert "did you mean 'mine'" in refused(Mine, mines=1)
+    assert "knows no option 'lifetime'" in refused(Narrow, lifetime="1h")
+    check_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5}, where="worker_options")
+    assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
+
+
+def test_options_of_the_class_below_a_nanny() -> None:
+    class Deep(Worker):
+        def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
+
+    for cls in (Nanny, CUDAWorker):
+        check_worker_options(cls, {"worker_class": Deep, "deep": 2, "lifetime": "1h"}, where="worker_options")
+        assert "deep" in refused(cls, deep=2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nthreads": 0}, {"nthreads": "2"}, {"rmm_managed_memory": "yes"}, {"rmm_pool_size": "much"}, {"rmm_pool_size": -1},
+        {"rmm_async": 1}, {"memory_limit": "4XB"}, {"device_memory_limit": "defualt"}, {"preload": 3}, {"preload": [3]},
+        {"resources": "GPU"}, {"resources": "GPU=x"}, {"resources": {"A": "x"}}, {"resources": [1]}, {"resources": {"A B": 1}},
+        {"resources": {"A": -1}}, {"resources": {"A": True}}, {"resources": {"A": float("nan")}}, {"lifetime": "soon"},
+    ],
+)  # fmt: skip
+def test_wrong_types(options: dict[str, Any]) -> None:
+    message = refused(CUDAWorker, **options)
+    assert next(iter(options)) in message
+    assert "needed: " in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nthreads": 2}, {"nthreads": None}, {"rmm_pool_size": 0.5}, {"rmm_pool_size": "30GB"},
+        {"device_memory_limit": "default"},
+        {"device_memory_limit": "auto"}, {"preload": "a.py"}, {"preload": ["a.py"]}, {"preload": None}, {"resources": "A=1 B=2"},
+        {"resources": "A=1,B=2"}, {"resources": {"A": 1}}, {"resources": None}, {"pre_import": "cudf,cupy"},
+        {"lifetime": "1 hour"}, {"death_timeout": 60},
+    ],
+)  # fmt: skip
+def test_right_types(options: dict[str, Any]) -> None:
+    check_worker_options(CUDAWorker, options, where="worker_options")
+    normalise_worker_options(CUDAWorker, options)
+
+
+def test_mending_for_cudaworker() -> None:
+    options = {
+        "preload": "a.py", "preload_argv": "--one 'a b'", "resources": {"FOO": 1, "BAR": 0.5}, "nthreads": None,
+        "rmm_allocator_external_lib_list": "cupy, torch", "rmm_pool_size": "1GB", "worker_class": "distributed.Worker",
+    }  # fmt: skip
+    before = json.dumps(options)
+    assert normalise_worker_options(CUDAWorker, options) == {
+        "preload": ["a.py"], "preload_argv": ["--one", "a b"], "resources": "FOO=1.0 BAR=0.5",
+        "rmm_allocator_external_lib_list": ["cupy", "torch"], "rmm_pool_size": "1GB", "worker_class": Worker,
+    }  # fmt: skip
+    assert json.dumps(options) == before
+    assert normalise_worker_options(MyCUDAWorker, {"resources": {"A": 1}}) == {"resources": "A=1.0"}
+    assert (
+        normalise_worker_options(CUDAWorker, {"preload": None, "preload_argv": None, "resources": None}) == {}
+    )
+
+
+def test_mending_for_others() -> None:
+    assert normalise_worker_options(Nanny, {"preload": "a", "resources": "A=1, B=2"}) == {
+        "preload": ["a"],
+        "resources": {"A": 1.0, "B": 2.0},
+    }
+    assert normalise_worker_options(Worker, {"preload": None, "nthreads": None}) == {
+        "preload": None,
+        "nthreads": None,
+    }
+    assert normalise_worker_options(Open, {"preload": "a", "resources": "A=1"}) == {
+        "preload": "a",
+        "resources": "A=1",
+    }
+
+
+def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dgm_broken.py").write_text("raise RuntimeError('two\\nlines')")
+    (tmp_path / "dgm_lacking.py").write_text("import dgm_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert import_worker_class("distributed.Nanny") is distributed.Nanny
+    assert import_worker_class(dict) is dict
+    for path, said in {
+        "distributed.Nany": "did you mean 'distributed.Nanny'?",
+        "distribute.Nanny": "there is no module 'distribute'; did you mean 'distributed.Nanny'?",
+        "Nanny": "did you mean 'distributed.Nanny'?",
+        "cudaworker": "did you mean 'dask_cuda.CUDAWorker'?",
+        "distributed.wait": "is a function; needed: a class",
+        "distributed.nope.Nanny": "no module 'distributed.nope'",
+        "dgm_broken.Worker": "RuntimeError: two lines",
+        "dgm_lacking.Worker": "the module 'dgm_not_there' is missing",
+        "Whatever": "needed: package.module.Class",
+    }.items():
+        with pytest.raises(OptionError) as caught:
+            import_worker_class(path)
+        assert said in str(caught.value)
+        assert "\n" not in str(caught.value)
+    assert "dgm_broken" not in sys.modules
