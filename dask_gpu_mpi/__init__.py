@@ -20,8 +20,9 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from .entry import connect, execute, initialize, send_close_signal
     from .placement import Plan
-    from .session import Session, connect, current_session, execute, initialize, send_close_signal
+    from .session import Session, current_session
 
 __all__ = [
     "ClusterLostError",
@@ -47,11 +48,11 @@ __all__ = [
 _LAZY = {
     "Plan": "placement",
     "Session": "session",
-    "connect": "session",
+    "connect": "entry",
     "current_session": "session",
-    "execute": "session",
-    "initialize": "session",
-    "send_close_signal": "session",
+    "execute": "entry",
+    "initialize": "entry",
+    "send_close_signal": "entry",
 }
 
 

@@ -11,6 +11,7 @@ The order matters: import while there is one thread; then configure; then fork t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import mmap
@@ -71,10 +72,8 @@ def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        try:
+        with contextlib.suppress(OSError):
             write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
-        except OSError:
-            pass
     finally:
         os._exit(code)
 
@@ -98,7 +97,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             write_frame(reply, ("failed", str(error), error.exit_code))
             return
         if not _in_process(configuration.worker_class):
-            # From here on the lifeline tells, and leaves time to clean up. A worker inside the agent could keep it from being read.
+            # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(False)
         write_frame(reply, ("prepared", scratch))
         asyncio.run(Agent(configuration, scratch, lifeline, reply, reader).run(rest))
@@ -165,11 +164,8 @@ def _set_up_logging(level: str) -> None:
         logging.getLogger(name).setLevel(level.upper())
     if level in ("debug", "info"):
         return
-    for logger_ in (
-        logging.getLogger(),
-        *map(logging.getLogger, ("distributed", "distributed.client", "tornado", "bokeh", "asyncio")),
-    ):
-        for handler in logger_.handlers:
+    for name in ("", "distributed", "distributed.client", "tornado", "bokeh", "asyncio"):
+        for handler in logging.getLogger(name).handlers:
             handler.addFilter(_NoNewsAtTheEnd())
 
 
@@ -316,10 +312,8 @@ class Agent:
         if closing:
             await asyncio.wait(closing, timeout=grace)
         for pid in filter(None, map(_process_of, _nannies(workers))):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
         self.tell("closed")
 
     async def _close(self) -> None:
@@ -328,10 +322,8 @@ class Agent:
             task.cancel()
         await self._close_workers()
         if self._scheduler is not None and self._scheduler.is_alive():
-            try:
+            with contextlib.suppress(OSError):
                 self._scheduler_pipe.send("close")
-            except OSError:
-                pass
             self._scheduler.join(timeout=self.configuration.grace)
             if self._scheduler.is_alive():
                 self._scheduler.kill()

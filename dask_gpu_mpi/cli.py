@@ -86,9 +86,9 @@ def run(words: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
-    from .member import expected_client
+    from .bringup import expected_client
+    from .entry import prepare_process, start
     from .script import check_script, prepare_script, run_script
-    from .session import prepare_process, start
 
     prepare_process()
     check: Callable[[int], None] | None = None
@@ -102,19 +102,9 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
                     check_script(words[0])
 
     try:
-        member, session = start(options, check=check)
-        if session is not None and words:
-            import atexit
-
-            # Not here, but when the interpreter ends: threads of the script may outlive its main program, as they may without us.
-            atexit.register(session._finish)
-        else:
-            if session is not None:
-                session._stop_monitor()
-            code = member.serve(has_client=bool(words))
-            if session is not None:
-                session._finish()
-            sys.exit(code)
+        member, session = start(options, check=check, has_client=bool(words))
+        if session is None:
+            sys.exit(member.serve())
     except DaskGpuMpiError as error:
         _fail(error)
     run_script(words[0])
@@ -182,7 +172,7 @@ def plan(
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
-    from .member import placement_options
+    from .bringup import placement_options
     from .placement import make_plan
 
     options = _resolve(given)

@@ -16,8 +16,8 @@ from typing import Any
 from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
 from .inventory import Inventory
 from .network import Interface, choose_addresses
-from .options import Options
 from .placement import Plan, WorkerPlan
+from .post import Event
 from .ranges import ranks_text
 
 __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start"]
@@ -150,8 +150,8 @@ class Coordinator:
     ----------
     size : int
         Number of ranks.
-    options : Options
-        Those of rank 0.
+    protocol : str
+        Of the scheduler that this job starts.
     plan : callable
         From the inventories to the plan.
     send : callable
@@ -167,8 +167,8 @@ class Coordinator:
     def __init__(
         self,
         size: int,
-        options: Options,
         *,
+        protocol: str,
         plan: Callable[[list[Inventory]], Plan],
         send: Callable[[int, str, Any], None],
         credentials: Callable[[], dict[str, Any]],
@@ -176,7 +176,7 @@ class Coordinator:
         deadline: float,
     ) -> None:
         self.size = size
-        self.options = options
+        self._protocol = protocol
         self.plan: Plan | None = None
         self.outcome: Go | DaskGpuMpiError | None = None
         self._make_plan = plan
@@ -192,8 +192,11 @@ class Coordinator:
         self._listen: dict[int, str | None] = {}
         self._go: Go | None = None
 
-    def handle(self, source: int, kind: str, payload: Any, now: float) -> bool:
+    def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
+        source, kind, payload = event
+        if source is None:
+            return False
         if kind == "hello":
             self._hellos[source] = payload
             if payload.failure is not None:
@@ -261,7 +264,6 @@ class Coordinator:
 
     def _end_with(self, failure: Failure) -> None:
         self.outcome = failure.error(reported=False)
-        self.failure = failure
 
     def _all_here(self, now: float) -> None:
         hellos = [self._hellos[rank] for rank in range(self.size)]
@@ -310,14 +312,14 @@ class Coordinator:
         mine: dict[int, list[WorkerPlan]] = {}
         for worker in self.plan.workers:
             mine.setdefault(worker.rank, []).append(worker)
-        protocol = self._join[1] if self._join is not None else self.options.protocol
+        protocol = self._join[1] if self._join is not None else self._protocol
         for rank in range(self.size):
             self._send(
                 rank,
                 "start",
                 Start(
                     address,
-                    protocol or "tls",
+                    protocol,
                     self._listen[rank],
                     tuple(mine.get(rank, ())),
                     memory[host_of[rank]],
@@ -327,7 +329,8 @@ class Coordinator:
             )
 
     def _all_ready(self) -> None:
-        assert self.plan is not None and self._go is not None  # ranks are ready after START
+        assert self.plan is not None  # ranks are ready after START
+        assert self._go is not None  # as above
         full = Go(self._go.address, self._go.dashboard, self.plan, self._config)
         for rank in range(1, self.size):
             self._send(rank, "go", full if rank == self.plan.client.rank else self._go)

@@ -1,9 +1,9 @@
 """A fork server that has already imported everything, made of the agent itself.
 
-`multiprocessing`'s own fork server is a new interpreter that imports all over again: a second import for every rank, which on a
-laptop with two cores, or on a thousand hosts that share one file system, is most of the start-up. So the agent imports once, while
-it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share their
-pages, and every worker starts from them in milliseconds.
+`multiprocessing`'s own fork server is a new interpreter that imports all over again: a second import for every rank, which on
+a laptop with two cores, or on a thousand hosts that share one file system, is most of the start-up. So the agent imports once,
+while it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share
+their pages, and every worker starts from them in milliseconds.
 
 The server's loop is the standard library's. Its client's three private attributes are set here, and nowhere else; where they have
 changed (Python 3.14 added a key), the standard fork server is used instead: slower by one import, otherwise the same.
@@ -32,7 +32,7 @@ _UNIX_PATH_MAX = 107
 
 
 def die_with_parent(yes: bool = True) -> None:
-    """Ask the kernel to kill this process when the thread that made it ends (Linux; elsewhere the pipes must do), or no longer."""
+    """Have the kernel kill this process when the thread that made it ends, or no longer (Linux; elsewhere the pipes must do)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0, 0, 0, 0)
 

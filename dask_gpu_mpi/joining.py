@@ -81,7 +81,8 @@ def write_scheduler_file(
             raise
     except OSError as error:
         raise InputError(
-            f"the scheduler file {path!r} can't be written ({error.strerror}): give another path with scheduler_file (--scheduler-file)"
+            f"the scheduler file {path!r} can't be written ({error.strerror}): give another path with scheduler_file "
+            "(--scheduler-file)"
         ) from None
 
 
@@ -107,7 +108,7 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         address = content["address"]
     except FileNotFoundError:
         raise InputError(
-            f"no scheduler file {os.fspath(path)!r}: start the cluster first, with --scheduler-file {os.fspath(path)}, and wait for the file"
+            f"no scheduler file {os.fspath(path)!r}: start the cluster with --scheduler-file first, and wait for the file"
         ) from None
     except OSError as error:
         raise InputError(f"the scheduler file {os.fspath(path)!r} can't be read ({error.strerror})") from None

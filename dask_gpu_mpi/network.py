@@ -97,8 +97,8 @@ def choose_addresses(
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
         if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
             raise InputError(
-                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} hosts: choose one that "
-                "reaches them with interface (--interface), or leave it out"
+                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} hosts: choose one "
+                "that reaches them with interface (--interface), or leave it out"
             )
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:

@@ -8,10 +8,10 @@ import sys
 import time
 
 from . import launchers
+from .bringup import placement_options
 from .coordinator import Failure
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
-from .member import placement_options
 from .options import Options
 from .placement import Plan, make_plan
 from .ranges import ranks_text

@@ -7,10 +7,11 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any, NamedTuple
 
-from .errors import DaskGpuMpiError, MpiMissingError, StartupError
+from .errors import MpiMissingError, StartupError
 
 __all__ = ["Mail", "Mailbox", "load_mpi"]
 
@@ -66,6 +67,8 @@ class Mailbox:
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
         self._pending: list[Any] = []
+        self._later: list[tuple[int, str, Any]] = []
+        self._thread = threading.get_ident()
         if self.size == 1:
             self._comm = None
             return
@@ -85,9 +88,8 @@ class Mailbox:
         if rank == self.rank:
             self._self.append(Mail(rank, kind, payload))
             return
-        assert self._comm is not None  # one rank alone only writes to itself
-        self._pending.append(self._comm.isend((kind, payload), dest=rank, tag=_TAG))
-        self._settle()
+        self._later.append((rank, kind, payload))
+        self._post()
 
     def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
         """Post the same message to every other rank (and to this one, if asked)."""
@@ -100,9 +102,9 @@ class Mailbox:
         from mpi4py import MPI
 
         mails, self._self = self._self, []
-        if self._comm is None:
+        if self._comm is None or not self._may_call():
             return mails
-        self._settle()
+        self._post()
         status = MPI.Status()
         while (message := self._comm.improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)) is not None:
             source = status.Get_source()
@@ -113,21 +115,26 @@ class Mailbox:
     def flush(self, timeout: float) -> bool:
         """Let the messages on their way leave; False when some have not after `timeout` seconds."""
         limit = time.monotonic() + timeout
-        while self._pending:
-            self._settle()
-            if self._pending:
+        while self._pending or self._later:
+            self._post()
+            if self._pending or self._later:
                 if time.monotonic() > limit:
                     return False
                 time.sleep(0.002)
         return True
 
-    def _settle(self) -> None:
+    def _may_call(self) -> bool:
+        """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads."""
+        from mpi4py import MPI
+
+        if MPI.Is_finalized():
+            return False
+        return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def _post(self) -> None:
+        if self._comm is None or not self._may_call():
+            return
+        waiting, self._later = self._later, []
+        for rank, kind, payload in waiting:
+            self._pending.append(self._comm.isend((kind, payload), dest=rank, tag=_TAG))
         self._pending = [request for request in self._pending if not request.Test()]
-
-
-def abort(code: int) -> None:
-    """Take all ranks down at once, without asking them: the last resort."""
-    try:
-        load_mpi().COMM_WORLD.Abort(code)
-    except DaskGpuMpiError:
-        pass

@@ -1,37 +1,26 @@
-"""What the client script holds, and the calls that bring a cluster up: `initialize`, `execute`, `connect`."""
+"""What the client script holds: the cluster's plan, its address, its credentials, and its end."""
 
 from __future__ import annotations
 
-import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import ClusterLostError, DaskGpuMpiError, InputError
+from .bringup import Joined
 from .member import Member
-from .options import Options, resolve
 from .placement import Plan
+from .post import CALM
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = [
-    "Session",
-    "connect",
-    "current_session",
-    "execute",
-    "initialize",
-    "prepare_process",
-    "send_close_signal",
-    "start",
-]
+__all__ = ["Session", "announce", "current_session", "say"]
 
 _current: Session | None = None
-_used = False
 
 
 class Session:
@@ -49,28 +38,33 @@ class Session:
         From the start of this process's work on the cluster until all workers were there.
     """
 
-    def __init__(self, member: Member, options: Options) -> None:
-        go = member.go
-        assert (
-            go is not None and go.plan is not None
-        )  # a session is made when the cluster is up, on the client rank
+    def __init__(self, member: Member, started: float) -> None:
+        global _current
+        go = member.joined.go
+        assert go.plan is not None  # the client rank is given it
         self.plan: Plan = go.plan
         self.address: str = go.address
         self.dashboard_link: str | None = go.dashboard
-        self.ready_seconds: float = time.monotonic() - member.started
+        self.ready_seconds: float = time.monotonic() - started
         self._config = go.config
         self._member = member
-        self._options = options
+        self._started = started
         self._closed = False
         self._finished = False
         self._leaving = threading.Event()
         self._monitor: threading.Thread | None = None
+        _current = self
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
         return (
             f"<Session {self.address} workers={len(self.plan.workers)} hosts={len(self.plan.hosts)} {state}>"
         )
+
+    @property
+    def closed(self) -> bool:
+        """Whether the cluster has been ended."""
+        return self._closed
 
     @property
     def security(self) -> Any:
@@ -99,7 +93,7 @@ class Session:
             self._closed = True
             self._stop_monitor()
             _close_clients(self.address)
-            self._member.client_done(self._options.shutdown_timeout, final=self._member._leave_open)
+            self._member.client_done(final=self._member.leave_open)
 
     def __enter__(self) -> Session:
         return self
@@ -129,8 +123,8 @@ class Session:
     def _watch(self) -> None:
         member = self._member
         while not self._leaving.is_set():
-            member.pump(0.2 if member.size == 1 else 0.1)
-            if member.lost is not None or member._launcher_gone():
+            member.pump(CALM)
+            if member.lost is not None or member.launcher_gone():
                 os.kill(os.getpid(), signal.SIGTERM)
                 return
 
@@ -147,8 +141,8 @@ class Session:
         self._stop_monitor()
         _close_clients(self.address)
         self._closed = True
-        self._member.client_done(self._options.shutdown_timeout, final=True)
-        _say(self._options, f"ended after {time.monotonic() - self._member.started:.1f} s")
+        self._member.client_done(final=True)
+        say(f"ended after {time.monotonic() - self._started:.1f} s")
 
 
 def _nest(key: str, value: Any) -> dict[str, Any]:
@@ -173,322 +167,30 @@ def _close_clients(address: str) -> None:
             pass
 
 
-def _say(options: Options, text: str) -> None:
-    del options
-    try:
+def say(text: str) -> None:
+    """Print a line of ours; on standard error, since standard output is the script's."""
+    # Nobody may be listening any more.
+    with contextlib.suppress(OSError, ValueError):
         print(f"dask_gpu_mpi: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass  # nobody listens any more
 
 
-def announce(session: Session) -> None:
-    """The two lines that say what came up."""
-    plan, options = session.plan, session._options
+def announce(joined: Joined, seconds: float) -> None:
+    """Say what came up, and where the dashboard is."""
+    plan = joined.go.plan
+    assert plan is not None  # called on the client rank, which is given it
     gpus = sum(worker.kind == "gpu" for worker in plan.workers)
     workers, hosts = len(plan.workers), len(plan.hosts)
-    what = f"{workers} worker{'s' * (workers != 1)} on {hosts} host{'s' * (hosts != 1)}, {gpus} GPU{'s' * (gpus != 1)}"
-    notes = "".join(f"; {warning}" for warning in plan.warnings)
-    _say(options, f"{what}, ready after {session.ready_seconds:.1f} s{notes}")
-    if session.dashboard_link:
-        _say(options, f"dashboard at {session.dashboard_link}")
+    counts = [
+        f"{number} {noun}{'s' * (number != 1)}"
+        for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
+    ]
+    say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
+    for warning in (*joined.options.warnings, *plan.warnings):
+        say(f"warning: {warning}")
+    if joined.go.dashboard:
+        say(f"dashboard at {joined.go.dashboard}")
 
 
 def current_session() -> Session | None:
-    """The session of this process: None before `initialize`, on other ranks, and after the end."""
+    """The last session of this process; None before `initialize` and on other ranks."""
     return _current
-
-
-def start(
-    options: Options | InputError,
-    *,
-    comm: Any = None,
-    leave_open: bool = False,
-    check: Callable[[int], None] | None = None,
-) -> tuple[Member, Session | None]:
-    """Join the cluster; a session on the client rank, None elsewhere.
-
-    Parameters
-    ----------
-    options, comm, leave_open, check
-        See `Member`.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        It did not come up; the same error on all ranks.
-    """
-    global _current
-    member = Member(options, dict(os.environ), comm=comm, leave_open=leave_open, check=check)
-    member.join()
-    assert isinstance(options, Options)  # with an InputError there is no cluster
-    if not member.is_client:
-        return member, None
-    session = Session(member, options)
-    session._open()
-    announce(session)
-    _current = session
-    return member, session
-
-
-def initialize(
-    interface: str | None = None,
-    nthreads: int | None = None,
-    local_directory: str | None = None,
-    memory_limit: int | float | str | None = "auto",
-    nanny: bool | None = None,
-    dashboard: bool = True,
-    dashboard_address: str | None = None,
-    protocol: str | None = None,
-    worker_class: str | type | None = None,
-    worker_options: Mapping[str, Any] | None = None,
-    comm: Any = None,
-    exit: bool = True,
-    **options: Any,
-) -> Session | bool:
-    """Turn the MPI ranks that run this script into a Dask cluster.
-
-    Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
-    All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
-
-    Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
-
-    Parameters
-    ----------
-    interface : str, optional
-        Network interface, like ``"ib0"``. Default: loopback on one host, else the fastest that all hosts have.
-    nthreads : int, optional
-        Threads per worker. Default: 1 on a GPU; on CPUs the cores that the rank may use, shared with the ranks of its host.
-    local_directory : str, optional
-        Node-local scratch for spilled data.
-    memory_limit : int, float, str or None
-        Bytes of host memory per worker, or a text like ``"4 GiB"``, or a fraction; ``"auto"``: the job's memory on the host,
-        shared by the workers there; None or 0: no limit.
-    nanny : bool, optional
-        Deprecated: use `worker_class`.
-    dashboard : bool
-        Whether to serve the dashboard.
-    dashboard_address : str, optional
-        ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
-    protocol : {"tls", "tcp", "ucx"}, optional
-        Default: ``"tls"``, with certificates made for this job.
-    worker_class : str or type, optional
-        Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
-    worker_options : dict, optional
-        Keyword arguments for the class.
-    comm : mpi4py.MPI.Intracomm, optional
-        The ranks that take part. Default: ``COMM_WORLD``.
-    exit : bool
-        False: the other ranks return False when the cluster ends, instead of exiting.
-    **options
-        Ours, see ``docs/options.md``: ``layout``, ``cpu_workers``, ``scheduler_file``, ``security``, ``startup_timeout`` and more.
-
-    Returns
-    -------
-    Session or bool
-        A (true) session on the client rank; False on the others with ``exit=False``.
-
-    Raises
-    ------
-    InputError
-        An option, the placement or the launcher is wrong; uncaught, the script ends with one line and exit code 2.
-    StartupError
-        The cluster did not come up; uncaught, one report and exit code 1.
-    """
-    given = {
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-    }
-    defaults = {"memory_limit": "auto", "dashboard": True}
-    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
-    prepare_process()
-    member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
-    if session is not None:
-        atexit.register(session._finish)
-        return session
-    code = member.serve()
-    if not exit:
-        return False
-    sys.exit(code)
-
-
-def execute(
-    client_function: Callable[..., Any] | None = None,
-    client_args: Sequence[Any] = (),
-    client_kwargs: Mapping[str, Any] | None = None,
-    client_rank: int | None = None,
-    scheduler: bool = True,
-    scheduler_rank: int = 0,
-    scheduler_address: str | None = None,
-    scheduler_port: int | None = None,
-    scheduler_file: str | None = None,
-    interface: str | None = None,
-    nthreads: int | None = None,
-    local_directory: str | None = "",
-    memory_limit: int | float | str | None = "auto",
-    nanny: bool | None = None,
-    dashboard: bool = True,
-    dashboard_address: str | None = None,
-    protocol: str | None = None,
-    exclusive_workers: bool | None = None,
-    worker_class: str | type | None = None,
-    worker_options: Mapping[str, Any] | None = None,
-    worker_name: str | None = None,
-    comm: Any = None,
-    **options: Any,
-) -> Any:
-    """Run a function as the client of a cluster that lives as long as the function runs.
-
-    Called by all ranks; arguments are dask-mpi's, in dask-mpi's order and meaning (see `initialize` for those not listed here).
-
-    Parameters
-    ----------
-    client_function : callable, optional
-        Runs on the client rank, in its main thread. None: the cluster stays until it is interrupted or shut down.
-    client_args, client_kwargs : sequence, mapping
-        Its arguments.
-    client_rank : int, optional
-        Where it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
-    scheduler : bool
-        False: join the cluster of `scheduler_address` or `scheduler_file`, which goes on afterwards.
-    exclusive_workers : bool, optional
-        True is layout ``exclusive``, False layout ``shared``.
-    worker_name : str, optional
-        Prefix of the workers' names.
-
-    Returns
-    -------
-    object
-        What the function returned, on the client rank; None on the others.
-
-    Raises
-    ------
-    Exception
-        What the function raised, on the client rank.
-    """
-    given = {
-        "client_rank": client_rank,
-        "scheduler": scheduler,
-        "scheduler_rank": scheduler_rank,
-        "scheduler_address": scheduler_address,
-        "scheduler_port": scheduler_port,
-        "scheduler_file": scheduler_file,
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory or None,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "exclusive_workers": exclusive_workers,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-        "name": worker_name,
-    }
-    defaults = {"scheduler": True, "scheduler_rank": 0, "memory_limit": "auto", "dashboard": True}
-    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
-    prepare_process()
-    member, session = start(_resolve(explicit), comm=comm, leave_open=True)
-    if client_function is None or session is None:
-        if session is not None:
-            session._stop_monitor()
-        member.serve(has_client=client_function is not None)
-        return None
-    try:
-        return client_function(*client_args, **(client_kwargs or {}))
-    finally:
-        session._finish()
-
-
-def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
-    """A ``distributed.Client`` of the cluster that wrote this scheduler file, TLS included.
-
-    Parameters
-    ----------
-    scheduler_file : str or path
-        As given to ``--scheduler-file``.
-    **kwargs
-        For ``distributed.Client``.
-
-    Raises
-    ------
-    InputError
-        There is no such file, or it is none.
-    """
-    import dask
-    from distributed import Client, Security
-
-    from .joining import read_scheduler_file
-
-    target = read_scheduler_file(scheduler_file)
-    if target.config and "security" not in kwargs:
-        with dask.config.set(target.config):
-            kwargs["security"] = Security()
-    return Client(target.address, **kwargs)
-
-
-def send_close_signal() -> None:
-    """End the cluster of this process's session; dask-mpi's name for `Session.close`."""
-    if _current is not None:
-        _current.close()
-
-
-def _resolve(explicit: dict[str, Any]) -> Options | InputError:
-    """The options, or the error that all ranks are to report together."""
-    global _used
-    if _used and (_current is None or not _current._closed or not _current._member._leave_open):
-        return InputError(
-            "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
-            "`python -m dask_gpu_mpi` runs has its cluster already)"
-        )
-    _used = True
-    try:
-        return resolve(explicit, source="keyword")
-    except InputError as error:
-        return error
-
-
-def prepare_process() -> None:
-    """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
-    if sys.excepthook is not _excepthook:
-        global _previous_hook
-        _previous_hook = sys.excepthook
-        sys.excepthook = _excepthook
-    terminate_like_an_exit()
-
-
-_previous_hook: Callable[..., Any] = sys.__excepthook__
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    if not isinstance(error, DaskGpuMpiError):
-        _previous_hook(kind, error, traceback)
-        return
-    if not error.reported:
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
-    # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
-    raise SystemExit(error.exit_code)
-
-
-def terminate_like_an_exit() -> None:
-    """Turn SIGTERM into an exception in the main thread: without a handler Python dies of it with no `finally` at all."""
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    ):
-        signal.signal(signal.SIGTERM, _on_term)
-
-
-def _on_term(number: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
-    if _current is not None and _current._member.lost is not None:
-        raise ClusterLostError(_current._member.lost, reported=True)
-    raise SystemExit(128 + number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -85,7 +86,7 @@ class AgentProcess:
                 stdin=subprocess.PIPE,
                 pass_fds=(write,),
                 env=_agent_environ(environ),
-                # A session of its own: a terminal's Ctrl-C and a launcher's kill of the process group reach the rank, which decides.
+                # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
             )
         finally:
@@ -110,17 +111,14 @@ class AgentProcess:
         """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
         import cloudpickle
 
-        try:
+        # Its death shows as `lost`, with the reason on standard error.
+        with contextlib.suppress(BrokenPipeError):
             write_frame(self._stdin, configuration, dumps=cloudpickle.dumps)
-        except BrokenPipeError:
-            pass  # its death shows as `lost`, with the reason on standard error
 
     def send(self, command: str, payload: Any = None) -> None:
         """Send a command (see `agent.Agent`)."""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             write_frame(self._stdin, (command, payload), dumps=pickle.dumps)
-        except BrokenPipeError:
-            pass
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
         """What the agent has said since, after waiting at most `timeout` seconds for it to say something."""
@@ -160,7 +158,6 @@ class AgentProcess:
                 polite = False
                 break
             time.sleep(0.01)
-        if not polite or self._process.returncode != 0:
-            if self.scratch is not None:
-                shutil.rmtree(self.scratch, ignore_errors=True)
+        if (not polite or self._process.returncode != 0) and self.scratch is not None:
+            shutil.rmtree(self.scratch, ignore_errors=True)
         return polite

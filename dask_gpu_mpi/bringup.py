@@ -1,0 +1,447 @@
+"""How one rank joins the cluster: its agent, MPI, what it sees, its part of the plan. The other side is `coordinator`."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import launchers
+from .coordinator import Coordinator, Failure, Go, Hello, Start
+from .errors import DaskGpuMpiError, InputError, MpiMissingError, StartupError
+from .inventory import Inventory, take_inventory
+from .joining import Target, read_target, write_scheduler_file
+from .messages import Configuration, SchedulerSettings, WorkerSettings
+from .network import list_interfaces
+from .options import Options
+from .placement import PlacementOptions, Plan, make_plan
+from .post import BRISK, Event, Post
+from .rendezvous import Mailbox, load_mpi
+from .supervisor import AgentProcess
+
+__all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
+
+#: Rank that hears all others and makes the plan.
+COORDINATOR = 0
+#: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
+COORDINATOR_GRACE = 30.0
+#: Seconds for the ranks to find each other and report, where the options that say so can't be read.
+WITHOUT_OPTIONS = 60.0
+#: Options that must be the same on all ranks.
+SHARED = (
+    "layout",
+    "protocol",
+    "scheduler",
+    "scheduler_rank",
+    "client_rank",
+    "cpu_workers",
+    "name",
+    "nthreads",
+)
+
+
+def placement_options(options: Options, *, name: str | None = None) -> PlacementOptions:
+    """What the plan needs of the options."""
+    return PlacementOptions(
+        layout=options.layout,
+        cpu_workers=options.cpu_workers,
+        nthreads=options.nthreads,
+        memory_limit=options.memory_limit,
+        worker_kind=options.worker_kind,
+        name=name if name is not None else options.name,
+        scheduler_rank=options.scheduler_rank,
+        client_rank=options.client_rank,
+    )
+
+
+def expected_client(options: Options) -> int:
+    """The rank that the layout gives the script to, unless the user chose another."""
+    if options.client_rank is not None:
+        return options.client_rank
+    return 1 if options.layout == "exclusive" else 0
+
+
+def configuration(options: Options) -> Configuration:
+    """What an agent is told first."""
+    loaded = sys.modules.get("dask.config")
+    return Configuration(
+        worker_class=options.worker_class,
+        worker_options=dict(options.worker_options),
+        local_directory=options.local_directory,
+        log_level=options.log_level,
+        dask_config=dict(loaded.config) if loaded is not None else {},
+        grace=grace(options),
+    )
+
+
+def grace(options: Options) -> float:
+    """Seconds that workers get to close politely, well within the shutdown deadline."""
+    return min(2.0, options.shutdown_timeout / 2)
+
+
+def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSettings:
+    """What the workers of this rank have in common."""
+    return WorkerSettings(
+        address=start.address,
+        protocol=start.protocol,
+        host=start.listen,
+        interface=options.interface,
+        local_directory=scratch,
+        death_timeout=options.startup_timeout,
+        worker_class=options.worker_class,
+        worker_options=dict(options.worker_options),
+        device_memory=start.device_memory,
+    )
+
+
+@dataclass
+class Joined:
+    """A rank that has joined.
+
+    Attributes
+    ----------
+    post : Post
+        Its messages and its agent.
+    options : Options
+        What the user asked for.
+    environ : dict
+        Environment to start another agent with.
+    host : str
+        Where it runs.
+    go : Go
+        The cluster; with the plan on the client rank and on the coordinator.
+    start : Start
+        Its part.
+    has_scheduler : bool
+        Whether the scheduler lives in its agent.
+    scheduler_file : tuple or None
+        Path and scheduler id, where this rank has written one.
+    joins : bool
+        Whether the cluster was there before this job.
+    """
+
+    post: Post
+    options: Options
+    environ: Mapping[str, str] = field(repr=False)
+    host: str
+    go: Go
+    start: Start
+    has_scheduler: bool
+    scheduler_file: tuple[str, str] | None
+    joins: bool
+
+
+class Bringup:
+    """One rank's way into the cluster.
+
+    Parameters
+    ----------
+    options : Options or InputError
+        What the user asked for, or why that can't be: the error is reported by way of the coordinator, once for all ranks.
+    environ : mapping
+        The process's environment.
+    comm : mpi4py.MPI.Intracomm or None
+        None = ``COMM_WORLD``.
+    check : callable, optional
+        ``check(rank)`` raises an InputError where this rank can't do what it is for.
+    started : float
+        ``time.monotonic()`` from which the deadlines count.
+    """
+
+    def __init__(
+        self,
+        options: Options | InputError,
+        environ: Mapping[str, str],
+        *,
+        comm: Any,
+        check: Callable[[int], None] | None,
+        started: float,
+    ) -> None:
+        self._options = options
+        self._environ = environ
+        self._comm = comm
+        self._check = check
+        timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
+        self._deadline = started + timeout
+        self._host = socket.gethostname()
+        self._agent: AgentProcess | None = None
+        self._target: Target | None = None
+        self._coordinator: Coordinator | None = None
+        self._go: Go | None = None
+        self._start: Start | None = None
+        self._scheduler_config: dict[str, Any] | None = None
+        self._file: tuple[str, str] | None = None
+
+    def run(self) -> Joined:
+        """Join.
+
+        Raises
+        ------
+        DaskGpuMpiError
+            The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
+        """
+        try:
+            return self._run()
+        except BaseException:
+            if self._agent is not None:
+                self._agent.close(1.0)
+            raise
+
+    def _run(self) -> Joined:
+        options, failure = self._options, None
+        if isinstance(options, Options):
+            # Before everything else: it imports while MPI initialises.
+            self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
+            self._agent.configure(configuration(options))
+        else:
+            failure = Failure.of(options)
+        world = self._load_mpi()
+        self._post = Post(
+            Mailbox(self._comm if self._comm is not None else world, self._deadline), self._agent
+        )
+        inventory: Inventory | None = None
+        if isinstance(options, Options):
+            try:
+                inventory = self._look(options)
+            except DaskGpuMpiError as error:
+                failure = Failure.of(error)
+        if self._post.rank == COORDINATOR:
+            try:
+                self._coordinator = self._make_coordinator(options)
+            except InputError as error:
+                failure = failure or Failure.of(error)
+                self._coordinator = self._make_coordinator(error)
+        self._post.send(COORDINATOR, "hello", self._hello(inventory, failure))
+        if failure is None and isinstance(options, Options) and self._post.rank == expected_client(options):
+            # While the others start: the script will want it, and so does the session.
+            threading.Thread(target=importlib.import_module, args=("distributed",), daemon=True).start()
+        return self._until_up()
+
+    def _load_mpi(self) -> Any:
+        try:
+            return load_mpi().COMM_WORLD
+        except MpiMissingError as error:
+            # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
+            launched = launchers.detect(self._environ)
+            error.reported = launched is not None and (launched.rank or 0) != 0
+            raise
+
+    def _look(self, options: Options) -> Inventory:
+        """What this rank sees, once its agent finds the options good."""
+        if self._comm is None:
+            library = load_mpi().Get_library_version()
+            launchers.cross_check(
+                self._environ, self._post.size, self._post.rank, self._host, library=library
+            )
+        if self._check is not None:
+            self._check(self._post.rank)
+        inventory = take_inventory(
+            self._post.rank, self._post.size, self._environ, look_for_gpus=options.worker_kind != "cpu"
+        )
+        assert self._agent is not None  # started above
+        while time.monotonic() < self._deadline:
+            for kind, *payload in self._agent.events(0.05):
+                if kind == "prepared":
+                    return inventory
+                if kind == "failed":
+                    raise Failure(*payload).error(reported=False)
+            if self._agent.lost:
+                raise StartupError(
+                    f"the agent ended before it was ready ({self._agent.exit_text()}); its last words are above"
+                )
+        raise StartupError(
+            "the agent did not finish its imports within the start-up deadline (startup_timeout)"
+        )
+
+    def _hello(self, inventory: Inventory | None, failure: Failure | None) -> Hello:
+        options = self._options
+        known = isinstance(options, Options)
+        return Hello(
+            self._host,
+            inventory,
+            list_interfaces(),
+            options.interface if isinstance(options, Options) else None,
+            tuple((name, getattr(options, name)) for name in SHARED) if known else (),
+            failure,
+        )
+
+    # -- the coordinator's rank ---------------------------------------------------------------------------------
+
+    def _make_coordinator(self, options: Options | InputError) -> Coordinator:
+        """The coordinator; with an error in place of options, one that can only gather failures."""
+        join: tuple[str, str, dict[str, Any]] | None = None
+        placement = PlacementOptions()
+        credentials: Callable[[], dict[str, Any]] = dict
+        if isinstance(options, Options):
+            name = options.name
+            if not options.scheduler:
+                self._target = read_target(options)
+                join = (self._target.address, self._target.protocol, self._target.config)
+                name = self._target.unique_name(options.name)
+            placement = placement_options(options, name=name)
+            if options.protocol == "tls":
+                credentials = _draw_credentials
+
+        def plan(inventories: list[Inventory]) -> Plan:
+            return make_plan(inventories, placement)
+
+        return Coordinator(
+            self._post.size,
+            protocol=options.protocol if isinstance(options, Options) else "tls",
+            plan=plan,
+            send=self._post.send,
+            credentials=credentials,
+            join=join,
+            deadline=self._deadline,
+        )
+
+    def _tick(self, coordinator: Coordinator) -> None:
+        coordinator.tick(time.monotonic())
+        if isinstance(coordinator.outcome, Go):
+            self._go = coordinator.outcome
+        elif coordinator.outcome is not None:
+            error = coordinator.outcome
+            # Before anybody else exits, since a launcher ends all ranks when one fails.
+            print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+            error.reported = True
+            self._post.mailbox.send_all("fail", Failure.of(error))
+            self._post.mailbox.flush(2.0)
+            raise error
+
+    # -- every rank ---------------------------------------------------------------------------------------------
+
+    def _until_up(self) -> Joined:
+        post = self._post
+        while self._go is None:
+            events = post.events(BRISK)
+            for number, event in enumerate(events):
+                coordinator = self._coordinator
+                if coordinator is None or not coordinator.handle(event, time.monotonic()):
+                    self._on_event(event)
+                if self._go is not None:
+                    post.push_back(events[number + 1 :])
+                    break
+            if self._coordinator is not None:
+                self._tick(self._coordinator)
+            elif time.monotonic() > self._deadline + COORDINATOR_GRACE:
+                raise StartupError(
+                    f"rank {post.rank} on {self._host} heard nothing from rank 0 until the start-up deadline"
+                )
+        assert isinstance(self._options, Options)  # else there is no plan
+        assert self._start is not None  # nobody is ready before it
+        has_scheduler = self._scheduler_config is not None
+        if has_scheduler and post.agent is not None:
+            post.agent.send("dashboard")
+        elif not self._start.workers:
+            post.drop_agent(1.0)  # nothing to do here: give its memory back
+        return Joined(
+            post,
+            self._options,
+            self._environ,
+            self._host,
+            self._go,
+            self._start,
+            has_scheduler,
+            self._file,
+            joins=not self._options.scheduler,
+        )
+
+    def _on_event(self, event: Event) -> None:
+        kind, payload = event.kind, event.payload
+        if event.source is None:
+            self._on_agent(kind, payload)
+        elif kind == "scheduler":
+            self._start_scheduler(*payload)
+        elif kind == "start":
+            self._start_workers(payload)
+        elif kind == "go":
+            self._go = payload
+        elif kind == "fail":
+            raise payload.error(reported=True)
+
+    def _on_agent(self, kind: str, payload: list[Any]) -> None:
+        if kind == "scheduler":
+            self._scheduler_is_up(*payload)
+        elif kind == "ready":
+            self._post.send(COORDINATOR, "ready")
+        elif kind == "failed":
+            self._post.send(COORDINATOR, "failed", Failure(*payload))
+        elif kind == "scheduler-ended":
+            text = f"the scheduler's process ended while the workers started (exit code {payload[0]})"
+            self._post.send(COORDINATOR, "failed", Failure(text, 1))
+        elif kind == "agent-lost":
+            self._post.send(
+                COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)
+            )
+
+    def _start_scheduler(self, listen: str, config: dict[str, Any]) -> None:
+        options, agent = self._options, self._post.agent
+        assert isinstance(options, Options)  # the coordinator only sends this when all is well
+        self._scheduler_config = config
+        if agent is not None:
+            agent.send(
+                "scheduler",
+                SchedulerSettings(
+                    host=listen,
+                    port=options.scheduler_port or 0,
+                    protocol=options.protocol,
+                    dashboard=options.dashboard,
+                    dashboard_address=options.dashboard_address,
+                    config=config,
+                ),
+            )
+
+    def _scheduler_is_up(self, address: str, http_port: int | None, identity: str) -> None:
+        options = self._options
+        assert isinstance(options, Options)  # as above
+        assert self._scheduler_config is not None  # it was started with one
+        if options.scheduler_file:
+            try:
+                write_scheduler_file(
+                    options.scheduler_file, address, http_port, identity, self._scheduler_config
+                )
+            except InputError as error:
+                self._post.send(COORDINATOR, "failed", Failure.of(error))
+                return
+            self._file = (options.scheduler_file, identity)
+        link = None
+        if options.dashboard and http_port is not None:
+            host = options.dashboard_address.rpartition(":")[0] or self._host
+            link = f"http://{'localhost' if host == '127.0.0.1' else host}:{http_port}/status"
+        self._post.send(COORDINATOR, "address", (address, link))
+
+    def _start_workers(self, start: Start) -> None:
+        options, agent = self._options, self._post.agent
+        assert isinstance(options, Options)  # as above
+        self._start = start
+        if not start.workers:
+            self._post.send(COORDINATOR, "ready")
+        elif agent is not None:
+            settings = worker_settings(options, start, agent.scratch or "")
+            agent.send("workers", (settings, start.workers, start.config))
+
+
+def _draw_credentials() -> dict[str, Any]:
+    from .security import make_credentials
+
+    return make_credentials().dask_config()
+
+
+def _may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
+    """Whether the agent should import dask_cuda at once: a guess that costs nothing but time where it is wrong."""
+    import ctypes
+
+    if options.worker_kind == "cpu" or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return False
+    if options.worker_kind == "gpu":
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True

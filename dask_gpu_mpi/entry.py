@@ -1,0 +1,335 @@
+"""The calls that bring a cluster up: `initialize`, `execute`, `connect`."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .bringup import Bringup
+from .errors import ClusterLostError, DaskGpuMpiError, InputError
+from .member import Member
+from .options import Options, resolve
+from .session import Session, announce, current_session
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
+
+#: Whether this process has brought up a cluster before.
+_used = False
+
+
+def start(
+    options: Options | InputError,
+    *,
+    comm: Any = None,
+    leave_open: bool = False,
+    has_client: bool = True,
+    check: Callable[[int], None] | None = None,
+) -> tuple[Member, Session | None]:
+    """Join the cluster; a session on the client rank, None elsewhere and without a script.
+
+    Parameters
+    ----------
+    options : Options or InputError
+        What the user asked for, or why that can't be.
+    comm : mpi4py.MPI.Intracomm, optional
+        None = ``COMM_WORLD``.
+    leave_open : bool
+        ``exit=False``.
+    has_client : bool
+        Whether some rank runs a script.
+    check : callable, optional
+        ``check(rank)`` raises an InputError where this rank can't do what it is for.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        It did not come up; the same error on all ranks.
+    """
+    started = time.monotonic()
+    joined = Bringup(options, dict(os.environ), comm=comm, check=check, started=started).run()
+    member = Member(joined, leave_open=leave_open, has_client=has_client)
+    if not joined.start.is_client:
+        return member, None
+    announce(joined, time.monotonic() - started)
+    if not has_client:
+        return member, None
+    session = Session(member, started)
+    session._open()
+    # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
+    atexit.register(session._finish)
+    return member, session
+
+
+def initialize(
+    interface: str | None = None,
+    nthreads: int | None = None,
+    local_directory: str | None = None,
+    memory_limit: int | float | str | None = "auto",
+    nanny: bool | None = None,
+    dashboard: bool = True,
+    dashboard_address: str | None = None,
+    protocol: str | None = None,
+    worker_class: str | type | None = None,
+    worker_options: Mapping[str, Any] | None = None,
+    comm: Any = None,
+    exit: bool = True,
+    **options: Any,
+) -> Session | bool:
+    """Turn the MPI ranks that run this script into a Dask cluster.
+
+    Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
+    All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
+
+    Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
+
+    Parameters
+    ----------
+    interface : str, optional
+        Network interface, like ``"ib0"``. Default: loopback on one host, else the fastest that all hosts have.
+    nthreads : int, optional
+        Threads per worker. Default: 1 on a GPU; on CPUs the cores that the rank may use, shared with the ranks of its host.
+    local_directory : str, optional
+        Node-local scratch for spilled data.
+    memory_limit : int, float, str or None
+        Bytes of host memory per worker, or a text like ``"4 GiB"``, or a fraction; ``"auto"``: the job's memory on the host,
+        shared by the workers there; None or 0: no limit.
+    nanny : bool, optional
+        Deprecated: use `worker_class`.
+    dashboard : bool
+        Whether to serve the dashboard.
+    dashboard_address : str, optional
+        ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
+    protocol : {"tls", "tcp", "ucx"}, optional
+        Default: ``"tls"``, with certificates made for this job.
+    worker_class : str or type, optional
+        Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
+    worker_options : dict, optional
+        Keyword arguments for the class.
+    comm : mpi4py.MPI.Intracomm, optional
+        The ranks that take part. Default: ``COMM_WORLD``.
+    exit : bool
+        False: the other ranks return False when the cluster ends, instead of exiting.
+    **options
+        Ours, see ``docs/options.md``: ``layout``, ``cpu_workers``, ``scheduler_file``, ``security``, ``startup_timeout``…
+
+    Returns
+    -------
+    Session or bool
+        A (true) session on the client rank; False on the others with ``exit=False``.
+
+    Raises
+    ------
+    InputError
+        An option, the placement or the launcher is wrong; uncaught, the script ends with one line and exit code 2.
+    StartupError
+        The cluster did not come up; uncaught, one report and exit code 1.
+    """
+    given = {
+        "interface": interface,
+        "nthreads": nthreads,
+        "local_directory": local_directory,
+        "memory_limit": memory_limit,
+        "nanny": nanny,
+        "dashboard": dashboard,
+        "dashboard_address": dashboard_address,
+        "protocol": protocol,
+        "worker_class": worker_class,
+        "worker_options": worker_options,
+    }
+    defaults = {"memory_limit": "auto", "dashboard": True}
+    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
+    prepare_process()
+    member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
+    if session is not None:
+        return session
+    code = member.serve()
+    if not exit:
+        return False
+    sys.exit(code)
+
+
+def execute(
+    client_function: Callable[..., Any] | None = None,
+    client_args: Sequence[Any] = (),
+    client_kwargs: Mapping[str, Any] | None = None,
+    client_rank: int | None = None,
+    scheduler: bool = True,
+    scheduler_rank: int = 0,
+    scheduler_address: str | None = None,
+    scheduler_port: int | None = None,
+    scheduler_file: str | None = None,
+    interface: str | None = None,
+    nthreads: int | None = None,
+    local_directory: str | None = "",
+    memory_limit: int | float | str | None = "auto",
+    nanny: bool | None = None,
+    dashboard: bool = True,
+    dashboard_address: str | None = None,
+    protocol: str | None = None,
+    exclusive_workers: bool | None = None,
+    worker_class: str | type | None = None,
+    worker_options: Mapping[str, Any] | None = None,
+    worker_name: str | None = None,
+    comm: Any = None,
+    **options: Any,
+) -> Any:
+    """Run a function as the client of a cluster that lives as long as the function runs.
+
+    Called by all ranks; arguments are dask-mpi's, in dask-mpi's order and meaning (see `initialize` for those not listed here).
+
+    Parameters
+    ----------
+    client_function : callable, optional
+        Runs on the client rank, in its main thread. None: the cluster stays until it is interrupted or shut down.
+    client_args, client_kwargs : sequence, mapping
+        Its arguments.
+    client_rank : int, optional
+        Where it runs. Default: 0 (layout ``shared``) or 1 (``exclusive``).
+    scheduler : bool
+        False: join the cluster of `scheduler_address` or `scheduler_file`, which goes on afterwards.
+    exclusive_workers : bool, optional
+        True is layout ``exclusive``, False layout ``shared``.
+    worker_name : str, optional
+        Prefix of the workers' names.
+
+    Returns
+    -------
+    object
+        What the function returned, on the client rank; None on the others.
+
+    Raises
+    ------
+    Exception
+        What the function raised, on the client rank.
+    """
+    given = {
+        "client_rank": client_rank,
+        "scheduler": scheduler,
+        "scheduler_rank": scheduler_rank,
+        "scheduler_address": scheduler_address,
+        "scheduler_port": scheduler_port,
+        "scheduler_file": scheduler_file,
+        "interface": interface,
+        "nthreads": nthreads,
+        "local_directory": local_directory or None,
+        "memory_limit": memory_limit,
+        "nanny": nanny,
+        "dashboard": dashboard,
+        "dashboard_address": dashboard_address,
+        "protocol": protocol,
+        "exclusive_workers": exclusive_workers,
+        "worker_class": worker_class,
+        "worker_options": worker_options,
+        "name": worker_name,
+    }
+    defaults = {"scheduler": True, "scheduler_rank": 0, "memory_limit": "auto", "dashboard": True}
+    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
+    prepare_process()
+    has_client = client_function is not None
+    member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)
+    if client_function is None or session is None:
+        member.serve()
+        return None
+    try:
+        return client_function(*client_args, **(client_kwargs or {}))
+    finally:
+        session._finish()
+
+
+def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
+    """A ``distributed.Client`` of the cluster that wrote this scheduler file, TLS included.
+
+    Parameters
+    ----------
+    scheduler_file : str or path
+        As given to ``--scheduler-file``.
+    **kwargs
+        For ``distributed.Client``.
+
+    Raises
+    ------
+    InputError
+        There is no such file, or it is none.
+    """
+    import dask
+    from distributed import Client, Security
+
+    from .joining import read_scheduler_file
+
+    target = read_scheduler_file(scheduler_file)
+    if target.config and "security" not in kwargs:
+        with dask.config.set(target.config):
+            kwargs["security"] = Security()
+    return Client(target.address, **kwargs)
+
+
+def send_close_signal() -> None:
+    """End the cluster of this process's session; dask-mpi's name for `Session.close`."""
+    session = current_session()
+    if session is not None:
+        session.close()
+
+
+def _resolve(explicit: dict[str, Any]) -> Options | InputError:
+    """The options, or the error that all ranks are to report together."""
+    global _used
+    session = current_session()
+    again = session is not None and session.closed and session._member.leave_open
+    if _used and not again:
+        return InputError(
+            "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
+            "`python -m dask_gpu_mpi` runs has its cluster already)"
+        )
+    _used = True
+    try:
+        return resolve(explicit, source="keyword")
+    except InputError as error:
+        return error
+
+
+def prepare_process() -> None:
+    """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
+    if sys.excepthook is not _excepthook:
+        global _previous_hook
+        _previous_hook = sys.excepthook
+        sys.excepthook = _excepthook
+    terminate_like_an_exit()
+
+
+_previous_hook: Callable[..., Any] = sys.__excepthook__
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+    if not isinstance(error, DaskGpuMpiError):
+        _previous_hook(kind, error, traceback)
+        return
+    if not error.reported:
+        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+    # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
+    raise SystemExit(error.exit_code)
+
+
+def terminate_like_an_exit() -> None:
+    """Turn SIGTERM into an exception in the main thread: without a handler Python dies of it with no `finally` at all."""
+    if (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    ):
+        signal.signal(signal.SIGTERM, _on_term)
+
+
+def _on_term(number: int, frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+    session = current_session()
+    if session is not None and session._member.lost is not None:
+        raise ClusterLostError(session._member.lost, reported=True)
+    raise SystemExit(128 + number)

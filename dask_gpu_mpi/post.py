@@ -1,0 +1,83 @@
+"""One stream of what happens to a rank: messages of other ranks, and what its agent says."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from .rendezvous import Mailbox
+from .supervisor import AgentProcess
+
+__all__ = ["BRISK", "CALM", "Event", "Post"]
+
+#: Seconds between looks: while something is under way, and otherwise (0.6 % of a core at most).
+BRISK, CALM = 0.01, 0.1
+
+
+class Event(NamedTuple):
+    """Something that happened.
+
+    Attributes
+    ----------
+    source : int or None
+        The rank that sent it; None for this rank's own agent.
+    kind : str
+        What it is.
+    payload : object
+        What comes with it; of an agent, a tuple.
+    """
+
+    source: int | None
+    kind: str
+    payload: Any
+
+
+class Post:
+    """Where a rank hears and tells.
+
+    Parameters
+    ----------
+    mailbox : Mailbox
+        Of this rank.
+    agent : AgentProcess or None
+        None where the rank could not start one.
+    """
+
+    def __init__(self, mailbox: Mailbox, agent: AgentProcess | None) -> None:
+        self.mailbox = mailbox
+        self.agent = agent
+        self.rank = mailbox.rank
+        self.size = mailbox.size
+        self._waiting: list[Event] = []
+
+    def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        """Send a message to a rank, also to this one."""
+        self.mailbox.send(rank, kind, payload)
+
+    def push_back(self, events: list[Event]) -> None:
+        """Let somebody else have these: `events` returns them first, the next time."""
+        self._waiting = [*events, *self._waiting]
+
+    def events(self, timeout: float) -> list[Event]:
+        """What has happened, after waiting at most `timeout` seconds.
+
+        An agent that has died is told once, as ``agent-lost``, and is gone from here then.
+        """
+        events, self._waiting = self._waiting, []
+        events += [Event(*mail) for mail in self.mailbox.receive()]
+        agent = self.agent
+        if agent is None:
+            if not events:
+                time.sleep(timeout)
+            return events
+        events += [Event(None, kind, payload) for kind, *payload in agent.events(0.0 if events else timeout)]
+        if agent.lost:
+            events.append(Event(None, "agent-lost", [agent.exit_text()]))
+            self.drop_agent(0.5)
+        return events
+
+    def drop_agent(self, timeout: float) -> None:
+        """End this rank's agent within `timeout` seconds."""
+        agent, self.agent = self.agent, None
+        if agent is not None:
+            agent.close(timeout)
