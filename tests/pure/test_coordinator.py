@@ -1,0 +1,171 @@
+"""The coordinator, without ranks: given messages and the time, it says what to send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.coordinator import Coordinator, Failure, Go, Hello, Start
+from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
+from dask_gpu_mpi.inventory import Inventory
+from dask_gpu_mpi.network import Interface
+from dask_gpu_mpi.placement import PlacementOptions, make_plan
+from dask_gpu_mpi.post import Event
+
+LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
+SHAPE = (("layout", "shared"),)
+
+
+def hello(rank: int, size: int, host: str = "a", **changes: Any) -> Hello:
+    inventory = Inventory(
+        rank=rank,
+        world_size=size,
+        host=host,
+        boot_id="b",
+        pid=100 + rank,
+        cpus=(0, 1),
+        memory=1 << 30,
+        gpus=(),
+        visible=None,
+    )
+    interfaces = (LO, Interface("eth0", f"10.0.0.{rank}", "10.0.0.0/24"))
+    return Hello(
+        **{
+            "host": host,
+            "inventory": inventory,
+            "interfaces": interfaces,
+            "wanted_interface": None,
+            "shape": SHAPE,
+            **changes,
+        }
+    )
+
+
+class Driver:
+    """A coordinator and what it has sent."""
+
+    def __init__(self, size: int, **changes: Any) -> None:
+        self.sent: list[tuple[int, str, Any]] = []
+        self.size = size
+        layout = changes.pop("layout", "shared")
+        self.coordinator = Coordinator(
+            size,
+            **{
+                "protocol": "tls",
+                "plan": lambda inventories: make_plan(inventories, PlacementOptions(layout=layout)),
+                "send": lambda rank, kind, payload: self.sent.append((rank, kind, payload)),
+                "credentials": lambda: {"key": "secret"},
+                "join": None,
+                "deadline": 100.0,
+                **changes,
+            },
+        )
+
+    def tell(self, rank: int, kind: str, payload: Any = None, now: float = 1.0) -> None:
+        assert self.coordinator.handle(Event(rank, kind, payload), now)
+
+    def kinds(self) -> list[tuple[int, str]]:
+        return [(rank, kind) for rank, kind, _ in self.sent]
+
+
+def test_the_way_to_a_cluster() -> None:
+    driver = Driver(2)
+    driver.tell(1, "hello", hello(1, 2))
+    assert driver.sent == []
+    driver.tell(0, "hello", hello(0, 2))
+    assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}))]
+    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status"))
+    starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+    assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
+    assert [start.is_client for start in starts] == [True, False]
+    assert all(isinstance(start, Start) and start.address == "tls://127.0.0.1:5" for start in starts)
+    driver.tell(0, "ready")
+    assert driver.coordinator.waiting_for == [1]
+    assert driver.coordinator.outcome is None
+    driver.tell(1, "ready")
+    assert isinstance(driver.coordinator.outcome, Go)
+    assert driver.kinds()[-1] == (1, "go")
+    # only the client rank is given the plan and the credentials
+    assert driver.sent[-1][2].plan is None
+    assert driver.sent[-1][2].config == {}
+
+
+def test_a_bare_event_of_the_agent_is_not_for_it() -> None:
+    assert not Driver(1).coordinator.handle(Event(None, "ready", []), 1.0)
+
+
+def test_one_rank_fails_and_is_named() -> None:
+    driver = Driver(3)
+    driver.tell(0, "hello", hello(0, 3))
+    driver.tell(1, "hello", hello(1, 3, "b", inventory=None, failure=Failure("no disk", 2)))
+    driver.tell(2, "hello", hello(2, 3))
+    driver.coordinator.tick(1.5)
+    assert driver.coordinator.outcome is None, "others may have something to say as well"
+    driver.coordinator.tick(2.5)
+    error = driver.coordinator.outcome
+    assert isinstance(error, InputError)
+    assert str(error) == "rank 1 of 3 on b: no disk"
+    assert driver.sent == []
+
+
+def test_what_all_say_is_said_once() -> None:
+    driver = Driver(2)
+    for rank in (0, 1):
+        driver.tell(rank, "hello", hello(rank, 2, inventory=None, failure=Failure("unknown option", 2)))
+    driver.coordinator.tick(1.0)
+    assert str(driver.coordinator.outcome) == "unknown option"
+
+
+def test_a_late_failure_is_a_start_up_error() -> None:
+    driver = Driver(2)
+    for rank in (0, 1):
+        driver.tell(rank, "hello", hello(rank, 2))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+    driver.tell(0, "ready")
+    driver.tell(1, "failed", Failure("worker 1 did not start", 1))
+    driver.coordinator.tick(9.0)
+    error = driver.coordinator.outcome
+    assert isinstance(error, StartupError)
+    assert error.exit_code == 1
+    assert "rank 1 of 2 on a: worker 1 did not start" in str(error)
+
+
+def test_the_deadline_names_who_is_missing() -> None:
+    driver = Driver(3)
+    driver.tell(0, "hello", hello(0, 3))
+    driver.tell(2, "hello", hello(2, 3, "b"))
+    driver.coordinator.tick(99.0)
+    assert driver.coordinator.outcome is None
+    driver.coordinator.tick(100.5)
+    text = str(driver.coordinator.outcome)
+    assert "rank 1 of 3" in text
+    assert "rank 2 of 3 on b" in text
+
+
+def test_options_must_agree() -> None:
+    driver = Driver(2)
+    driver.tell(0, "hello", hello(0, 2))
+    driver.tell(1, "hello", hello(1, 2, shape=(("layout", "exclusive"),)))
+    with pytest.raises(
+        InputError, match=r"layout is 'shared' on rank 0 \(a\) and 'exclusive' on rank 1 \(a\)"
+    ):
+        raise driver.coordinator.outcome  # type: ignore[misc]
+
+
+def test_a_world_too_small_is_what_dask_mpi_users_catch() -> None:
+    import dask_mpi
+
+    driver = Driver(2, layout="exclusive")
+    for rank in (0, 1):
+        driver.tell(rank, "hello", hello(rank, 2))
+    assert isinstance(driver.coordinator.outcome, WorldTooSmallException)
+    assert isinstance(driver.coordinator.outcome, dask_mpi.WorldTooSmallException)
+
+
+def test_joining_starts_no_scheduler() -> None:
+    driver = Driver(1, join=("tls://10.0.0.9:5", "tls", {"key": "theirs"}))
+    driver.tell(0, "hello", hello(0, 1))
+    assert driver.kinds() == [(0, "start")]
+    assert driver.sent[0][2].config == {"key": "theirs"}
+    assert driver.sent[0][2].listen is None

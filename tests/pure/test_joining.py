@@ -1,0 +1,84 @@
+"""Scheduler files: private, whole, removed by their owner only."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.joining import (
+    Target,
+    read_scheduler_file,
+    read_target,
+    remove_scheduler_file,
+    write_scheduler_file,
+)
+from dask_gpu_mpi.options import resolve
+
+CONFIG = {"distributed.comm.require-encryption": True}
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "with space 'and quote.json"
+    write_scheduler_file(str(path), "tls://10.0.0.1:1", 8787, "Scheduler-x", CONFIG)
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    assert read_scheduler_file(path) == Target("tls://10.0.0.1:1", CONFIG)
+    assert json.loads(path.read_text())["type"] == "Scheduler"
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_an_older_file_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text("{}")
+    os.chmod(path, 0o644)
+    write_scheduler_file(str(path), "tls://h:1", None, "a", {})
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+
+
+def test_only_its_owner_removes_it(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", None, "second", {})
+    remove_scheduler_file(str(path), "first")
+    assert path.exists()
+    remove_scheduler_file(str(path), "second")
+    assert not path.exists()
+    remove_scheduler_file(str(path), "second")
+
+
+def test_a_path_that_can_not_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"can't be written .*--scheduler-file"):
+        write_scheduler_file(str(tmp_path / "file" / "s.json"), "tls://h:1", None, "a", {})
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no scheduler file"):
+        read_scheduler_file(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not json"])
+def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match="is no scheduler file"):
+        read_scheduler_file(path)
+
+
+def test_the_target_of_a_job_that_joins(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
+    by_file = resolve({"scheduler": False, "scheduler_file": str(path)}, source="keyword")
+    assert read_target(by_file) == Target("tls://h:1", CONFIG)
+    by_address = resolve({"scheduler": False, "scheduler_address": "h:8786"}, source="keyword")
+    assert read_target(by_address).address == "tcp://h:8786"
+
+
+def test_names_of_two_joining_jobs_differ() -> None:
+    target = Target("tls://h:1")
+    assert target.protocol == "tls"
+    assert target.unique_name(None) != target.unique_name(None)
+    assert target.unique_name("mine").startswith("mine-")
