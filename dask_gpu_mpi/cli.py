@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -13,6 +14,9 @@ from .errors import DaskGpuMpiError, InputError
 from .options import OPTIONS, Options, parse_text, resolve
 
 __all__ = ["cli", "main"]
+
+#: What tells an address from a script: a protocol, or a host and a port.
+_ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
 class _RunByDefault(click.Group):
@@ -80,6 +84,7 @@ def run(words: tuple[str, ...], **given: Any) -> None:
         and given["scheduler_file"] is None
         and given["scheduler_address"] is None
         and words
+        and _ADDRESS.fullmatch(words[0])
     ):
         given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
     _run(_resolve(given), words)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .errors import LauncherError
 
-__all__ = ["LAUNCHERS", "Launched", "Launcher", "cross_check", "detect", "job_tag", "scrub"]
+__all__ = ["LAUNCHERS", "Launched", "Launcher", "check_library", "cross_check", "detect", "job_tag", "scrub"]
 
 
 @dataclass(frozen=True)
@@ -237,6 +237,54 @@ def detect(environ: Mapping[str, str]) -> Launched | None:
     return next(iter(_all_launched(environ)), None)
 
 
+def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:
+    """Refuse an MPI library that would abort in ``MPI_Init``, where nothing can be caught any more.
+
+    That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Found out
+    without initialising MPI: call it before mpi4py.MPI is imported.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of this process.
+    library_path : str
+        The MPI library, or something linked to it: ``importlib.util.find_spec("mpi4py.MPI").origin``.
+    host : str
+        Name of this host, for the message.
+
+    Raises
+    ------
+    LauncherError
+        The library would abort.
+
+    Notes
+    -----
+    The rule is MPICH's own (src/util/mpir_pmi.c, ``check_MPIR_CVAR_PMI_VERSION``), since 4.2. Before, each rank became a world
+    of one, which is right where the launcher has started one.
+    """
+    if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
+        return
+    library, speaks_pmix = _look_at_library(library_path)
+    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in ways of their own.
+    if speaks_pmix or not library.startswith("MPICH Version"):
+        return
+    launched = detect(environ)
+    if launched is None or launched.size is None:
+        who, started = "this process", "the launcher of this process"
+    else:
+        who = f"rank {launched.rank} of {launched.size}"
+        started = (
+            f"{launched.name}, which has started {launched.size} ({launched.size_variable}={launched.size}),"
+        )
+        if launched.size == 1 and re.match(r"MPICH Version:\s*[1-4]\.", library):
+            return
+    remedy = _remedy(launched, library) if launched is not None else f"use {_srun(library)}, or {_OWN_MPIRUN}"
+    raise LauncherError(
+        f"{who} on {host}: the MPI library ({_short(library)}) does not speak PMIx, and {started} speaks nothing else: "
+        f"they do not belong together; {remedy}"
+    )
+
+
 def cross_check(
     environ: Mapping[str, str], world_size: int, rank: int, host: str, *, library: str = ""
 ) -> None:
@@ -259,8 +307,7 @@ def cross_check(
         The two disagree: each rank would be a cluster of its own, and all would run the script.
     """
     launched = _all_launched(environ)
-    # "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2\n...": the first few words are the name
-    library = " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+    library = _short(library)
     mine = f"the MPI library ({library})" if library else "the MPI library"
     if not launched:
         tasks = _number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
@@ -341,6 +388,28 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
+def _short(library: str) -> str:
+    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2\\n...": their first few words."""
+    return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+
+
+def _look_at_library(path: str) -> tuple[str, bool]:
+    """What an MPI library calls itself, and whether it is linked to a PMIx client; ("", False) if it can't be asked."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(path)
+        text, length = (
+            ctypes.create_string_buffer(1 << 13),
+            ctypes.c_int(),
+        )  # MPI_MAX_LIBRARY_VERSION_STRING: 8192
+        # one of the few calls that MPI allows before MPI_Init
+        library.MPI_Get_library_version(text, ctypes.byref(length))
+    except (OSError, AttributeError):
+        return "", False
+    return text.value.decode(errors="replace"), hasattr(library, "PMIx_Init")
+
+
 def _srun(library: str) -> str:
     """What was measured to work: Open MPI with PMIx, MPICH and Intel MPI with PMI-2 (docs: launcher × MPI)."""
     kind = library.lower()
@@ -351,10 +420,10 @@ def _srun(library: str) -> str:
     return "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
 
 
+_OWN_MPIRUN = "the mpirun of the MPI library that mpi4py loads"
+
+
 def _remedy(launched: Launched, library: str) -> str:
-    own = "the mpirun of the MPI library that mpi4py loads"
     if launched.name == "srun":
-        return f"use {_srun(library)}, or {own}"
-    return (
-        f"use {own} ('python -m mpi4py --mpi-library' names it), or install the MPI library of this launcher"
-    )
+        return f"use {_srun(library)}, or {_OWN_MPIRUN}"
+    return f"use {_OWN_MPIRUN} ('python -m mpi4py --mpi-library' names it), or install the MPI library of this launcher"

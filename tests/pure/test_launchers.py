@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from dask_gpu_mpi import launchers
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, cross_check, detect, job_tag, scrub
+from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, job_tag, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample
@@ -123,6 +124,63 @@ def test_variables_left_over_from_an_outer_launcher_do_not_matter() -> None:
     cross_check({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1, "h")
     # mpirun -np 1 below srun -n 4
     cross_check({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0, "h")
+
+
+SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}
+MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
+
+
+def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
+    monkeypatch.setattr(launchers, "_look_at_library", lambda path: (version, pmix))
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        (
+            OPEN_MPI,
+            ("rank 1 of 4 on h: ", "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=4", "; use the mpirun of"),
+        ),
+        (SRUN_PMIX, ("rank 1 of 4 on h: ", "srun, which has started 4", "; use srun --mpi=pmi2, or")),
+        ({"PMIX_NAMESPACE": "x"}, ("this process on h: ", "; use srun --mpi=pmi2, or")),
+    ],
+)
+def test_a_library_that_would_abort_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], parts: tuple[str, ...]
+) -> None:
+    library(monkeypatch, MPICH, pmix=False)
+    with pytest.raises(LauncherError) as caught:
+        check_library(environ, "libmpi.so", "h")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, "(MPICH Version: 5.0.2) does not speak PMIx"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("version", "pmix", "environ"),
+    [
+        (MPICH, True, OPEN_MPI),  # MPICH can be built with PMIx
+        (MPICH, False, HYDRA),
+        (MPICH, False, {**OPEN_MPI, "MPIR_CVAR_PMI_VERSION": "2"}),  # the user knows better
+        ("MPICH Version:      4.0.2", False, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}),
+        ("Open MPI v5.0.11, package: x", True, OPEN_MPI),
+        ("Open MPI v5.0.11, package: x", False, OPEN_MPI),
+        ("Intel(R) MPI Library 2021.18", False, OPEN_MPI),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28", False, SRUN_PMIX),
+        ("", False, OPEN_MPI),
+    ],
+)
+def test_libraries_that_may_work_are_let_through(
+    monkeypatch: pytest.MonkeyPatch, version: str, pmix: bool, environ: dict[str, str]
+) -> None:
+    library(monkeypatch, version, pmix=pmix)
+    check_library(environ, "libmpi.so", "h")
+
+
+def test_what_is_no_library_is_left_to_mpi4py() -> None:
+    check_library(OPEN_MPI, "/nonexistent/libmpi.so", "h")
+    check_library(OPEN_MPI, "libc.so.6", "h")
 
 
 KEPT = [

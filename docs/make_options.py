@@ -1,0 +1,92 @@
+"""Writes docs/options.md from the table of options, so that the page can't differ from the program.
+
+    python docs/make_options.py [--check]
+
+With ``--check`` nothing is written; the exit code is 1 when the page is not up to date.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# the checkout's package, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from dask_gpu_mpi.options import OPTIONS, Option
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "options.md"
+HEAD = """\
+<!-- made by docs/make_options.py from dask_gpu_mpi/options.py: do not edit -->
+# Options
+
+Every option has one name. It can be said in four places; the first one that says it wins:
+
+1. a keyword of `initialize()` or `execute()`, or an option of the command line;
+2. the environment: `DASK_GPU_MPI__` and the name in capitals, with two underscores after `MPI`;
+3. Dask's YAML files: the key under `gpu-mpi`;
+4. the default.
+
+Unknown names and values of the wrong type are refused before anything starts, in one line and with exit code 2.
+Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
+`execute()` calls the option `name` by dask-mpi's word, `worker_name`.
+
+`log_directory` is accepted but has no effect yet.
+
+| keyword | command line | environment | YAML key | kind | default |
+|---|---|---|---|---|---|
+"""
+
+
+def default_of(option: Option) -> str:
+    """The default as the reader would write it; a dash where the program chooses."""
+    return "-" if option.default is None else f"`{option.default}`"
+
+
+def row(option: Option) -> str:
+    """One line of the table."""
+    # a | would end the cell
+    kind = option.kind if not option.choices else " or ".join(option.choices)
+    cells = (
+        f"[`{option.name}`](#{option.name})",
+        f"`{option.flags[0]}`" if option.cli else "-",
+        f"`{option.variable}`" if option.config else "-",
+        f"`{option.key}`" if option.config else "-",
+        kind,
+        default_of(option),
+    )
+    return f"| {' | '.join(cells)} |\n"
+
+
+def entry(option: Option) -> str:
+    """What the option means, and its bounds."""
+    bounds = []
+    if option.choices:
+        bounds.append(f"One of: {', '.join(f'`{choice}`' for choice in option.choices)}.")
+    if option.minimum is not None:
+        bounds.append(f"At least {option.minimum}.")
+    if option.maximum is not None:
+        bounds.append(f"At most {option.maximum}.")
+    return f"\n### {option.name}\n\n{' '.join([option.help, *bounds])}\n"
+
+
+def page() -> str:
+    """The whole page."""
+    options = list(OPTIONS.values())
+    return HEAD + "".join(map(row, options)) + "\n## What they mean\n" + "".join(map(entry, options))
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    if "--check" in sys.argv[1:]:
+        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
+            return 0
+        print(f"{PAGE} is not up to date: run python docs/make_options.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

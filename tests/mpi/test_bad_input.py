@@ -1,0 +1,641 @@
+"""Bad input, by real jobs: one line that names what was found and what was needed, exit code 2, nothing left, no hang."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness import CompletedJob, Mpi
+from simulated.nvml import compile_nvml, make_gpus, simulated_environ
+
+HOST = socket.gethostname()
+RAN = "the script went on"
+LIMIT = 60
+#: Open MPI's transports other than shared memory take a second to find out that there is nothing for them here.
+QUICK = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+ERROR = "dask_gpu_mpi: error: "
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of bad input.
+
+    Attributes
+    ----------
+    name : str
+        Of the test.
+    says : tuple of str
+        What the one line must contain; ``|`` separates what may stand for each other.
+    options : tuple of str or None
+        Words of the command line before the script; None: there is no such form.
+    keywords : str or None
+        Arguments of initialize(), as Python text; None: there is no such form.
+    env, per_rank : mapping and tuple of mapping
+        Variables for all ranks, or for each.
+    ranks : int
+        MPI processes.
+    gpus : int
+        Simulated GPUs of the host.
+    yaml : str
+        Dask's configuration file.
+
+    In all texts ``{tmp}`` is a directory of the test, with a regular file ``file`` in it, and ``{port}`` a port that is taken.
+    """
+
+    name: str
+    says: tuple[str, ...]
+    options: tuple[str, ...] | None = ()
+    keywords: str | None = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    per_rank: tuple[Mapping[str, str], ...] = ()
+    ranks: int = 2
+    gpus: int = 0
+    yaml: str = ""
+
+
+def worker_options(cls: str, text: str) -> dict[str, object]:
+    """Options of this class, in both forms."""
+    return {
+        "options": ("--worker-class", cls, "--worker-options", text),
+        "keywords": f"worker_class={cls!r}, worker_options={text}",
+    }
+
+
+def value(name: str, text: str) -> dict[str, object]:
+    """An option with this value, in both forms."""
+    return {"options": (f"--{name.replace('_', '-')}", text), "keywords": f"{name}={text!r}"}
+
+
+def visible(text: str) -> dict[str, object]:
+    """Two GPUs on the host, and this selection of them on all ranks."""
+    return {"gpus": 2, "env": {"CUDA_VISIBLE_DEVICES": text}}
+
+
+CUDA, NANNY, WORKER = "dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker"
+BELOW_A_FILE = "{tmp}/file/below"
+
+ROWS = (
+    # what the command line or the keywords say
+    Row(
+        "malformed JSON",
+        ("--worker-options", "not JSON", "column 16"),
+        ("--worker-options", '{"nthreads": 2,'),
+        None,
+    ),
+    Row(
+        "JSON without quotes",
+        ("--worker-options", "single quotes"),
+        ("--worker-options", "{nthreads: 2}"),
+        None,
+    ),
+    Row(
+        "JSON that is no object",
+        ("--worker-options", "[1, 2]", "needed: an object"),
+        ("--worker-options", "[1, 2]"),
+        None,
+    ),
+    Row(
+        "keyword that is no object",
+        ("worker_options", "'{}'", "needed: an object"),
+        None,
+        "worker_options='{}'",
+    ),
+    Row("unknown CLI option", ("command line", "--layuot", "--layout"), ("--layuot", "shared"), None),
+    Row("unknown keyword", ("keyword", "layuot", "did you mean 'layout'?"), None, "layuot='shared'"),
+    Row(
+        "unknown choice", ("layout", "'exlusive'", "did you mean 'exclusive'?"), **value("layout", "exlusive")
+    ),
+    Row(
+        "threads in words",
+        ("nthreads", "'two'", "needed: an integer of 1 or more"),
+        **value("nthreads", "two"),
+    ),
+    Row(
+        "no threads", ("nthreads", "0", "needed: an integer of 1 or more"), ("--nthreads", "0"), "nthreads=0"
+    ),
+    Row(
+        "memory in words",
+        ("memory_limit|--memory-limit", "'lots'", "needed: bytes"),
+        **value("memory_limit", "lots"),
+    ),
+    Row(
+        "negative timeout",
+        ("startup_timeout|--startup-timeout", "-1", "more than 0 seconds"),
+        ("--startup-timeout=-1",),
+        "startup_timeout=-1",
+    ),
+    Row(
+        "port out of range",
+        ("scheduler_port|--scheduler-port", "70000", "to 65535"),
+        ("--scheduler-port", "70000"),
+        "scheduler_port=70000",
+    ),
+    Row("rank that is not there", ("client_rank", "7", "found 2"), ("--client-rank", "7"), "client_rank=7"),
+    Row(
+        "ucx with security",
+        ("ucx", "cannot encrypt", "--no-security"),
+        ("--protocol", "ucx", "--security"),
+        "protocol='ucx', security=True",
+    ),
+    Row("unknown protocol", ("protocol", "'tsl'", "did you mean 'tls'?"), **value("protocol", "tsl")),
+    # what the environment and the configuration say
+    Row(
+        "unknown key in the environment",
+        ("environment DASK_GPU_MPI__LAYUOT", "DASK_GPU_MPI__LAYOUT"),
+        env={"DASK_GPU_MPI__LAYUOT": "shared"},
+    ),
+    Row(
+        "one underscore",
+        ("DASK_GPU_MPI_LAYOUT", "DASK_GPU_MPI__LAYOUT"),
+        env={"DASK_GPU_MPI_LAYOUT": "shared"},
+    ),
+    Row(
+        "wrong type in the environment",
+        ("environment DASK_GPU_MPI__NTHREADS", "'two'"),
+        env={"DASK_GPU_MPI__NTHREADS": "two"},
+    ),
+    Row(
+        "unknown key in YAML",
+        ("gpu-mpi.layuot", "did you mean 'layout'?"),
+        yaml="gpu-mpi:\n  layuot: shared\n",
+    ),
+    Row("wrong type in YAML", ("gpu-mpi.cpu-workers", "'many'"), yaml="gpu-mpi:\n  cpu-workers: many\n"),
+    # the workers' class and its options
+    Row(
+        "unknown class",
+        ("'distributed.Nany'", "did you mean 'distributed.Nanny'?"),
+        **value("worker_class", "distributed.Nany"),
+    ),
+    Row(
+        "unknown module",
+        ("'no_such_module.Worker'", "no module 'no_such_module'"),
+        **value("worker_class", "no_such_module.Worker"),
+    ),
+    Row("no module", ("'Nanny'", "did you mean 'distributed.Nanny'?"), **value("worker_class", "Nanny")),
+    Row(
+        "class that is a function",
+        ("'distributed.wait'", "needed: a class"),
+        **value("worker_class", "distributed.wait"),
+    ),
+    Row("class that is an object", ("worker_class", "(int)"), None, "worker_class=3"),
+    Row(
+        "unknown option of CUDAWorker",
+        ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
+        gpus=2,
+        **worker_options(CUDA, '{"rmm_pool_siz": "1GB"}'),
+    ),
+    Row(
+        "unknown option of Nanny",
+        ("'memory_limt'", "did you mean 'memory_limit'?"),
+        **worker_options(NANNY, '{"memory_limt": "1GB"}'),
+    ),
+    Row(
+        "unknown option of Worker",
+        ("'nthread'", "did you mean 'nthreads'?"),
+        **worker_options(WORKER, '{"nthread": 1}'),
+    ),
+    Row(
+        "unknown option of any worker",
+        ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
+        ("--worker-options", '{"rmm_pool_siz": 1}'),
+        "worker_options={'rmm_pool_siz': 1}",
+    ),
+    Row(
+        "option that is ours",
+        ("'name'", "set by dask_gpu_mpi", "--name"),
+        **worker_options(NANNY, '{"name": "x"}'),
+    ),
+    Row(
+        "wrong type of a worker's option",
+        ("nthreads", "'two'", "needed: an integer"),
+        **worker_options(NANNY, '{"nthreads": "two"}'),
+    ),
+    # what only one rank can know
+    Row(
+        "interface that no rank has",
+        ("'nope0'", "it has:", "lo", "--interface", f"on {HOST}"),
+        **value("interface", "nope0"),
+    ),
+    Row(
+        "interface that one rank has not",
+        (f"rank 1 on {HOST}", "'nope0'", "it has:", "--interface"),
+        per_rank=({"DASK_GPU_MPI__INTERFACE": "lo"}, {"DASK_GPU_MPI__INTERFACE": "nope0"}),
+    ),
+    Row(
+        "interface said to one rank only",
+        (f"rank 0 on {HOST}", "no interface", "--interface"),
+        per_rank=({}, {"DASK_GPU_MPI__INTERFACE": "lo"}),
+    ),
+    Row(
+        "port in use",
+        ("port {port}", "in use", "--scheduler-port", "127.0.0.1"),
+        ("--scheduler-port", "{port}"),
+        "scheduler_port={port}",
+    ),
+    Row(
+        "local directory below a file",
+        (BELOW_A_FILE, "can't be written", "--local-directory"),
+        **value("local_directory", BELOW_A_FILE),
+    ),
+    Row(
+        "local directory below a file on one rank",
+        (f"rank 1 of 2 on {HOST}", BELOW_A_FILE, "--local-directory"),
+        per_rank=({}, {"DASK_GPU_MPI__LOCAL_DIRECTORY": BELOW_A_FILE}),
+    ),
+    Row(
+        "local directory that is a file",
+        ("{tmp}/file", "can't be written", "--local-directory"),
+        **value("local_directory", "{tmp}/file"),
+    ),
+    Row(
+        "scheduler file below a file",
+        (BELOW_A_FILE, "scheduler file", "can't be written", "--scheduler-file"),
+        **value("scheduler_file", BELOW_A_FILE),
+    ),
+    Row(
+        "scheduler file that is a directory",
+        ("scheduler file '{tmp}'", "can't be written"),
+        **value("scheduler_file", "{tmp}"),
+    ),
+    Row(
+        "uneven layout",
+        ("layout", "'shared' on rank 0", "'exclusive' on rank 1", HOST),
+        ranks=3,
+        per_rank=({}, {"DASK_GPU_MPI__LAYOUT": "exclusive"}, {}),
+    ),
+    Row(
+        "uneven protocol",
+        ("protocol", "'tls' on rank 0", "'tcp' on rank 1"),
+        per_rank=({}, {"DASK_GPU_MPI__PROTOCOL": "tcp"}),
+    ),
+    Row(
+        "an option that is wrong on one rank",
+        (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"),
+        per_rank=({}, {"DASK_GPU_MPI__NTHREADS": "two"}),
+    ),
+    # GPUs
+    Row(
+        "ranks that see partly the same GPUs",
+        (f"host {HOST}", "rank 0 saw GPUs 0", "rank 1 saw GPUs 1", "'0,1'", "'1,2'"),
+        gpus=3,
+        per_rank=({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1,2"}),
+    ),
+    Row(
+        "GPU that is not there",
+        ("CUDA_VISIBLE_DEVICES='0,5'", "'5', which is not there", "NVML lists 0 (GPU-"),
+        **visible("0,5"),
+    ),
+    Row(
+        "GPU that is not there on one rank",
+        (f"rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'"),
+        gpus=2,
+        per_rank=({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}),
+    ),
+    Row(
+        "the same GPU twice", ("CUDA_VISIBLE_DEVICES='1,1'", "twice", "name each GPU once"), **visible("1,1")
+    ),
+    Row(
+        "garbage for GPUs",
+        ("CUDA_VISIBLE_DEVICES='all of them'", "correct the variable or unset it"),
+        **visible("all of them"),
+    ),
+    Row(
+        "GPUs without a driver",
+        ("CUDA_VISIBLE_DEVICES='0'", "NVML lists no GPU"),
+        env={"CUDA_VISIBLE_DEVICES": "0"},
+    ),
+    Row(
+        "GPUs hidden from GPU workers",
+        ("CUDAWorker", "GPU", "CUDA_VISIBLE_DEVICES"),
+        gpus=2,
+        env={"CUDA_VISIBLE_DEVICES": ""},
+        **value("worker_class", CUDA),
+    ),
+    # the world
+    Row("exclusive with two ranks", ("exclusive", "3", "2", "shared"), **value("layout", "exclusive")),
+    Row(
+        "no scheduler to join",
+        ("no scheduler is started and none is named", "--scheduler-address", "--scheduler-file"),
+        ("--no-scheduler",),
+        "scheduler=False",
+    ),
+    Row(
+        "scheduler file that is not there",
+        ("no scheduler file '{tmp}/none.json'",),
+        ("--no-scheduler", "--scheduler-file", "{tmp}/none.json"),
+        "scheduler=False, scheduler_file='{tmp}/none.json'",
+    ),
+    Row(
+        "scheduler file that is none",
+        ("'{tmp}/file' is no scheduler file",),
+        ("--no-scheduler", "--scheduler-file", "{tmp}/file"),
+        "scheduler=False, scheduler_file='{tmp}/file'",
+    ),
+)
+
+CASES = [
+    pytest.param(row, form, id=f"{row.name}-{form}")
+    for row in ROWS
+    for form, words in (("command", row.options), ("initialize", row.keywords))
+    if words is not None
+]
+
+
+@pytest.fixture(scope="module")
+def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML."""
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port of the loopback interface that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def blank(tmp_path: Path) -> Path:
+    """A directory with one regular file in it: nobody can write below it, not even root."""
+    (tmp_path / "file").write_text("not a directory, and no JSON")
+    return tmp_path
+
+
+def without_launcher(text: str) -> str:
+    """Standard error without what the launchers themselves have to say about ranks that exit."""
+    text = re.sub(r"(?m)^\[\S+:\d+\] PMIX ERROR: PMIX_ERR_UNREACH .*\n", "", text)
+    text = re.sub(r"(?s)-{60,}\nprterun detected that.*?-{60,}\n", "", text)
+    return re.sub(
+        r"(?s)={60,}\n= +BAD TERMINATION.*?={60,}\n(YOUR APPLICATION TERMINATED[^\n]*\n)?", "", text
+    )
+
+
+def error_line(done: CompletedJob, *says: str, rc: int = 2) -> str:
+    """The one line of a job that refused its input; everything that must be true of such a job is checked here."""
+    done.check(rc)
+    lines = without_launcher(done.stderr).splitlines()
+    assert [line for line in lines if line.startswith(ERROR)] == lines, done.output
+    assert len(lines) == 1, done.output
+    assert RAN not in done.stdout, done.output
+    assert not done.leaked
+    for part in says:
+        assert any(way in lines[0] for way in part.split("|")), f"{part!r} is not in {lines[0]!r}"
+    return lines[0]
+
+
+def nothing_left(mpirun: Mpi, *directories: Path) -> None:
+    """Neither scratch directories nor files of the job that ran last."""
+    found = {path.name for path in mpirun.jobs[-1].directory.iterdir()}
+    # Open MPI leaves an empty directory of its own where there is no launcher
+    assert {name for name in found if not name.startswith("ompi.")} <= {"script.py", "stdout", "stderr"}
+    for directory in directories:
+        assert {path.name for path in directory.iterdir()} <= {"file", "script.py", "dask.yaml"}
+
+
+def simulated(libdir: Path, gpus: int) -> dict[str, str]:
+    return simulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
+
+
+def script_of(row_keywords: str | None) -> str:
+    return (
+        f"print({RAN!r})\n"
+        if row_keywords is None
+        else f"from dask_gpu_mpi import initialize\ninitialize({row_keywords})\nprint({RAN!r})\n"
+    )
+
+
+@pytest.mark.parametrize(("row", "form"), CASES)
+def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row, form: str) -> None:
+    def fill(text: str) -> str:
+        return text.replace("{tmp}", str(blank)).replace("{port}", str(port))
+
+    env = QUICK | {name: fill(text) for name, text in row.env.items()} | simulated(libdir, row.gpus)
+    if row.yaml:
+        (blank / "dask.yaml").write_text(row.yaml)
+        env["DASK_CONFIG"] = str(blank)
+    per_rank = [{name: fill(text) for name, text in each.items()} for each in row.per_rank]
+    script = blank / "script.py"
+    script.write_text(script_of(fill(row.keywords or "") if form == "initialize" else None))
+    program = ["python", str(script)]
+    if form == "command":
+        program = ["python", "-m", "dask_gpu_mpi", *map(fill, row.options or ()), str(script)]
+    done = mpirun.run(program, row.ranks, timeout=LIMIT, env=env, per_rank_env=per_rank or None)
+    error_line(done, *map(fill, row.says))
+    nothing_left(mpirun, blank)
+
+
+def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
+    env = QUICK | simulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
+    script = f"""
+        from dask_gpu_mpi import initialize
+        session = initialize(dashboard=False)
+        print({RAN!r}, sorted(worker.kind for worker in session.plan.workers))
+    """
+    done = mpirun.run(script, 2, timeout=LIMIT, env=env).check()
+    assert done.stdout == f"{RAN} ['cpu', 'cpu']\n"
+    assert "2 workers on 1 host, 0 GPUs" in done.stderr
+    nothing_left(mpirun)
+
+
+TWICE = "initialize() was called a second time", "call it once"
+
+
+def only_error(done: CompletedJob, *says: str) -> None:
+    """As `error_line`, for a job whose cluster was up: that says so in lines of its own."""
+    done.check(2)
+    lines = without_launcher(done.stderr).splitlines()
+    assert all(line.startswith("dask_gpu_mpi: ") for line in lines), done.output
+    (line,) = [line for line in lines if line.startswith(ERROR)]
+    assert RAN not in done.stdout, done.output
+    for part in says:
+        assert part in line, done.output
+
+
+def test_initialize_twice(mpirun: Mpi) -> None:
+    script = f"""
+        from dask_gpu_mpi import initialize
+        initialize(dashboard=False)
+        initialize(dashboard=False)
+        print({RAN!r})
+    """
+    only_error(mpirun.run(script, 2, timeout=LIMIT, env=QUICK), *TWICE)
+    nothing_left(mpirun)
+
+
+def test_initialize_in_a_script_that_has_its_cluster_already(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(script_of(""))
+    program = ["python", "-m", "dask_gpu_mpi", "--no-dashboard", str(script)]
+    only_error(mpirun.run(program, 2, timeout=LIMIT, env=QUICK), *TWICE, "python -m dask_gpu_mpi")
+    nothing_left(mpirun, tmp_path)
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+@pytest.mark.parametrize(("path", "what"), [("none.py", "does not exist"), (".", "is a directory")])
+def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, ranks: int | None) -> None:
+    program = ["python", "-m", "dask_gpu_mpi", path]
+    done = mpirun.run(program, ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    error_line(done, repr(path), what, repr(str(tmp_path)))
+    nothing_left(mpirun, tmp_path)
+
+
+def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("print('before'\nx = 1 +\n")
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", str(script)], 2, timeout=LIMIT, env=QUICK).check(1)
+    assert "SyntaxError: '(' was never closed" in done.stderr
+    assert f'File "{script}", line 1' in done.stderr
+    assert "dask_gpu_mpi/" not in done.stderr, done.output  # none of our frames
+    assert done.stderr.count("SyntaxError") == 1
+    assert not done.stdout
+    nothing_left(mpirun, tmp_path)
+
+
+def test_plan_of_an_allocation_that_has_none(mpirun: Mpi, tmp_path: Path) -> None:
+    program = ["python", "-m", "dask_gpu_mpi", "plan", "--layout", "exclusive"]
+    error_line(
+        mpirun.run(program, 2, timeout=LIMIT, env=QUICK, cwd=tmp_path),
+        "exclusive",
+        "needs at least 3",
+        "found 2",
+    )
+    nothing_left(mpirun, tmp_path)
+
+
+# -- launchers and libraries -----------------------------------------------------------------------------------------------------
+
+OPEN_MPIS = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+SRUNS = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_LOCALID": "0",
+}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
+
+
+@pytest.mark.parametrize("form", ["command", "initialize"])
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        (OPEN_MPIS, ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of")),
+        (SRUNS, ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm")),
+        (BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun")),
+    ],
+    ids=["mpirun", "srun", "batch script"],
+)
+def test_world_of_one_below_a_launcher(
+    mpirun: Mpi, tmp_path: Path, env: Mapping[str, str], says: tuple[str, ...], form: str
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(script_of("" if form == "initialize" else None))
+    program = ["python", *(["-m", "dask_gpu_mpi"] if form == "command" else []), str(script)]
+    done = mpirun.run(program, None, timeout=LIMIT, env=QUICK | env)
+    error_line(done, *says, f"on {HOST}", "Open MPI v5" if mpirun.name == "openmpi" else "MPICH Version: 5")
+    nothing_left(mpirun, tmp_path)
+
+
+def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str, words: str = "-m dask_gpu_mpi") -> CompletedJob:
+    """Two ranks of a launcher whose world this MPI library does not find; ``$r`` in `env` is the rank."""
+    script = tmp_path / "script.py"
+    script.write_text(script_of(None))
+    start = f"env {env} {sys.executable} {words} {script} & pids[$r]=$!"
+    shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
+    return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT, env=QUICK)
+
+
+def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
+    rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
+    if mpirun.name == "openmpi":
+        rank = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
+    done = foreign_launcher(mpirun, tmp_path, rank)
+    error_line(done, "rank 0 of 2", "SIZE=2", "world of 1 rank", "use the mpirun of")
+    nothing_left(mpirun, tmp_path)
+
+
+def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
+    # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
+    if mpirun.name != "mpich":
+        pytest.skip("of the two only MPICH aborts")
+    rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2 PMIX_RANK=$r PMIX_NAMESPACE=x"
+    done = foreign_launcher(mpirun, tmp_path, rank)
+    error_line(
+        done, "rank 0 of 2", HOST, "does not speak PMIx", "OMPI_COMM_WORLD_SIZE=2", "use the mpirun of"
+    )
+    nothing_left(mpirun, tmp_path)
+
+
+@pytest.mark.parametrize("form", ["command", "initialize", "plan"])
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(script_of("" if form == "initialize" else None))
+    words = {
+        "command": ["-m", "dask_gpu_mpi", str(script)],
+        "initialize": [str(script)],
+        "plan": ["-m", "dask_gpu_mpi", "plan"],
+    }
+    env = QUICK | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    done = mpirun.run(["python", *words[form]], ranks, timeout=LIMIT, env=env)
+    error_line(done, "finds no MPI library", "dask-gpu-mpi[openmpi]", "dask-gpu-mpi[mpich]")
+    nothing_left(mpirun, tmp_path)
+
+
+def test_mpi4py_that_is_not_there(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError(\"No module named 'mpi4py'\")")
+    script = tmp_path / "script.py"
+    script.write_text(script_of(None))
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", str(script)], None, timeout=LIMIT, env=QUICK)
+    error_line(done, "No module named 'mpi4py'", "pip install")
+
+
+def test_scheduler_file_goes_with_a_cluster_that_did_not_start(mpirun: Mpi, tmp_path: Path) -> None:
+    options = {"preload": "no_such_module_anywhere"}
+    words = ["--worker-options", json.dumps(options), "--scheduler-file", str(tmp_path / "scheduler.json")]
+    script = tmp_path / "script.py"
+    script.write_text(script_of(None))
+    done = mpirun.run(
+        ["python", "-m", "dask_gpu_mpi", *words, str(script)], 2, timeout=LIMIT, env=QUICK
+    ).check(1)
+    assert done.stderr.count(ERROR) == 1
+    assert "no_such_module_anywhere" in done.stderr
+    assert RAN not in done.stdout
+    nothing_left(mpirun, tmp_path)
+
+
+def test_a_second_cluster_after_the_first_is_allowed(mpirun: Mpi) -> None:
+    # exit=False: the ranks go on together when the first one ends
+    script = """
+        from dask_gpu_mpi import initialize
+        for attempt in range(2):
+            session = initialize(exit=False, dashboard=False)
+            if session:
+                print("cluster", attempt, len(session.plan.workers), flush=True)
+                session.close()
+    """
+    done = mpirun.run(script, 2, timeout=LIMIT, env=QUICK).check()
+    assert done.stdout == "cluster 0 2\ncluster 1 2\n"
+    assert ERROR not in done.stderr
+    nothing_left(mpirun)
+
+
+def test_a_second_try_after_a_refusal_is_allowed(mpirun: Mpi) -> None:
+    script = f"""
+        from dask_gpu_mpi import InputError, initialize
+        try:
+            initialize(nthreads="two")
+        except InputError:
+            initialize(nthreads=2, dashboard=False)
+        print({RAN!r})
+    """
+    done = mpirun.run(script, 2, timeout=LIMIT, env=QUICK).check()
+    assert done.stdout == RAN + "\n"
+    nothing_left(mpirun)

@@ -1,0 +1,188 @@
+"""A dask-mpi user changes the import and nothing else."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+
+import pytest
+
+import dask_gpu_mpi
+from clusters import TELL, facts, only_our_lines, scratch_of, workers_of
+from harness import Mpi
+
+
+@pytest.mark.parametrize("name", ["initialize", "execute"])
+def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dask_mpi = pytest.importorskip("dask_mpi")
+    theirs = inspect.signature(getattr(dask_mpi, name)).parameters
+    ours = inspect.signature(getattr(dask_gpu_mpi, name)).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
+    assert all(ours[key].kind is ours[key].POSITIONAL_OR_KEYWORD for key in theirs)
+    assert all(ours[key].kind is ours[key].VAR_KEYWORD for key in list(ours)[len(theirs) :])
+
+
+def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import warnings
+from mpi4py import MPI
+from dask_gpu_mpi import initialize, send_close_signal
+from distributed import Client
+
+world = MPI.COMM_WORLD
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    # interface, nthreads, local_directory, memory_limit, nanny, dashboard, dashboard_address, protocol, worker_class,
+    # worker_options, comm, exit
+    client_rank = initialize(
+        None, 2, os.environ["TMPDIR"], "200MB", True, False, None, "tcp", None, {"lifetime": "1h"}, world, False
+    )
+said = [str(warning.message) for warning in caught if "nanny" in str(warning.message)]
+if client_rank:
+    with Client() as client:
+        tell(workers=looks(client), dashboard=client.dashboard_link, address=client.scheduler.address, said=said)
+    send_close_signal()
+    send_close_signal()
+answers = world.gather((world.rank, type(client_rank).__name__, bool(client_rank)))
+if world.rank == 0:
+    tell(answers=answers, sum=world.reduce(1))
+else:
+    world.reduce(1)
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    told = facts(done)
+    assert told["answers"] == [[0, "Session", True], [1, "bool", False]]
+    assert told["sum"] == 2
+    assert told["address"].startswith("tcp://")
+    rows = workers_of(told)
+    assert {row["nthreads"] for row in rows.values()} == {2}
+    assert {row["memory"] for row in rows.values()} == {200_000_000}
+    assert all(row["nanny"] for row in rows.values())
+    # deprecated: told, once, and no error
+    assert len(told["said"]) == 1
+    assert told["said"][0].startswith("keyword nanny is deprecated")
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_sub_communicator_beside_mpi_work_of_others(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import initialize
+from distributed import Client
+
+world = MPI.COMM_WORLD
+mine = world.Split(int(world.rank in (1, 3)))
+if world.rank in (1, 3):
+    session = initialize(comm=mine, exit=False, worker_class="distributed.Worker")
+    if session:
+        with session, Client() as client:
+            tell(workers=looks(client), cluster_rank=world.rank, doubled=client.submit(lambda x: 2 * x, 4).result())
+else:
+    turns = 0
+    for turn in range(2000):
+        turns += mine.allreduce(1)
+    if world.rank == 0:
+        tell(turns=turns)
+total = world.allreduce(world.rank)
+if world.rank == 2:
+    tell(total=total)
+"""
+    )
+    done = mpirun.run(program, 4).check()
+    told = facts(done)
+    assert told["cluster_rank"] == 1
+    assert told["doubled"] == 8
+    assert told["turns"] == 4000
+    assert told["total"] == 6
+    assert sorted(workers_of(told)) == ["0", "1"]
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_execute_returns_the_result(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def add(left, right=0):
+    with Client() as client:
+        tell(workers=looks(client), client=MPI.COMM_WORLD.rank)
+        return client.submit(lambda: left + right).result()
+
+# client_function, client_args, client_kwargs, client_rank, scheduler, scheduler_rank
+answer = execute(add, (3,), {"right": 4}, 2, True, 1, exclusive_workers=True, worker_name="mine", nthreads=1)
+answers = MPI.COMM_WORLD.gather(answer)
+if MPI.COMM_WORLD.rank == 0:
+    tell(answers=answers)
+"""
+    )
+    done = mpirun.run(program, 4).check()
+    told = facts(done)
+    assert told["answers"] == [None, None, 7, None]
+    assert told["client"] == 2
+    assert sorted(workers_of(told)) == ["mine-0", "mine-3"]
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_execute_raises_what_the_function_raises(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def fail():
+    Client().submit(lambda: 1 / 0).result()
+
+try:
+    execute(fail)
+except ZeroDivisionError as error:
+    tell(caught=MPI.COMM_WORLD.rank)
+    MPI.COMM_WORLD.allreduce(1)
+    sys.exit(3)
+MPI.COMM_WORLD.allreduce(1)
+"""
+    )
+    done = mpirun.run(program, 2)
+    done.check(3)
+    assert facts(done)["caught"] == 0
+    assert done.stderr.count("Traceback") <= 1  # the worker's own log of the task that failed
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_world_too_small_is_dask_mpis_exception(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import dask_mpi
+import dask_gpu_mpi
+from mpi4py import MPI
+
+rank = MPI.COMM_WORLD.rank
+try:
+    dask_gpu_mpi.initialize(layout="exclusive")
+except dask_mpi.WorldTooSmallException as error:
+    tell(**{f"caught{rank}": [isinstance(error, dask_gpu_mpi.WorldTooSmallException), str(error)]})
+MPI.COMM_WORLD.Barrier()
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    told = facts(done)
+    for rank in (0, 1):
+        ours, text = told[f"caught{rank}"]
+        assert ours
+        assert "needs at least 3 MPI ranks, found 2" in text
+    assert scratch_of(mpirun.jobs[-1]) == []

@@ -1,0 +1,108 @@
+"""A cluster without a script, how others find it, and the workers of other jobs that join it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, Driver, facts, gone, only_our_lines, scratch_of, until
+from harness import Mpi
+
+#: A program that lends its workers to somebody else's cluster for as long as a function runs.
+LENDER = (
+    TELL
+    + """
+from mpi4py import MPI
+from dask_gpu_mpi import connect, execute
+
+def borrow(path):
+    with connect(path) as client:
+        client.wait_for_workers(5, timeout=30)
+        tell(workers=looks(client), rank=MPI.COMM_WORLD.rank)
+        return len(client.scheduler_info(n_workers=-1)["workers"])
+
+answer = execute(borrow, (sys.argv[1],), scheduler=False, scheduler_file=sys.argv[1], worker_name="lent")
+if MPI.COMM_WORLD.rank == 0:
+    tell(answer=answer)
+"""
+)
+
+
+@pytest.mark.timeout(180)
+def test_cluster_by_its_file(mpirun: Mpi, tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    owner = mpirun.start([*COMMAND, "--scheduler-file", str(file)], 2)
+    owner.wait_for("2 workers on 1 host", stream="stderr")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert {"address", "id", "services", "workers"} <= set(json.loads(file.read_text()))
+    with Driver(file) as driver:
+        assert driver.ask("names()") == ["0", "1"]
+        assert driver.ask("client.submit(lambda: 42).result()") == 42
+
+        # A second job adds its workers; its names are none of those that are there, and its end is its own.
+        joined = mpirun.start([*COMMAND, "--no-scheduler", "--scheduler-file", str(file)], 2)
+        joined.wait_for("2 workers on 1 host", stream="stderr")
+        names = driver.ask("names()")
+        assert len(set(names)) == 4
+        assert {"0", "1"} < set(names)
+        assert len(driver.ask("list(client.run(lambda: 1).values())")) == 4
+        joined.signal(signal.SIGTERM)
+        assert joined.wait(20).rc != 0
+        assert scratch_of(joined) == []
+        until(lambda: driver.ask("names()") == ["0", "1"], 10, "the joined workers leave")
+        assert file.exists()
+
+        # execute(scheduler=False): its end does not end the other's scheduler. Two jobs that join do not clash either.
+        again = mpirun.start([*COMMAND, "--no-scheduler", "--scheduler-file", str(file)], 1)
+        again.wait_for("1 worker on 1 host", stream="stderr")
+        lender = mpirun.run(LENDER, 2, args=[str(file)]).check()
+        told = facts(lender)
+        assert told["answer"] == 5
+        assert sum(str(row["name"]).startswith("lent-") for row in told["workers"]) == 2
+        assert only_our_lines(lender.stderr)
+        until(lambda: len(driver.ask("names()")) == 3, 10, "the lent workers leave")
+        assert driver.ask("client.submit(lambda: 43).result()") == 43
+
+        # The owner's end is everybody's.
+        driver.ask("client.shutdown()")
+        done = owner.wait(20).check(0)
+        assert only_our_lines(done.stderr)
+        assert not file.exists()
+        assert again.wait(20).check(0).stderr.count("Traceback") == 0
+    assert scratch_of(owner) == scratch_of(again) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
+    # without a launcher, in the clear; dask-mpi's way to name the scheduler
+    file = tmp_path / "scheduler.json"
+    owner = mpirun.start([*COMMAND, "--no-security", "--scheduler-file", str(file)], None)
+    owner.wait_for("1 worker on 1 host", stream="stderr")
+    address = json.loads(file.read_text())["address"]
+    assert address.startswith("tcp://")
+    joined = mpirun.start([*COMMAND, "--no-scheduler", address], 2)
+    joined.wait_for("2 workers on 1 host", stream="stderr")
+    with Driver(file) as driver:
+        assert len(set(driver.ask("names()"))) == 3
+    owner.signal(signal.SIGTERM)
+    assert owner.wait(20).rc == 128 + signal.SIGTERM
+    assert not file.exists()
+    joined.wait(20).check(0)
+    assert scratch_of(owner) == scratch_of(joined) == []
+
+
+def test_interrupt_ends_the_cluster(mpirun: Mpi, tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    owner = mpirun.start([*COMMAND, "--scheduler-file", str(file)], 2)
+    owner.wait_for("2 workers on 1 host", stream="stderr")
+    owner.signal(signal.SIGINT)
+    done = owner.wait(20)
+    assert done.rc != 0
+    assert gone(owner, 0)
+    assert "Traceback" not in done.stderr
+    assert not file.exists()
+    assert scratch_of(owner) == []

@@ -1,0 +1,266 @@
+"""The main job on CPUs: a script, by the command and by `initialize()`, with every class of workers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, only_our_lines, scratch_of, workers_of
+from harness import Mpi
+
+CORES = len(os.sched_getaffinity(0))
+
+#: No main guard; tasks from everywhere: a function and a class of __main__, a module beside the script, mpi4py.
+SCRIPT = (
+    TELL
+    + """
+import beside
+from distributed import Client
+from dask_gpu_mpi import current_session
+
+class Pair:
+    def __init__(self, left):
+        self.left, self.right = left, os.getpid()
+
+def double(x):
+    return 2 * x
+
+def world():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5)
+
+print("the script runs", flush=True)
+client = Client()
+pair = client.submit(Pair, 3).result()
+from mpi4py import MPI
+tell(
+    rank=MPI.COMM_WORLD.rank,
+    argv=sys.argv,
+    name=__name__,
+    file=__file__,
+    address=client.scheduler.address,
+    doubled=client.gather(client.map(double, range(10))),
+    beside=client.submit(beside.triple, 5).result(),
+    pair=[isinstance(pair, Pair), pair.left, pair.right != os.getpid()],
+    worlds=[list(answer) for answer in client.run(world).values()],
+    workers=looks(client),
+    plan=current_session().plan.as_json(),
+    ready=current_session().ready_seconds,
+)
+"""
+)
+
+BESIDE = """
+from distributed import Nanny, Worker
+
+def triple(x):
+    return 3 * x
+
+class MyNanny(Nanny):
+    pass
+
+class MyWorker(Worker):
+    pass
+"""
+
+
+def write_script(folder: Path, before: str = "", after: str = "") -> Path:
+    """The script and the module beside it, in a folder of their own that is no working directory."""
+    (folder / "beside.py").write_text(BESIDE)
+    script = folder / "analysis.py"
+    script.write_text(before + SCRIPT + after)
+    return script
+
+
+def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
+    """What holds for every job of `SCRIPT`."""
+    assert stdout.count("the script runs") == 1
+    assert told["name"] == "__main__"
+    assert told["doubled"] == [2 * x for x in range(10)]
+    assert told["beside"] == 15
+    assert told["pair"] == [True, 3, True]
+    assert told["worlds"] == [[1, 5]] * len(told["workers"])  # type: ignore[arg-type]
+    plan = told["plan"]
+    assert isinstance(plan, dict)
+    assert plan["world_size"] == ranks
+    assert plan["client"]["rank"] == told["rank"]
+    rows = workers_of(told)  # type: ignore[arg-type]
+    assert sorted(rows) == sorted(str(worker["name"]) for worker in plan["workers"])
+    for worker in plan["workers"]:
+        row = rows[str(worker["name"])]
+        assert row["nthreads"] == worker["nthreads"]
+        assert row["identity"] == []
+    assert sum(row["memory"] for row in rows.values()) <= sum(host["memory"] for host in plan["hosts"])
+    assert len({row["pid"] for row in rows.values()}) == len(rows)
+
+
+def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
+    script = write_script(tmp_path, after="sys.exit(7)\n")
+    done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 4)
+    done.check(7)
+    told = facts(done)
+    check_tasks(told, done.stdout, 4)
+    assert told["rank"] == 0
+    assert told["argv"] == [str(script), "--nthreads", "two words"]
+    assert told["file"] == str(script)
+    assert told["address"].startswith("tls://127.0.0.1:")
+    assert [row["name"] for row in told["workers"]] == [0, 1, 2, 3]  # ints, as in dask-mpi
+    assert all(row["nanny"] for row in told["workers"])
+    threads = [row["nthreads"] for row in told["workers"]]
+    assert sum(threads) == max(4, CORES)
+    assert max(threads) - min(threads) <= 1
+    assert "Traceback" not in done.stderr
+    assert scratch_of(mpirun.jobs[-1]) == []
+    # The plan that was made for this job is the plan that `plan` shows, to programs and to people.
+    alone = mpirun.run([*COMMAND, "plan", "--json"], 4).check()
+    assert json.loads(alone.stdout) == told["plan"]
+    table = mpirun.run([*COMMAND, "plan"], 4).check()
+    assert table.stderr == ""
+    assert table.stdout.count(os.uname().nodename) >= 1
+    assert "{" not in table.stdout
+
+
+def test_initialize_with_one_rank_and_a_nanny(mpirun: Mpi, tmp_path: Path) -> None:
+    before = """
+import dask, distributed
+from dask_gpu_mpi import initialize
+dask.config.set({"probe": {"deep": "from the script"}, "distributed.worker.memory.spill": 0.55})
+session = initialize(worker_class=distributed.Nanny)
+assert session
+"""
+    after = """
+spill = client.run(lambda: __import__("dask").config.get("distributed.worker.memory.spill"))
+tell(spill=list(spill.values()), session=repr(session), other=session.client().submit(double, 21).result())
+"""
+    done = mpirun.run(["python", str(write_script(tmp_path, before, after)), "a b"], 1).check()
+    told = facts(done)
+    check_tasks(told, done.stdout, 1)
+    assert told["argv"][1:] == ["a b"]
+    assert [row["name"] for row in told["workers"]] == [0]
+    assert told["workers"][0]["nthreads"] == CORES
+    assert told["workers"][0]["config"] == {"deep": "from the script"}
+    assert told["spill"] == [0.55]
+    assert told["other"] == 42
+    assert told["session"].startswith(f"<Session {told['address']} workers=1 hosts=1")
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1], "d*") == []
+
+
+def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_path: Path) -> None:
+    before = "from dask_gpu_mpi import initialize\ninitialize(worker_class='distributed.Worker')\n"
+    after = "raise ValueError('of the script')\n"
+    done = mpirun.run(["python", str(write_script(tmp_path, before, after))], 2)
+    done.check(1)
+    told = facts(done)
+    check_tasks(told, done.stdout, 2)
+    assert not any(row["nanny"] for row in told["workers"])
+    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.count("ValueError: of the script") == 1
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
+    script = write_script(tmp_path, after="raise ValueError('of the script')\n")
+    line = [*COMMAND, "--worker-class", "beside.MyNanny", "--nthreads", "3", str(script)]
+    done = mpirun.run(line, None)
+    done.check(1)
+    told = facts(done)
+    check_tasks(told, done.stdout, 1)
+    assert told["workers"][0]["nthreads"] == 3
+    first, *trace = done.stderr[done.stderr.index("Traceback") :].splitlines()
+    assert first.startswith("Traceback")
+    assert trace[0].strip().startswith(f'File "{script}"')  # the user's frames alone
+    assert sum("ValueError: of the script" in line for line in trace) == 1
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_exclusive_layout_and_a_class_of_the_script(mpirun: Mpi, tmp_path: Path) -> None:
+    before = """
+from dask_gpu_mpi import initialize
+from distributed import Worker
+
+class Mine(Worker):
+    pass
+
+initialize(layout="exclusive", worker_class=Mine, worker_options={"resources": {"own": 2}}, startup_timeout=20)
+"""
+    after = """
+tell(own=client.submit(double, 8, resources={"own": 1}).result())
+"""
+    done = mpirun.run(["python", str(write_script(tmp_path, before, after))], 3).check()
+    told = facts(done)
+    check_tasks(told, done.stdout, 3)
+    assert (told["plan"]["scheduler"]["rank"], told["rank"]) == (0, 1)
+    assert [(row["name"], row["class"]) for row in told["workers"]] == [(2, "Mine")]
+    assert told["own"] == 16
+    assert only_our_lines(done.stderr)
+
+
+def test_eight_ranks_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
+    # command line > environment > Dask's YAML > default
+    config = tmp_path / "config"
+    config.mkdir()
+    section = {"nthreads": 3, "memory-limit": "300MB", "name": "yaml", "client-rank": 2}
+    (config / "dask.yaml").write_text(json.dumps({"gpu-mpi": section, "probe": "from the file"}))
+    env = {
+        "DASK_CONFIG": str(config),
+        "DASK_GPU_MPI__NTHREADS": "2",
+        "DASK_GPU_MPI__NAME": "environment",
+        "DASK_GPU_MPI__CLIENT_RANK": "5",
+    }
+    line = [*COMMAND, "--name", "said", "--scheduler-rank", "3", str(write_script(tmp_path))]
+    done = mpirun.run(line, 8, env=env, timeout=90).check()
+    told = facts(done)
+    check_tasks(told, done.stdout, 8)
+    assert told["rank"] == 5
+    assert told["plan"]["scheduler"]["rank"] == 3
+    assert [row["name"] for row in told["workers"]] == [f"said-{rank}" for rank in range(8)]
+    assert {row["nthreads"] for row in told["workers"]} == {2}
+    assert {row["memory"] for row in told["workers"]} == {300_000_000}
+    assert {row["config"] for row in told["workers"]} == {"from the file"}
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_layout_from_the_environment_needs_its_ranks(mpirun: Mpi) -> None:
+    env = {"DASK_GPU_MPI__LAYOUT": "exclusive"}
+    done = mpirun.run([*COMMAND, "plan"], 2, env=env)
+    done.check(2)
+    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
+    assert "needs at least 3 MPI ranks, found 2" in done.stderr
+
+
+@pytest.mark.parametrize("form", ["table", "json"])
+def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
+    line = [*COMMAND, "plan", "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--visible"]
+    line += ["per-rank", "--cpus-per-node", "32", "--memory-per-node", "256GiB", "--cpu-workers", "1"]
+    done = mpirun.run([*line, *(["--json"] if form == "json" else [])], None).check()
+    assert done.stderr == ""
+    names = [f"{rank}-{gpu}" for rank, gpu in zip((0, 0, 1, 1, 2, 2, 3, 3), (0, 1, 2, 3) * 2, strict=True)]
+    if form == "table":
+        assert all(name in done.stdout for name in names)
+        return
+    plan = json.loads(done.stdout)
+    assert set(plan) == {"layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"}
+    assert set(plan["scheduler"]) == set(plan["client"]) == {"rank", "host"}
+    for host in plan["hosts"]:
+        assert set(host) == {"host", "ranks", "gpus", "memory"}
+        assert all(set(gpu) == {"index", "uuid", "name", "memory"} for gpu in host["gpus"])
+    keys = {
+        "name",
+        "rank",
+        "host",
+        "kind",
+        "gpu_index",
+        "device",
+        "nthreads",
+        "memory_limit",
+        "cpus",
+        "resources",
+    }
+    assert all(set(worker) == keys for worker in plan["workers"])
+    assert [worker["name"] for worker in plan["workers"] if worker["kind"] == "gpu"] == names
+    assert sum(worker["kind"] == "cpu" for worker in plan["workers"]) == 2

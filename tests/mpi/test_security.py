@@ -1,0 +1,113 @@
+"""Who gets in, what a neighbour on the host can read, and where a job listens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusters import TELL, facts, listening, scratch_of, until, without_mpi
+from harness import Mpi
+
+STRANGERS = (
+    TELL
+    + """
+import subprocess, textwrap
+from dask_gpu_mpi import initialize
+from dask_gpu_mpi.security import make_credentials
+
+session = initialize(worker_class="distributed.Nanny")
+with session.client() as client:
+    tell(workers=looks(client), address=session.address)
+stranger = textwrap.dedent('''
+    import asyncio, json, socket, ssl, sys, tempfile
+    import dask
+    from distributed import Client, Security
+
+    address, foreign = sys.argv[1], json.loads(sys.stdin.read())
+
+    async def as_client(address, **kwargs):
+        try:
+            async with Client(address, asynchronous=True, timeout="3s", **kwargs) as client:
+                return str(await client.submit(lambda: "in"))
+        except Exception as error:
+            return f"refused: {type(error).__name__}"
+
+    def as_anybody(*certificate):
+        # believes everything that the scheduler says: the refusal must be the scheduler's
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        if certificate:
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write("".join(certificate))
+                file.flush()
+                context.load_cert_chain(file.name)
+        host, port = address.removeprefix("tls://").rsplit(":", 1)
+        try:
+            with socket.create_connection((host, int(port)), 5) as plain, context.wrap_socket(plain) as wrapped:
+                said = wrapped.recv(1000)  # Dask's own greeting, for whoever is let in
+                return f"in: {said}" if said else "refused: silence"
+        except OSError as error:
+            return f"refused: {getattr(error, 'reason', error)}"
+
+    with dask.config.set(foreign):
+        security = Security()
+    own = security.get_tls_config_for_role("client")
+    print(json.dumps([
+        as_anybody(),
+        as_anybody(own["key"], own["cert"]),
+        asyncio.run(as_client(address, security=security)),
+        asyncio.run(as_client(address.replace("tls://", "tcp://"))),
+    ]))
+''')
+foreign = json.dumps(make_credentials().dask_config())
+environ = {key: value for key, value in os.environ.items() if not re.match("PMI|OMPI_COMM|HYDI|PRTE", key)}
+command = [sys.executable, "-c", stranger, session.address]
+done = subprocess.run(command, input=foreign, env=environ, capture_output=True, text=True)
+tell(strangers=json.loads(done.stdout), words=done.stderr[-2000:])
+until = os.path.join(os.environ["TMPDIR"], "go-on")
+import time
+while not os.path.exists(until):
+    time.sleep(0.05)
+"""
+)
+
+KEYS = (b"PRIVATE KEY", b"BEGIN CERTIFICATE")
+
+
+def secrets_in(path: Path) -> bool:
+    """Whether a file that can be read has a key or a certificate in it."""
+    try:
+        return any(key in path.read_bytes() for key in KEYS)
+    except OSError:
+        return False
+
+
+def test_tls_secrets_and_sockets(mpirun: Mpi) -> None:
+    job = mpirun.start(STRANGERS, 2)
+    job.wait_for("strangers")
+    told = facts(job)
+    # in: nobody who has not been let in
+    assert len(told["strangers"]) == 4, told
+    assert all(answer.startswith("refused: ") for answer in told["strangers"]), told
+    # while it runs, with its workers up: command lines, environments, files
+    processes = job.processes()
+    assert len(processes) > 6
+    for pid in processes:
+        assert not secrets_in(Path(f"/proc/{pid}/cmdline")), processes[pid]
+        assert not secrets_in(Path(f"/proc/{pid}/environ")), processes[pid]
+    own = {"script.py"}  # the only one that may say so
+    files = [path for path in job.directory.rglob("*") if path.is_file() and path.name not in own]
+    assert not [path for path in files if secrets_in(path)]
+    assert scratch_of(job)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in job.directory.glob("dgm-*"))
+    # one host: agents, scheduler and workers listen on the loopback interface alone, dashboards included
+    pids = without_mpi(job)
+    assert {row["pid"] for row in told["workers"]} <= set(pids)
+    sockets = {pid: sorted(listening(pid)) for pid in pids}
+    assert sum(map(len, sockets.values())) >= 3
+    elsewhere = {
+        pid: found for pid, found in sockets.items() if any(a not in ("127.0.0.1", "::1") for a, _ in found)
+    }
+    assert not elsewhere, [processes.get(pid) for pid in elsewhere]
+    (job.directory / "go-on").touch()
+    assert "Traceback" not in job.wait(30).check(0).stderr
+    until(lambda: not scratch_of(job), 5)

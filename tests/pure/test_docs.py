@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def without_code(text: str) -> str:
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"`[^`\n]*`(?!\]\()", "", text)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, by GitHub's rule."""
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def ci_commands(text: str) -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return re.findall(r"(?<![\w./-])(?:\./)?(ci/[\w./-]+)", "\n".join(blocks))
+
+
+def test_page_of_options_is_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "make_options.py", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_resolve(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    broken = []
+    for target in LINK.findall(without_code(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (
+            anchor and file.suffix == ".md" and anchor not in anchors(file.read_text(encoding="utf-8"))
+        ):
+            broken.append(target)
+    assert not broken
+
+
+def test_readme_names_every_page() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [
+        page.name for page in PAGES if page.parent.name == "docs" and f"docs/{page.name}" not in text
+    ] == []
+
+
+def test_ci_commands_of_the_readme_exist() -> None:
+    commands = ci_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {"ci/demo.sh", "ci/test.sh"} <= set(commands)
+    assert [command for command in commands if not (ROOT / command).is_file()] == []
+
+
+def test_the_checks_find_what_is_wrong() -> None:
+    assert LINK.findall(without_code("[a](b.md) `[c](d.md)` [`e`](f.md#g)\n```\n[h](i.md)\n```\n")) == [
+        "b.md",
+        "f.md#g",
+    ]
+    assert anchors("# One `two`: three\n```\n# no\n```\n") == {"one-two-three"}
+    assert ci_commands("```bash\nbash ci/gone.sh x\n```\n```\nci/no.sh\n```\n") == ["ci/gone.sh"]
