@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = ["Session", "announce", "current_session", "say"]
+
+#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+LOST_GRACE = 30.0
 
 _current: Session | None = None
 
@@ -125,8 +129,18 @@ class Session:
         while not self._leaving.is_set():
             member.pump(CALM)
             if member.lost is not None or member.launcher_gone():
+                _silence_dask()
+                # Raises ClusterLostError, or SystemExit, in the main thread.
                 os.kill(os.getpid(), signal.SIGTERM)
+                self._end_by_force_after(LOST_GRACE)
                 return
+
+    def _end_by_force_after(self, seconds: float) -> None:
+        """The script is being ended by an exception; one that swallows it must not keep the job."""
+        if not self._leaving.wait(seconds):
+            say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
+            self._member.post.drop_agent(1.0)
+            os._exit(1)
 
     def _stop_monitor(self) -> None:
         self._leaving.set()
@@ -139,10 +153,23 @@ class Session:
             return
         self._finished = True
         self._stop_monitor()
+        _silence_dask()
         _close_clients(self.address)
         self._closed = True
         self._member.client_done(final=True)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
+        if self._member.launcher_gone():
+            sys.stdout.flush()
+            os._exit(1)  # without a launcher MPI can't be left in an orderly way
+
+
+def _silence_dask() -> None:
+    """The cluster is over, and we have said so: what Dask's clients here then complain about is no news."""
+    for name in (
+        "distributed",
+        *(name for name in logging.root.manager.loggerDict if name.startswith("distributed.")),
+    ):
+        logging.getLogger(name).disabled = True
 
 
 def _nest(key: str, value: Any) -> dict[str, Any]:
