@@ -317,6 +317,9 @@ class _Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._remember)
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                # A warning of the batch system that goes to all ranks; the script, on the client rank, is who can use it.
+                self._before[number] = signal.signal(number, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

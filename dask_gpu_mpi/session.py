@@ -9,12 +9,15 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .bringup import Joined
+from .errors import ClusterLostError
 from .member import Member
 from .placement import Plan
 from .post import CALM
+from .walltime import EXIT_CODE, end_time
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -57,6 +60,10 @@ class Session:
         self._finished = False
         self._leaving = threading.Event()
         self._monitor: threading.Thread | None = None
+        self._asked = False
+        self._end: float | None = None
+        self._callback: Callable[[], Any] | None = None
+        self._before = 0.0
         _current = self
 
     def __repr__(self) -> str:
@@ -99,6 +106,30 @@ class Session:
             _close_clients(self.address)
             self._member.client_done(final=self._member.leave_open)
 
+    def time_left(self) -> float | None:
+        """Seconds until the batch system ends the job; None where it does not tell."""
+        if not self._asked:
+            self._asked = True
+            self._end = end_time(self._member.joined.environ)
+        return None if self._end is None else max(0.0, self._end - time.time())
+
+    def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
+        """Have `callback` called once, in time before the job is ended; then the job ends with exit code 75.
+
+        It is called in the main thread, between two steps of the script, `before` seconds before the walltime where the batch
+        system tells it, or when the job is sent SIGTERM (or the signal that ``walltime_signal`` names), whichever comes first.
+        Afterwards SystemExit(75) is raised there, so that the script's `finally` and `atexit` run; a requeue tests for 75.
+
+        Parameters
+        ----------
+        callback : callable
+            Writes the checkpoint; takes no arguments. The cluster still works while it runs.
+        before : float
+            Seconds before the end.
+        """
+        self._callback, self._before = callback, before
+        self.time_left()  # asks the batch system now, and not when time is short
+
     def __enter__(self) -> Session:
         return self
 
@@ -128,12 +159,29 @@ class Session:
         member = self._member
         while not self._leaving.is_set():
             member.pump(CALM)
+            if (
+                self._callback is not None
+                and self._end is not None
+                and time.time() > self._end - self._before
+            ):
+                self._end = None
+                os.kill(os.getpid(), signal.SIGTERM)
             if member.lost is not None or member.launcher_gone():
                 _silence_dask()
                 # Raises ClusterLostError, or SystemExit, in the main thread.
                 os.kill(os.getpid(), signal.SIGTERM)
                 self._end_by_force_after(LOST_GRACE)
                 return
+
+    def _on_signal(self, number: int) -> None:
+        """In the main thread: the job is to end. Always raises."""
+        if self._member.lost is not None:
+            raise ClusterLostError(self._member.lost, reported=True)
+        callback, self._callback = self._callback, None
+        if callback is None:
+            raise SystemExit(128 + number)
+        callback()
+        raise SystemExit(EXIT_CODE)
 
     def _end_by_force_after(self, seconds: float) -> None:
         """The script is being ended by an exception; one that swallows it must not keep the job."""
