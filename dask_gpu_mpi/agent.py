@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import importlib
 import logging
-import mmap
 import os
 import shutil
 import signal
@@ -24,11 +23,13 @@ from collections.abc import Callable, Coroutine
 from multiprocessing import get_context
 from typing import Any
 
+from . import logs
 from .errors import DaskGpuMpiError, InputError
 from .forkserver import become_fork_server, die_with_parent
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
+from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
 from .workers import make_worker
 
@@ -52,9 +53,7 @@ def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
     follow_parent : bool
         Die with the thread that started this process (its main thread, or the caller must not ask for it).
     """
-    # The rank decides when the job ends. Whoever signals every process of the job (a terminal, slurmstepd) reaches the rank too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    ignore_signals()
     if follow_parent:
         die_with_parent()
     lifeline = os.dup(0)
@@ -76,6 +75,30 @@ def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
             write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
     finally:
         os._exit(code)
+
+
+def ignore_signals() -> None:
+    """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
+
+    Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
+    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more.
+    """
+    owner = [os.getpid()]
+    os.register_at_fork(after_in_child=lambda: _adopt(owner))
+
+    def leave_it(number: int, _: Any) -> None:
+        if os.getpid() != owner[0]:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, leave_it)
+
+
+def _adopt(owner: list[int]) -> None:
+    """After a fork: the fork server and its children are ours too, what tasks fork is not."""
+    if os.getppid() == owner[0] and len(owner) < 3:
+        owner[:] = [os.getpid(), *owner]
 
 
 def _run(lifeline: int, reply: int, cuda: bool) -> None:
@@ -114,7 +137,6 @@ def _configure(configuration: Configuration) -> str:
 
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    _set_up_logging(configuration.log_level)
     options = configuration.worker_options
     if configuration.worker_class != "auto":
         check_worker_options(import_worker_class(configuration.worker_class), options, where="worker_options")
@@ -134,6 +156,7 @@ def _configure(configuration: Configuration) -> str:
             f"the local directory {parent!r} can't be written ({error.strerror}): "
             "give a writable one of that host with local_directory (--local-directory)"
         ) from None
+    logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
     return scratch
 
 
@@ -147,26 +170,6 @@ def _in_process(worker_class: str | type) -> bool:
         return False
     cls = import_worker_class(worker_class)
     return not (issubclass(cls, Nanny) or cls.__name__ == "CUDAWorker")
-
-
-#: Shared with every process forked from here: a one means that the job is ending, and what Dask then complains about is no news.
-_ending = mmap.mmap(-1, 1)
-
-
-class _NoNewsAtTheEnd(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return _ending[0] == 0
-
-
-def _set_up_logging(level: str) -> None:
-    """Dask's own loggers at the user's level; silent while the job ends, unless the user wants to see everything."""
-    for name in ("distributed", "distributed.client"):
-        logging.getLogger(name).setLevel(level.upper())
-    if level in ("debug", "info"):
-        return
-    for name in ("", "distributed", "distributed.client", "tornado", "bokeh", "asyncio"):
-        for handler in logging.getLogger(name).handlers:
-            handler.addFilter(_NoNewsAtTheEnd())
 
 
 class Agent:
@@ -186,11 +189,13 @@ class Agent:
         self._scheduler: Any = None
         self._scheduler_pipe: Any = None
         self._closing = False
+        self._joined = False
 
     async def run(self, frames: list[Any]) -> None:
         """Obey until the lifeline ends, then close everything within the grace."""
         loop = asyncio.get_running_loop()
         os.set_blocking(self._lifeline, False)
+        loop.call_later(self.configuration.patience, self._lose_patience)
         for frame in frames:
             self._obey(frame)
         loop.add_reader(self._lifeline, self._on_lifeline)
@@ -216,8 +221,24 @@ class Agent:
         for frame in self._reader.feed(chunk):
             self._obey(frame)
 
+    def _lose_patience(self) -> None:
+        """The rank is in a call of its MPI library that waits for another rank, for longer than any start may take."""
+        if self._joined or self._stop.is_set():
+            return
+        if self.configuration.speaks:
+            print(
+                "dask_gpu_mpi: error: MPI did not come together until the start-up deadline (startup_timeout): at least one "
+                "rank was started but does not run (stopped, or its host is gone), or can't reach the others",
+                file=sys.stderr,
+                flush=True,
+            )
+        os.kill(os.getppid(), signal.SIGKILL)
+
     def _obey(self, frame: tuple[str, Any]) -> None:
         command, payload = frame
+        self._joined = True
+        if command == "joined":
+            return
         actions: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
             "scheduler": self._start_scheduler,
             "workers": self._start_workers,
@@ -276,27 +297,47 @@ class Agent:
 
         settings, plans, config = payload
         dask.config.set({"scheduler-address": settings.address, **config})
+        if settings.log_directory is not None and plans:
+            logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
             self._workers.append(make_worker(plan, settings))
-        await asyncio.gather(
-            *(self._start_worker(plan, worker) for plan, worker in zip(plans, self._workers, strict=True))
-        )
+        reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
+        workers = list(zip(plans, self._workers, strict=True))
+        await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
         self.tell("ready", len(plans))
-        await asyncio.gather(*(worker.finished() for worker in self._workers))
+        failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():
-            self.tell("workers-ended")
+            self.tell("workers-ended", any(failed))
 
     async def _start_worker(self, plan: WorkerPlan, worker: Any) -> None:
+        pids: set[int] = set()
+        watch = asyncio.ensure_future(_collect_pids(worker, pids))
         try:
             await worker
         except Exception as error:
             cause: BaseException = error
             while cause.__cause__ is not None:
                 cause = cause.__cause__
-            raise DaskGpuMpiError(
-                f"worker {plan.name} did not start: {type(cause).__name__}: {cause}"
-            ) from error
+            gpu = f" (GPU {plan.device})" if plan.device else ""
+            words = next(filter(None, (logs.last_words(self.scratch, pid) for pid in sorted(pids))), "")
+            text = f"worker {plan.name}{gpu} did not start: {type(cause).__name__}: {cause}"
+            raise DaskGpuMpiError(text + (f"; its last words:\n{words}" if words else "")) from error
+        finally:
+            watch.cancel()
+
+    async def _follow(self, plan: WorkerPlan, worker: Any, reasons: dict[int, Callable[[], str]]) -> bool:
+        """Wait until a worker has ended for good; True when it failed."""
+        nannies = [nanny for nanny in _nannies([worker]) if hasattr(nanny, "instantiate")]
+        watches = [asyncio.ensure_future(watch_nanny(nanny)) for nanny in nannies]
+        await worker.finished()
+        why = next((watch.result() for watch in watches if watch.done() and not watch.cancelled()), "")
+        for watch in watches:
+            watch.cancel()
+        failed = bool(why) or any(reasons[id(nanny)]().startswith("nanny-inst") for nanny in nannies)
+        if failed and not self._closing and not self._stop.is_set():
+            self.tell("worker-failed", plan.name, why or "its nanny could not start it again")
+        return failed
 
     async def _show_dashboard(self, _: Any) -> None:
         if self._scheduler_pipe is not None:
@@ -304,7 +345,7 @@ class Agent:
 
     async def _close_workers(self, _: Any = None) -> None:
         """Close the workers politely, and by force what is left after the grace."""
-        _ending[0] = 1
+        logs.set_ending()
         self._closing = True
         workers, self._workers = self._workers, []
         grace = self.configuration.grace
@@ -339,6 +380,13 @@ class Agent:
 
 def _nannies(workers: list[Any]) -> list[Any]:
     return [nanny for worker in workers for nanny in getattr(worker, "nannies", [worker])]
+
+
+async def _collect_pids(worker: Any, pids: set[int]) -> None:
+    """Remember the processes of a worker that is starting: where they left their last words."""
+    while True:
+        pids.update(filter(None, map(_process_of, _nannies([worker]))))
+        await asyncio.sleep(0.02)
 
 
 def _process_of(nanny: Any) -> int | None:

@@ -21,7 +21,8 @@ from .network import list_interfaces
 from .options import Options
 from .placement import PlacementOptions, Plan, make_plan
 from .post import BRISK, Event, Post
-from .rendezvous import Mailbox, load_mpi
+from .progress import Progress
+from .rendezvous import Mailbox, abort, load_mpi
 from .supervisor import AgentProcess
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
@@ -30,6 +31,8 @@ __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_opt
 COORDINATOR = 0
 #: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
 COORDINATOR_GRACE = 30.0
+#: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended.
+MPI_GRACE = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -66,8 +69,8 @@ def expected_client(options: Options) -> int:
     return 1 if options.layout == "exclusive" else 0
 
 
-def configuration(options: Options) -> Configuration:
-    """What an agent is told first."""
+def configuration(options: Options, *, speaks: bool) -> Configuration:
+    """What an agent is told first. `speaks`: it reports if MPI never comes together."""
     loaded = sys.modules.get("dask.config")
     return Configuration(
         worker_class=options.worker_class,
@@ -76,6 +79,9 @@ def configuration(options: Options) -> Configuration:
         log_level=options.log_level,
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
+        log_directory=options.log_directory,
+        patience=options.startup_timeout + MPI_GRACE,
+        speaks=speaks,
     )
 
 
@@ -96,6 +102,7 @@ def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSetti
         worker_class=options.worker_class,
         worker_options=dict(options.worker_options),
         device_memory=start.device_memory,
+        log_directory=options.log_directory,
     )
 
 
@@ -123,6 +130,8 @@ class Joined:
         Path and scheduler id, where this rank has written one.
     joins : bool
         Whether the cluster was there before this job.
+    cuda : bool
+        Whether agents import dask_cuda at once.
     """
 
     post: Post
@@ -134,6 +143,7 @@ class Joined:
     has_scheduler: bool
     scheduler_file: tuple[str, str] | None
     joins: bool
+    cuda: bool
 
 
 class Bringup:
@@ -169,6 +179,7 @@ class Bringup:
         timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
         self._deadline = started + timeout
         self._host = socket.gethostname()
+        self._progress = Progress(started)
         self._agent: AgentProcess | None = None
         self._target: Target | None = None
         self._coordinator: Coordinator | None = None
@@ -187,9 +198,14 @@ class Bringup:
         """
         try:
             return self._run()
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, DaskGpuMpiError) and error.fatal and not error.reported:
+                print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+                error.reported = True
             if self._agent is not None:
                 self._agent.close(1.0)
+            if isinstance(error, DaskGpuMpiError) and error.fatal:
+                abort(error.exit_code)
             raise
 
     def _run(self) -> Joined:
@@ -197,13 +213,16 @@ class Bringup:
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
             self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
-            self._agent.configure(configuration(options))
+            launched = launchers.detect(self._environ)
+            first = launched is None or not launched.rank
+            self._agent.configure(configuration(options, speaks=first))
         else:
             failure = Failure.of(options)
         world = self._load_mpi()
-        self._post = Post(
-            Mailbox(self._comm if self._comm is not None else world, self._deadline), self._agent
-        )
+        mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
+        self._post = Post(mailbox, self._agent)
+        if self._agent is not None:
+            self._agent.send("joined")
         inventory: Inventory | None = None
         if isinstance(options, Options):
             try:
@@ -301,16 +320,22 @@ class Bringup:
         )
 
     def _tick(self, coordinator: Coordinator) -> None:
-        coordinator.tick(time.monotonic())
-        if isinstance(coordinator.outcome, Go):
+        now = time.monotonic()
+        coordinator.tick(now)
+        if coordinator.outcome is None:
+            self._progress.show(now, *coordinator.progress())
+        elif isinstance(coordinator.outcome, Go):
+            self._progress.clear()
             self._go = coordinator.outcome
-        elif coordinator.outcome is not None:
+        else:
             error = coordinator.outcome
+            self._progress.clear()
             # Before anybody else exits, since a launcher ends all ranks when one fails.
             print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
             error.reported = True
-            self._post.mailbox.send_all("fail", Failure.of(error))
-            self._post.mailbox.flush(2.0)
+            if not error.fatal:  # else `run` aborts: who does not answer can't be told
+                self._post.mailbox.send_all("fail", Failure.of(error))
+                self._post.mailbox.flush(2.0)
             raise error
 
     # -- every rank ---------------------------------------------------------------------------------------------
@@ -349,6 +374,7 @@ class Bringup:
             has_scheduler,
             self._file,
             joins=not self._options.scheduler,
+            cuda=_may_use_cuda(self._options, self._environ),
         )
 
     def _on_event(self, event: Event) -> None:

@@ -224,14 +224,23 @@ class Coordinator:
             if heard or now > self._failed_at + GATHER_FAILURES:
                 self._give_up()
         elif now > self._deadline:
-            late = [rank for rank in range(self.size) if rank not in self._ready]
-            for rank in late:
-                host = self._hellos[rank].host if rank in self._hellos else "a host that it has not told"
-                step = "has not started its workers" if rank in self._hellos else "has not answered"
-                self._failures[rank] = Failure(
-                    f"on {host} {step} within the start-up deadline (startup_timeout)", 1
-                )
-            self._give_up()
+            silent = [rank for rank in range(self.size) if rank not in self._hellos]
+            text = "has not answered" if silent else "has not started its workers"
+            for rank in silent or self.waiting_for:
+                self._failures[rank] = Failure(f"{text} within the start-up deadline (startup_timeout)", 1)
+            self._give_up(fatal=True)
+
+    def progress(self) -> tuple[int, int | None, list[str]]:
+        """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
+        ready = planned = None
+        if self.plan is not None:
+            planned = len(self.plan.workers)
+            ready = sum(worker.rank in self._ready for worker in self.plan.workers)
+        silent = [rank for rank in range(self.size) if rank not in self._hellos]
+        hosts = [
+            self._hellos[rank].host if rank in self._hellos else "" for rank in silent or self.waiting_for
+        ]
+        return ready or 0, planned, hosts
 
     @property
     def waiting_for(self) -> list[int]:
@@ -243,7 +252,7 @@ class Coordinator:
         if self._failed_at is None:
             self._failed_at = now
 
-    def _give_up(self) -> None:
+    def _give_up(self, *, fatal: bool = False) -> None:
         """One report: ranks that say the same share a line."""
         by_text: dict[tuple[str, int, bool], list[int]] = {}
         for rank, failure in sorted(self._failures.items()):
@@ -260,10 +269,11 @@ class Coordinator:
         failure = Failure(
             "; ".join(lines), 2 if all(key[1] == 2 for key in keys) else 1, any(key[2] for key in keys)
         )
-        self._end_with(failure)
+        self._end_with(failure, fatal=fatal)
 
-    def _end_with(self, failure: Failure) -> None:
+    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
         self.outcome = failure.error(reported=False)
+        self.outcome.fatal = fatal
 
     def _all_here(self, now: float) -> None:
         hellos = [self._hellos[rank] for rank in range(self.size)]

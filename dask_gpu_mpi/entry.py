@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .bringup import Bringup
-from .errors import ClusterLostError, DaskGpuMpiError, InputError
+from .errors import DaskGpuMpiError, InputError
 from .member import Member
 from .options import Options, resolve
 from .session import Session, announce, current_session
@@ -63,6 +63,9 @@ def start(
     if not has_client:
         return member, None
     session = Session(member, started)
+    assert isinstance(options, Options)  # with an InputError there is no cluster
+    if options.walltime_signal is not None:
+        _handle(getattr(signal, f"SIG{options.walltime_signal}"))
     session._open()
     # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
     atexit.register(session._finish)
@@ -320,16 +323,19 @@ def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any)
 
 def terminate_like_an_exit() -> None:
     """Turn SIGTERM into an exception in the main thread: without a handler Python dies of it with no `finally` at all."""
-    if (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    ):
-        signal.signal(signal.SIGTERM, _on_term)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        _handle(signal.SIGTERM)
+
+
+def _handle(number: int) -> None:
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(number, _on_term)
 
 
 def _on_term(number: int, frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends it at once
+    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
+    signal.signal(number, signal.SIG_IGN)
     session = current_session()
-    if session is not None and session._member.lost is not None:
-        raise ClusterLostError(session._member.lost, reported=True)
+    if session is not None:
+        session._on_signal(number)
     raise SystemExit(128 + number)

@@ -29,9 +29,12 @@ class DaskGpuMpiError(Exception):
         What the process exits with when nobody catches the error.
     reported : bool
         True once the message has been printed on the head rank: nobody prints it again.
+    fatal : bool
+        True where some ranks can't be reached: MPI can't be left in an orderly way, the job has to be aborted.
     """
 
     exit_code: int = 1
+    fatal: bool = False
 
     def __init__(self, message: str, *, reported: bool = False) -> None:
         super().__init__(message)

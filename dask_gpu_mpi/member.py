@@ -14,10 +14,13 @@ import time
 from typing import Any
 
 from . import launchers
-from .bringup import COORDINATOR, Joined, grace
+from .bringup import COORDINATOR, Joined, configuration, grace, worker_settings
 from .errors import ClusterLostError
 from .joining import remove_scheduler_file
 from .post import BRISK, CALM, Event
+from .ranges import ranks_text
+from .rendezvous import abort
+from .supervisor import AgentProcess
 
 __all__ = ["Member"]
 
@@ -59,7 +62,11 @@ class Member:
         self._parent = os.getppid()
         self._launched = launchers.detect(joined.environ) is not None
         self._lock = threading.Lock()
-        self._without_workers: set[int] = set()
+        self._without_workers: dict[int, bool] = {}
+        self._restarts = _Restarts()
+        self._restart_at: float | None = None
+        #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
+        self.silent: list[int] = []
         self._closed: set[int] = set()
         self._released = False
         self._wound_down = False
@@ -69,6 +76,8 @@ class Member:
     def pump(self, timeout: float) -> None:
         """Handle what has happened; waits at most `timeout` seconds for it."""
         with self._lock:
+            if self._restart_at is not None and time.monotonic() > self._restart_at and not self.stopped:
+                self._restart()
             for event in self.post.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -89,7 +98,7 @@ class Member:
         elif kind == "over":
             self._over(*payload)
         elif kind == "workers-ended":
-            self._on_workers_ended(payload)
+            self._on_workers_ended(*payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         if kind == "closed":
@@ -97,7 +106,11 @@ class Member:
         elif self.stopped or self.ended is not None:
             return  # what else ends now was told to
         elif kind == "workers-ended":
-            self.post.send(COORDINATOR, "workers-ended", self.rank)
+            self.post.send(COORDINATOR, "workers-ended", (self.rank, payload[0]))
+        elif kind == "worker-failed":
+            self._say(
+                f"worker {payload[0]} on {self.joined.host} is given up: {payload[1]}; the rest goes on"
+            )
         elif kind == "scheduler-ended":
             # Code 0: a client called shutdown().
             lost = None if payload[0] == 0 else f"the scheduler's process ended (exit code {payload[0]})"
@@ -107,20 +120,58 @@ class Member:
             if self.joined.has_scheduler:
                 self._tell_over(f"{text}, and the scheduler with it")
             else:
-                print(f"dask_gpu_mpi: {text}; the rest goes on", file=sys.stderr, flush=True)
+                self._agent_lost(text)
+        elif kind == "prepared" and self.post.agent is not None:
+            self._hire(self.post.agent.scratch or "")
+        elif kind == "failed" and self._restarts.tried:
+            self.post.drop_agent(0.5)
+            self._agent_lost(f"the new agent of rank {self.rank} on {self.joined.host} failed ({payload[0]})")
+
+    def _agent_lost(self, text: str) -> None:
+        """An agent without the scheduler has died, and its workers with it: start another, or give this rank up."""
+        if not self.joined.start.workers:
+            return
+        delay = self._restarts.next_delay()
+        if delay is None:
+            self._say(f"{text}; rank {self.rank} is given up, the rest goes on")
+            self.post.send(COORDINATOR, "workers-ended", (self.rank, True))
+            return
+        self._say(f"{text}; it is started again in {delay:g} s")
+        self._restart_at = time.monotonic() + delay
+
+    def _restart(self) -> None:
+        """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
+        self._restart_at = None
+        self.post.agent = AgentProcess(self.joined.environ, cuda=self.joined.cuda)
+        self.post.agent.configure(configuration(self.joined.options, speaks=False))
+        self.post.agent.send("joined")
+
+    def _hire(self, scratch: str) -> None:
+        start = self.joined.start
+        assert self.post.agent is not None  # it has just spoken
+        settings = worker_settings(self.joined.options, start, scratch)
+        self.post.agent.send("workers", (settings, start.workers, start.config))
+
+    def _say(self, text: str) -> None:
+        print(f"dask_gpu_mpi: {text}", file=sys.stderr, flush=True)
 
     def _tell_over(self, lost: str | None) -> None:
         self.post.send(COORDINATOR, "over", (0 if lost is None else 1, False, lost))
 
     # -- on the coordinator -------------------------------------------------------------------------------------
 
-    def _on_workers_ended(self, rank: int) -> None:
-        """A joined cluster was shut down by its owner. In a cluster of our own, the scheduler's end is what counts."""
-        self._without_workers.add(rank)
+    def _on_workers_ended(self, rank: int, failed: bool) -> None:
+        """All workers of a rank have ended, and not because we ended them."""
+        self._without_workers[rank] = failed
         plan = self.joined.go.plan
         assert plan is not None  # the coordinator has it
-        if self.joined.joins and self._without_workers >= {worker.rank for worker in plan.workers}:
-            self._over(0, final=False)
+        if not set(self._without_workers) >= {worker.rank for worker in plan.workers}:
+            return
+        if any(self._without_workers.values()):
+            self._over(1, False, "no worker is left")
+        elif self.joined.joins:
+            # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
+            self._over(0, False)
 
     def _over(self, code: int, final: bool, lost: str | None = None) -> None:
         """The cluster is over; `final`: the script has ended as well."""
@@ -160,7 +211,8 @@ class Member:
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
                 if self.launcher_gone():
-                    break
+                    self.post.drop_agent(self.joined.options.shutdown_timeout)
+                    os._exit(1)  # without a launcher MPI can't be left in an orderly way
             self.leave()
         if self.lost is not None:
             raise ClusterLostError(self.lost, reported=True)
@@ -200,9 +252,16 @@ class Member:
         self.leave()
 
     def leave(self) -> None:
-        """Close what is open here, and let the last messages out."""
+        """Close what is open here, and let the last messages out.
+
+        Where a rank does not answer, MPI would wait for it for ever: then the job is aborted here, with a line that says so.
+        """
         self._wind_down()
-        self.post.mailbox.flush(2.0)
+        flushed = self.post.mailbox.flush(2.0)
+        if self.ended is not None and self.rank == COORDINATOR and (self.silent or not flushed):
+            names = ranks_text(self.silent) if self.silent else "a rank"
+            self._say(f"{names} of {self.post.size} did not answer at the end: the job is aborted")
+            abort(self.ended or 1)
 
     def _wind_down(self) -> None:
         """Close workers everywhere, then the scheduler: a worker that loses its scheduler first has much to say about it."""
@@ -220,6 +279,7 @@ class Member:
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
                 self.pump(BRISK)
+            self.silent = [rank for rank in range(post.size) if rank not in self._closed]
             post.send(plan.scheduler.rank, "release")
         if self.joined.has_scheduler:
             while not self._released and post.agent is not None and time.monotonic() < limit:
@@ -227,6 +287,23 @@ class Member:
         post.drop_agent(options.shutdown_timeout)
         if self.joined.scheduler_file is not None:
             remove_scheduler_file(*self.joined.scheduler_file)
+
+
+class _Restarts:
+    """How often an agent is started again, and after how long."""
+
+    #: Seconds before each.
+    DELAYS = (0.5, 2.0, 8.0)
+
+    def __init__(self) -> None:
+        self.tried = 0
+
+    def next_delay(self) -> float | None:
+        """Seconds to wait before the next try; None when there is none."""
+        if self.tried == len(self.DELAYS):
+            return None
+        self.tried += 1
+        return self.DELAYS[self.tried - 1]
 
 
 class _Signals:
@@ -240,6 +317,9 @@ class _Signals:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._remember)
+            for number in (signal.SIGUSR1, signal.SIGUSR2):
+                # A warning of the batch system that goes to all ranks; the script, on the client rank, is who can use it.
+                self._before[number] = signal.signal(number, signal.SIG_IGN)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -26,6 +26,12 @@ class Configuration:
         The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
     grace : float
         Seconds that workers get to close.
+    log_directory : str or None
+        Where log files go, instead of standard error.
+    patience : float
+        Seconds after which a rank that has not joined the others is stuck in its MPI library, and is ended.
+    speaks : bool
+        Whether to say so then: one rank's word is enough.
     """
 
     worker_class: str | type
@@ -34,6 +40,9 @@ class Configuration:
     log_level: str
     dask_config: dict[str, Any] = field(repr=False)
     grace: float = 2.0
+    log_directory: str | None = None
+    patience: float = 600.0
+    speaks: bool = True
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,8 @@ class WorkerSettings:
         As the user said it, checked.
     device_memory : dict
         Bytes of each device, by UUID.
+    log_directory : str or None
+        Where each worker's log file goes.
     """
 
     address: str
@@ -99,3 +110,4 @@ class WorkerSettings:
     worker_class: str | type
     worker_options: dict[str, Any] = field(default_factory=dict)
     device_memory: dict[str, int] = field(default_factory=dict)
+    log_directory: str | None = None

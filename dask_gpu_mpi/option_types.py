@@ -239,11 +239,12 @@ def _choice(option: Option, value: Any, origin: str, source: Source) -> str:
     if not isinstance(value, str):
         raise TypeError
     text = value.strip().lower()
-    if text not in option.choices:
+    spelled = {choice.lower(): choice for choice in option.choices}
+    if text not in spelled:
         near = difflib.get_close_matches(text, option.choices, 1, 0.6)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(_needed(option) + hint)
-    return text
+    return spelled[text]
 
 
 def _json(option: Option, value: Any, origin: str, source: Source) -> dict[str, Any]:

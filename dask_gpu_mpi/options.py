@@ -113,6 +113,9 @@ _TABLE = (
     Option("shutdown_timeout", "duration", 10.0,
            "Seconds that the workers have to close at the end, before they are killed.",
            ("--shutdown-timeout",)),
+    Option("walltime_signal", "choice", None,
+           "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",
+           ("--walltime-signal",), choices=("USR1", "USR2")),
     Option("log_level", "choice", "warning",
            "Least severity of the messages that Dask logs.",
            ("--log-level",), choices=("debug", "info", "warning", "error", "critical")),
@@ -164,6 +167,7 @@ class Options:
     cpu_workers: int = 0
     startup_timeout: float = 300.0
     shutdown_timeout: float = 10.0
+    walltime_signal: str | None = None
     log_level: str = "warning"
     log_directory: str | None = None
     warnings: tuple[str, ...] = ()

@@ -12,10 +12,13 @@ import time
 from typing import Any, NamedTuple
 
 from .errors import MpiMissingError, StartupError
+from .ranges import ranks_text
 
-__all__ = ["Mail", "Mailbox", "load_mpi"]
+__all__ = ["Mail", "Mailbox", "abort", "load_mpi"]
 
 _TAG = 7
+#: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
+_HERE = 32701
 
 
 class Mail(NamedTuple):
@@ -53,16 +56,18 @@ class Mailbox:
     ----------
     comm : mpi4py.MPI.Intracomm
         Is duplicated, without blocking; the caller's own is never used for messages.
+    host : str
+        Where this rank runs; told to rank 0 at once, to name those who are missing.
     deadline : float
         ``time.monotonic()`` until which all ranks must have joined.
 
     Raises
     ------
     StartupError
-        Not all ranks joined in time.
+        Not all ranks joined in time; `fatal`.
     """
 
-    def __init__(self, comm: Any, deadline: float) -> None:
+    def __init__(self, comm: Any, host: str, deadline: float) -> None:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
@@ -72,16 +77,45 @@ class Mailbox:
         if self.size == 1:
             self._comm = None
             return
-        self._comm, request = comm.Idup()
+        self._comm = self._join(comm, host, deadline)
+
+    def _join(self, comm: Any, host: str, deadline: float) -> Any:
+        """Duplicate the communicator, which takes all ranks, without waiting in MPI."""
+        from mpi4py import MPI
+
+        hosts = {0: host}
+        told = comm.isend(host, dest=0, tag=_HERE) if self.rank else None
+        duplicate, request = comm.Idup()
         pause = 0.001
-        while not request.Test():
-            if time.monotonic() > deadline:
-                raise StartupError(
-                    f"rank {self.rank} of {self.size} waited for the other ranks until the start-up deadline: at least one of "
-                    "them was started but does not run (stopped, swapped out, or its host is gone)"
-                )
+        while True:
+            done = request.Test()
+            status = MPI.Status()
+            while self.rank == 0 and (message := comm.improbe(tag=_HERE, status=status)) is not None:
+                hosts[status.Get_source()] = message.recv()
+            if done and (len(hosts) == self.size if told is None else told.Test()):
+                return duplicate
+            # The others leave the word to rank 0, unless it is the one that is missing.
+            if time.monotonic() > deadline + (2.0 if self.rank else 0.0):
+                raise self._nobody_there(hosts)
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
+
+    def _nobody_there(self, hosts: dict[int, str]) -> StartupError:
+        if self.rank == 0:
+            missing = ranks_text(rank for rank in range(self.size) if rank not in hosts)
+            by_host = ", ".join(
+                f"{ranks_text(rank for rank in hosts if hosts[rank] == host)} on {host}"
+                for host in sorted(set(hosts.values()))
+            )
+            text = f"{missing} of {self.size} did not answer within the start-up deadline (startup_timeout); here are {by_host}"
+        else:
+            text = f"rank 0 of {self.size} did not answer within the start-up deadline (startup_timeout)"
+        error = StartupError(
+            f"{text}: a missing rank was started but does not run (stopped, swapped out, still importing, or its host is gone)",
+            reported=self.rank > 1,
+        )
+        error.fatal = True
+        return error
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         """Post a message; returns at once."""
@@ -138,3 +172,11 @@ class Mailbox:
         for rank, kind, payload in waiting:
             self._pending.append(self._comm.isend((kind, payload), dest=rank, tag=_TAG))
         self._pending = [request for request in self._pending if not request.Test()]
+
+
+def abort(code: int) -> None:
+    """Take all ranks down, those included that don't answer; returns only if MPI can't even do that."""
+    from mpi4py import MPI
+
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.COMM_WORLD.Abort(code)

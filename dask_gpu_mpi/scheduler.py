@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import signal
 import warnings
 from typing import Any
 
@@ -24,9 +23,6 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     Sends ``("up", address, dashboard_port, id)`` or ``("failed", text, exit_code)`` through `pipe`, takes ``"dashboard"`` and
     ``"close"`` from it, and ends at its end of file.
     """
-    # The rank decides when the job ends, not whoever signals every process of it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     code = 1
     try:
         code = asyncio.run(_serve(settings, pipe))

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .bringup import Joined
+from .errors import ClusterLostError
 from .member import Member
 from .placement import Plan
 from .post import CALM
+from .walltime import EXIT_CODE, end_time
 
 if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = ["Session", "announce", "current_session", "say"]
+
+#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+LOST_GRACE = 30.0
 
 _current: Session | None = None
 
@@ -53,6 +60,10 @@ class Session:
         self._finished = False
         self._leaving = threading.Event()
         self._monitor: threading.Thread | None = None
+        self._asked = False
+        self._end: float | None = None
+        self._callback: Callable[[], Any] | None = None
+        self._before = 0.0
         _current = self
 
     def __repr__(self) -> str:
@@ -95,6 +106,30 @@ class Session:
             _close_clients(self.address)
             self._member.client_done(final=self._member.leave_open)
 
+    def time_left(self) -> float | None:
+        """Seconds until the batch system ends the job; None where it does not tell."""
+        if not self._asked:
+            self._asked = True
+            self._end = end_time(self._member.joined.environ)
+        return None if self._end is None else max(0.0, self._end - time.time())
+
+    def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
+        """Have `callback` called once, in time before the job is ended; then the job ends with exit code 75.
+
+        It is called in the main thread, between two steps of the script, `before` seconds before the walltime where the batch
+        system tells it, or when the job is sent SIGTERM (or the signal that ``walltime_signal`` names), whichever comes first.
+        Afterwards SystemExit(75) is raised there, so that the script's `finally` and `atexit` run; a requeue tests for 75.
+
+        Parameters
+        ----------
+        callback : callable
+            Writes the checkpoint; takes no arguments. The cluster still works while it runs.
+        before : float
+            Seconds before the end.
+        """
+        self._callback, self._before = callback, before
+        self.time_left()  # asks the batch system now, and not when time is short
+
     def __enter__(self) -> Session:
         return self
 
@@ -124,9 +159,36 @@ class Session:
         member = self._member
         while not self._leaving.is_set():
             member.pump(CALM)
-            if member.lost is not None or member.launcher_gone():
+            if (
+                self._callback is not None
+                and self._end is not None
+                and time.time() > self._end - self._before
+            ):
+                self._end = None
                 os.kill(os.getpid(), signal.SIGTERM)
+            if member.lost is not None or member.launcher_gone():
+                _silence_dask()
+                # Raises ClusterLostError, or SystemExit, in the main thread.
+                os.kill(os.getpid(), signal.SIGTERM)
+                self._end_by_force_after(LOST_GRACE)
                 return
+
+    def _on_signal(self, number: int) -> None:
+        """In the main thread: the job is to end. Always raises."""
+        if self._member.lost is not None:
+            raise ClusterLostError(self._member.lost, reported=True)
+        callback, self._callback = self._callback, None
+        if callback is None:
+            raise SystemExit(128 + number)
+        callback()
+        raise SystemExit(EXIT_CODE)
+
+    def _end_by_force_after(self, seconds: float) -> None:
+        """The script is being ended by an exception; one that swallows it must not keep the job."""
+        if not self._leaving.wait(seconds):
+            say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
+            self._member.post.drop_agent(1.0)
+            os._exit(1)
 
     def _stop_monitor(self) -> None:
         self._leaving.set()
@@ -139,10 +201,23 @@ class Session:
             return
         self._finished = True
         self._stop_monitor()
+        _silence_dask()
         _close_clients(self.address)
         self._closed = True
         self._member.client_done(final=True)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
+        if self._member.launcher_gone():
+            sys.stdout.flush()
+            os._exit(1)  # without a launcher MPI can't be left in an orderly way
+
+
+def _silence_dask() -> None:
+    """The cluster is over, and we have said so: what Dask's clients here then complain about is no news."""
+    for name in (
+        "distributed",
+        *(name for name in logging.root.manager.loggerDict if name.startswith("distributed.")),
+    ):
+        logging.getLogger(name).disabled = True
 
 
 def _nest(key: str, value: Any) -> dict[str, Any]:

@@ -131,8 +131,9 @@ class AgentProcess:
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
-        code = self._process.poll()
-        if code is None:
+        try:
+            code = self._process.wait(timeout=0.5)
+        except subprocess.TimeoutExpired:
             return "it closed its pipe"
         if code < 0:
             return f"killed by signal {signal.Signals(-code).name}"
@@ -159,5 +160,16 @@ class AgentProcess:
                 break
             time.sleep(0.01)
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
-            shutil.rmtree(self.scratch, ignore_errors=True)
+            self._remove_scratch(self.scratch)
         return polite
+
+    @staticmethod
+    def _remove_scratch(scratch: str) -> None:
+        """Remove what a killed agent left, while its workers, which follow it, may still be writing there."""
+        limit = time.monotonic() + 2.0
+        while os.path.exists(scratch) and time.monotonic() < limit:
+            shutil.rmtree(scratch, ignore_errors=True)
+            time.sleep(0.05)
+            # Not there for two looks in a row: nobody has made it again.
+            if not os.path.exists(scratch):
+                time.sleep(0.05)

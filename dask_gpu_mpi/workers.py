@@ -70,6 +70,8 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
 
     cls = worker_class_for(plan.kind, settings.worker_class)
     options = normalise_worker_options(cls, settings.worker_options)
+    if settings.log_directory is not None and issubclass(cls, distributed.Nanny):
+        options["plugins"] = {*options.get("plugins", ()), log_plugin(plan, settings.log_directory)}
     base: dict[str, Any] = {
         "name": plan.name,
         "nthreads": plan.nthreads,
@@ -146,10 +148,21 @@ def _make_cuda_worker(
     with visible_device(plan.device):
         worker = cls(**_merge(base, options))
     for nanny in worker.nannies:
-        for plugin in nanny.worker_kwargs.get("plugins", ()):
+        plugins = nanny.worker_kwargs.get("plugins", set())
+        for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
                 plugin.cores = list(plan.cpus)
+        if settings.log_directory is not None:
+            nanny.worker_kwargs["plugins"] = {*plugins, log_plugin(plan, settings.log_directory)}
     return worker
+
+
+def log_plugin(plan: WorkerPlan, directory: str) -> Any:
+    """What sends the log of this worker to a file with its name, host and GPU in the name."""
+    from .log_plugin import LogFile
+
+    gpu = f"-{plan.device[:12]}" if plan.device else ""
+    return LogFile(directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
 @contextmanager

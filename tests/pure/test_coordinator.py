@@ -138,9 +138,21 @@ def test_the_deadline_names_who_is_missing() -> None:
     driver.coordinator.tick(99.0)
     assert driver.coordinator.outcome is None
     driver.coordinator.tick(100.5)
-    text = str(driver.coordinator.outcome)
-    assert "rank 1 of 3" in text
-    assert "rank 2 of 3 on b" in text
+    error = driver.coordinator.outcome
+    assert isinstance(error, StartupError)
+    assert error.fatal, "who does not answer can't be told to leave"
+    assert str(error).startswith("rank 1 of 3: has not answered within the start-up deadline")
+
+
+def test_the_deadline_names_who_has_not_started_workers() -> None:
+    driver = Driver(2)
+    for rank in (0, 1):
+        driver.tell(rank, "hello", hello(rank, 2, "ab"[rank]))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+    driver.tell(0, "ready")
+    assert driver.coordinator.progress() == (1, 2, ["b"])
+    driver.coordinator.tick(100.5)
+    assert "rank 1 of 2 on b: has not started its workers" in str(driver.coordinator.outcome)
 
 
 def test_options_must_agree() -> None:

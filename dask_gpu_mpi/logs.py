@@ -1,0 +1,105 @@
+"""Where the agent and everything forked from it log to.
+
+Dask's loggers keep their handlers; these are changed once, before the fork, so that every child has them:
+
+- while the job ends they are silent: a worker that loses its scheduler then is no news (unless the user wants to see everything);
+- the last lines of each process are kept in a file of the scratch directory, for the report if it fails;
+- with a log directory, a file for each rank and worker takes the place of standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["last_words", "log_to_file", "set_ending", "set_up"]
+
+_FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
+_NAMES = ("", "distributed", "distributed.client", "tornado", "bokeh", "asyncio")
+#: Shared with every process forked from here: a one means that the job is ending.
+_ending = mmap.mmap(-1, 1)
+
+
+class _NoNewsAtTheEnd(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return _ending[0] == 0
+
+
+class _LastWords(logging.Handler):
+    """Appends to a file named for the process, opened by the first record and again after a fork."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(logging.WARNING)
+        self._directory = directory
+        self._pid = 0
+        self._file: Any = None
+        self.setFormatter(logging.Formatter(_FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._pid != os.getpid():
+                self._pid = os.getpid()
+                self._file = open(_words_file(self._directory, self._pid), "a", buffering=1)  # noqa: SIM115
+            self._file.write(self.format(record) + "\n")
+
+
+def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
+    """Change the handlers, before the fork.
+
+    Parameters
+    ----------
+    level : str
+        Of Dask's own loggers.
+    scratch : str
+        Directory for the last words.
+    quiet_stream : bool
+        Nothing on standard error: there are log files.
+    """
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(level.upper())
+    words = _LastWords(scratch)
+    for name in _NAMES:
+        logger = logging.getLogger(name)
+        if quiet_stream and name:
+            logger.handlers = [h for h in logger.handlers if not isinstance(h, logging.StreamHandler)]
+        if level not in ("debug", "info"):
+            for handler in logger.handlers:
+                handler.addFilter(_NoNewsAtTheEnd())
+        if logger.handlers or quiet_stream or name == "distributed":
+            logger.addHandler(words)
+
+
+def set_ending() -> None:
+    """Tell this process and all forked from it that the job is ending."""
+    _ending[0] = 1
+
+
+def last_words(scratch: str, pid: int | None, lines: int = 5) -> str:
+    """The last lines that a process logged (warnings and worse), or nothing."""
+    if pid is None:
+        return ""
+    with contextlib.suppress(OSError):
+        text = Path(_words_file(scratch, pid)).read_text(errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+    return ""
+
+
+def log_to_file(directory: str, name: str) -> None:
+    """Log to a file of this name in the user's log directory, from here on."""
+    os.makedirs(directory, exist_ok=True)
+    path = os.path.join(directory, re.sub(r"[^\w.+-]", "_", name) + ".log")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    for each in _NAMES:
+        logger = logging.getLogger(each)
+        if each in ("", "distributed") or not logger.propagate:
+            logger.addHandler(handler)
+
+
+def _words_file(directory: str, pid: int) -> str:
+    return os.path.join(directory, f"last-words-{pid}")

@@ -1,0 +1,76 @@
+"""What rank 0 shows while the cluster starts: one line that changes on a terminal, else a line every ten seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TextIO
+
+from .ranges import fold_names
+
+__all__ = ["Progress"]
+
+#: Seconds before the first word, and between words: on a terminal, and elsewhere.
+ON_TERMINAL, IN_FILE = 0.5, 10.0
+#: Hosts named at most.
+NAMED = 8
+
+
+class Progress:
+    """Shows who is still awaited.
+
+    Parameters
+    ----------
+    started : float
+        Time of the start, seconds.
+    stream : file, optional
+        Default: standard error.
+    """
+
+    def __init__(self, started: float, stream: TextIO | None = None) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._terminal = self._stream.isatty()
+        self._every = ON_TERMINAL if self._terminal else IN_FILE
+        self._next = started + self._every
+        self._shown = False
+
+    def show(self, now: float, ready: int, planned: int | None, hosts: Sequence[str]) -> None:
+        """Say how many workers are ready, and whom the rest is waiting for; nothing if it is too early to say it again.
+
+        Parameters
+        ----------
+        now : float
+            Time, seconds.
+        ready, planned : int, int or None
+            Workers; None while there is no plan.
+        hosts : sequence of str
+            Those that are awaited; ``""`` for a rank whose host is not known.
+        """
+        if now < self._next:
+            return
+        self._next = now + self._every
+        known = sorted({host for host in hosts if host})
+        names = fold_names(known[:NAMED]) + (" and others" if len(known) > NAMED else "")
+        unknown = sum(not host for host in hosts)
+        parts = [names] if names else []
+        if unknown:
+            parts.append(f"{unknown} rank{'s' * (unknown != 1)} that have not answered")
+        count = "starting" if planned is None else f"{ready} of {planned} workers"
+        self._write(f"dask_gpu_mpi: {count}, waiting for {' and '.join(parts) or 'the scheduler'}")
+
+    def clear(self) -> None:
+        """Leave no half a line behind."""
+        if self._terminal and self._shown:
+            self._write("")
+            self._shown = False
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._terminal:
+                self._stream.write(f"\r\x1b[K{text}")
+            else:
+                self._stream.write(f"{text}\n")
+            self._stream.flush()
+            self._shown = True
+        except (OSError, ValueError):
+            pass  # nobody listens any more

@@ -1,0 +1,49 @@
+"""When the job ends, as each batch system tells it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from dask_gpu_mpi.walltime import end_time
+
+NOW = 1_000_000.0
+
+
+def ask(answers: dict[str, str]) -> object:
+    def asked(command: Sequence[str]) -> str:
+        return answers.get(command[0], "")
+
+    return asked
+
+
+def qstat(limit: str, used: str | None) -> str:
+    job: dict[str, object] = {"Resource_List": {"walltime": limit}}
+    if used is not None:
+        job["resources_used"] = {"walltime": used}
+    return json.dumps({"Jobs": {"7.server": job}})
+
+
+@pytest.mark.parametrize(
+    ("environ", "answers", "expected"),
+    [
+        ({}, {}, None),
+        ({"SLURM_JOB_END_TIME": "1000060"}, {}, 1_000_060.0),
+        ({"SLURM_JOB_END_TIME": "Unknown"}, {}, None),
+        ({"PBS_JOBID": "7.server"}, {"qstat": qstat("01:00:00", "00:10:00")}, NOW + 3000),
+        ({"PBS_JOBID": "7.server"}, {"qstat": qstat("90", None)}, NOW + 90),
+        ({"PBS_JOBID": "7.server"}, {"qstat": "qstat: Unknown Job Id"}, None),
+        ({"PBS_JOBID": "7.server"}, {}, None),
+        ({"FLUX_JOB_ID": "f1"}, {"flux": "42.5\n"}, NOW + 42.5),
+        ({"FLUX_JOB_ID": "f1"}, {"flux": "0\n"}, None),
+    ],
+)
+def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: float | None) -> None:
+    assert end_time(environ, now=lambda: NOW, ask=ask(answers)) == expected  # type: ignore[arg-type]
+
+
+def test_a_command_that_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert end_time({"PBS_JOBID": "7.server"}) is None
