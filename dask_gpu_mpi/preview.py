@@ -52,7 +52,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
         )
     except DaskGpuMpiError as error:
         answer = Failure.of(error)
-    mailbox.send(0, "inventory", answer)
+    mailbox.send(0, "inventory", (socket.gethostname(), answer))
     if mailbox.rank == 0:
         return _plan(mailbox, options, deadline)
     while time.monotonic() < deadline + 5:
@@ -66,6 +66,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
 
 def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> Plan:
     answers: dict[int, Inventory | Failure] = {}
+    hosts: dict[int, str] = {}
     try:
         while len(answers) < mailbox.size:
             if time.monotonic() > deadline:
@@ -73,7 +74,8 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
                 raise StartupError(
                     f"{ranks_text(late)} of {mailbox.size} did not answer within startup_timeout"
                 )
-            answers |= {mail.source: mail.payload for mail in mailbox.receive()}
+            for mail in mailbox.receive():
+                hosts[mail.source], answers[mail.source] = mail.payload
             time.sleep(0.01)
         bad = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
         if bad:
@@ -81,7 +83,7 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
             where = (
                 ""
                 if len({failure.text for failure in bad.values()}) == 1 == len(bad) // mailbox.size
-                else f"rank {first}: "
+                else f"rank {first} of {mailbox.size} on {hosts[first]}: "
             )
             raise Failure(where + bad[first].text, bad[first].exit_code, bad[first].world_too_small).error(
                 reported=False

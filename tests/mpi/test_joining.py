@@ -69,6 +69,7 @@ def test_cluster_by_its_file(mpirun: Mpi, tmp_path: Path) -> None:
 
         # The owner's end is everybody's.
         driver.ask("client.shutdown()")
+        # FAILS now and then: heartbeats under way when the scheduler closes are logged by workers with a traceback
         done = owner.wait(20).check(0)
         assert only_our_lines(done.stderr)
         assert not file.exists()
@@ -104,5 +105,6 @@ def test_interrupt_ends_the_cluster(mpirun: Mpi, tmp_path: Path) -> None:
     assert done.rc != 0
     assert gone(owner, 0)
     assert "Traceback" not in done.stderr
+    # FAILS under Open MPI on a busy machine, which kills the ranks 0.5 s after the signal: the file goes last, after the workers
     assert not file.exists()
     assert scratch_of(owner) == []

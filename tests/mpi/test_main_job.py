@@ -146,6 +146,7 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
     assert told["other"] == 42
     assert told["session"].startswith(f"<Session {told['address']} workers=1 hosts=1")
     assert only_our_lines(done.stderr)
+    # FAILS: the scheduler's process leaves an empty dask-scratch-space in the temporary directory
     assert scratch_of(mpirun.jobs[-1], "d*") == []
 
 
@@ -190,6 +191,7 @@ initialize(layout="exclusive", worker_class=Mine, worker_options={"resources": {
     after = """
 tell(own=client.submit(double, 8, resources={"own": 1}).result())
 """
+    # FAILS: the frame "workers" carries the class by reference (pickle), which the agent can't load, and does not report
     done = mpirun.run(["python", str(write_script(tmp_path, before, after))], 3).check()
     told = facts(done)
     check_tasks(told, done.stdout, 3)
