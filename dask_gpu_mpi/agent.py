@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import importlib.util
 import logging
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any
 from . import logs
 from .errors import DaskGpuMpiError, InputError
 from .forkserver import become_fork_server, die_with_parent
+from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
@@ -41,7 +43,7 @@ logger = logging.getLogger("dask_gpu_mpi")
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
 
 
-def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
+def main(reply: int, *, cuda: bool, parent: int) -> None:
     """Run the agent; never returns.
 
     Parameters
@@ -50,12 +52,12 @@ def main(reply: int, *, cuda: bool, follow_parent: bool) -> None:
         File descriptor for answers.
     cuda : bool
         Import dask_cuda as well.
-    follow_parent : bool
-        Die with the thread that started this process (its main thread, or the caller must not ask for it).
+    parent : int
+        Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     """
     ignore_signals()
-    if follow_parent:
-        die_with_parent()
+    if parent:
+        die_with_parent(parent)
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -121,7 +123,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             return
         if not _in_process(configuration.worker_class):
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
-            die_with_parent(False)
+            die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
         asyncio.run(Agent(configuration, scratch, lifeline, reply, reader).run(rest))
     finally:
@@ -141,7 +143,12 @@ def _configure(configuration: Configuration) -> str:
     if configuration.worker_class != "auto":
         check_worker_options(import_worker_class(configuration.worker_class), options, where="worker_options")
     elif options:
-        check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where="worker_options")
+        _check_for_any_class(options)
+    if configuration.protocol == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
+        raise InputError(
+            "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
+            "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
+        )
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
@@ -158,6 +165,16 @@ def _configure(configuration: Configuration) -> str:
         ) from None
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
     return scratch
+
+
+def _check_for_any_class(options: dict[str, Any]) -> None:
+    """With ``worker_class="auto"`` the plan chooses CUDAWorker or Nanny: an option must be known to one of them."""
+    from .worker_options import check_worker_options, import_worker_class
+
+    try:
+        check_worker_options(import_worker_class("distributed.Nanny"), options, where="worker_options")
+    except InputError:
+        check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where="worker_options")
 
 
 def _in_process(worker_class: str | type) -> bool:
@@ -190,6 +207,7 @@ class Agent:
         self._scheduler_pipe: Any = None
         self._closing = False
         self._joined = False
+        self._scheduler_file: tuple[str, str] | None = None
 
     async def run(self, frames: list[Any]) -> None:
         """Obey until the lifeline ends, then close everything within the grace."""
@@ -238,6 +256,9 @@ class Agent:
         command, payload = frame
         self._joined = True
         if command == "joined":
+            return
+        if command == "scheduler-file":
+            self._scheduler_file = payload
             return
         actions: dict[str, Callable[[Any], Coroutine[Any, Any, None]]] = {
             "scheduler": self._start_scheduler,
@@ -359,6 +380,8 @@ class Agent:
 
     async def _close(self) -> None:
         """Close what is still open: workers first, so that they find the scheduler until they are gone."""
+        if self._scheduler_file is not None:
+            remove_scheduler_file(*self._scheduler_file)
         for task in self._tasks:
             task.cancel()
         await self._close_workers()

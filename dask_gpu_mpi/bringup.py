@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import sys
 import threading
@@ -76,6 +77,7 @@ def configuration(options: Options, *, speaks: bool) -> Configuration:
         worker_class=options.worker_class,
         worker_options=dict(options.worker_options),
         local_directory=options.local_directory,
+        protocol=options.protocol,
         log_level=options.log_level,
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
@@ -434,7 +436,9 @@ class Bringup:
             except InputError as error:
                 self._post.send(COORDINATOR, "failed", Failure.of(error))
                 return
-            self._file = (options.scheduler_file, identity)
+            self._file = (os.path.abspath(options.scheduler_file), identity)
+            if self._post.agent is not None:
+                self._post.agent.send("scheduler-file", self._file)
         link = None
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host

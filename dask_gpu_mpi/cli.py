@@ -31,14 +31,14 @@ class _RunByDefault(click.Group):
 @click.group(name="gpu-mpi", cls=_RunByDefault, context_settings={"help_option_names": ["--help"]})
 @click.version_option(package_name="dask-gpu-mpi")
 def cli() -> None:
-    r"""Dask on every GPU of a batch job.
+    """Dask on every GPU of a batch job.
 
     \b
     mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT [ARGS]...]
 
     turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
-    """
+    """  # noqa: D301 - click takes the character, not the two letters
 
 
 def _option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
@@ -94,6 +94,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
     from .bringup import expected_client
     from .entry import prepare_process, start
     from .script import check_script, prepare_script, run_script
+    from .session import say
 
     prepare_process()
     check: Callable[[int], None] | None = None
@@ -109,7 +110,10 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
     try:
         member, session = start(options, check=check, has_client=bool(words))
         if session is None:
-            sys.exit(member.serve())
+            code = member.serve()
+            if not words and member.joined.start.is_client:
+                say("ended")
+            sys.exit(code)
     except DaskGpuMpiError as error:
         _fail(error)
     run_script(words[0])

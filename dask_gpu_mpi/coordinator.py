@@ -9,7 +9,7 @@ Any FAILED, or the deadline, ends in one report and FAIL to all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from .placement import Plan, WorkerPlan
 from .post import Event
 from .ranges import ranks_text
 
-__all__ = ["Coordinator", "Failure", "Go", "Hello", "Start"]
+__all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
 
 #: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
 GATHER_FAILURES = 1.0
@@ -60,6 +60,34 @@ class Failure:
             made = StartupError(self.text)
         made.reported = reported
         return made
+
+
+def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: int) -> Failure:
+    """Put the failures of several ranks into one: ranks that say the same share a part.
+
+    Parameters
+    ----------
+    failures : mapping
+        By rank.
+    hosts : mapping
+        Host of each rank, as far as it is known.
+    size : int
+        Number of ranks.
+    """
+    ranks_of: dict[Failure, list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        ranks_of.setdefault(failure, []).append(rank)
+    parts = []
+    for failure, ranks in ranks_of.items():
+        # What everybody says needs no name, and some texts bring their own.
+        if len(ranks) == size or failure.text.startswith("rank"):
+            parts.append(failure.text)
+            continue
+        named = sorted({hosts[rank] for rank in ranks if rank in hosts})
+        where = f" on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}" if named else ""
+        parts.append(f"{ranks_text(ranks)} of {size}{where}: {failure.text}")
+    code = 2 if all(failure.exit_code == 2 for failure in ranks_of) else 1
+    return Failure("; ".join(parts), code, any(failure.world_too_small for failure in ranks_of))
 
 
 @dataclass(frozen=True)
@@ -253,23 +281,8 @@ class Coordinator:
             self._failed_at = now
 
     def _give_up(self, *, fatal: bool = False) -> None:
-        """One report: ranks that say the same share a line."""
-        by_text: dict[tuple[str, int, bool], list[int]] = {}
-        for rank, failure in sorted(self._failures.items()):
-            by_text.setdefault((failure.text, failure.exit_code, failure.world_too_small), []).append(rank)
-        lines = []
-        for (text, _, _), ranks in by_text.items():
-            if len(ranks) == self.size:
-                lines.append(text)
-                continue
-            hosts = sorted({self._hellos[rank].host for rank in ranks if rank in self._hellos})
-            where = f" on {', '.join(hosts[:4])}{' and others' if len(hosts) > 4 else ''}" if hosts else ""
-            lines.append(f"{ranks_text(ranks)} of {self.size}{where}: {text}")
-        keys = list(by_text)
-        failure = Failure(
-            "; ".join(lines), 2 if all(key[1] == 2 for key in keys) else 1, any(key[2] for key in keys)
-        )
-        self._end_with(failure, fatal=fatal)
+        hosts = {rank: hello.host for rank, hello in self._hellos.items()}
+        self._end_with(one_report(self._failures, hosts, self.size), fatal=fatal)
 
     def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
         self.outcome = failure.error(reported=False)

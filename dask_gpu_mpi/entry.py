@@ -54,6 +54,8 @@ def start(
     DaskGpuMpiError
         It did not come up; the same error on all ranks.
     """
+    global _used
+    _used = True
     started = time.monotonic()
     joined = Bringup(options, dict(os.environ), comm=comm, check=check, started=started).run()
     member = Member(joined, leave_open=leave_open, has_client=has_client)
@@ -85,6 +87,20 @@ def initialize(
     worker_options: Mapping[str, Any] | None = None,
     comm: Any = None,
     exit: bool = True,
+    *,
+    layout: str | None = None,
+    cpu_workers: int | None = None,
+    name: str | None = None,
+    security: bool | None = None,
+    scheduler_file: str | None = None,
+    scheduler_port: int | None = None,
+    scheduler_rank: int | None = None,
+    client_rank: int | None = None,
+    startup_timeout: float | str | None = None,
+    shutdown_timeout: float | str | None = None,
+    walltime_signal: str | None = None,
+    log_level: str | None = None,
+    log_directory: str | None = None,
     **options: Any,
 ) -> Session | bool:
     """Turn the MPI ranks that run this script into a Dask cluster.
@@ -121,8 +137,12 @@ def initialize(
         The ranks that take part. Default: ``COMM_WORLD``.
     exit : bool
         False: the other ranks return False when the cluster ends, instead of exiting.
+    layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
+        What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
+    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory
+        As above. None: from the environment, the Dask configuration, or the default.
     **options
-        Ours, see ``docs/options.md``: ``layout``, ``cpu_workers``, ``scheduler_file``, ``security``, ``startup_timeout``…
+        Nothing else: unknown names are refused, with the nearest that is known.
 
     Returns
     -------
@@ -147,6 +167,19 @@ def initialize(
         "protocol": protocol,
         "worker_class": worker_class,
         "worker_options": worker_options,
+        "layout": layout,
+        "cpu_workers": cpu_workers,
+        "name": name,
+        "security": security,
+        "scheduler_file": scheduler_file,
+        "scheduler_port": scheduler_port,
+        "scheduler_rank": scheduler_rank,
+        "client_rank": client_rank,
+        "startup_timeout": startup_timeout,
+        "shutdown_timeout": shutdown_timeout,
+        "walltime_signal": walltime_signal,
+        "log_level": log_level,
+        "log_directory": log_directory,
     }
     defaults = {"memory_limit": "auto", "dashboard": True}
     explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
@@ -283,16 +316,20 @@ def send_close_signal() -> None:
 
 
 def _resolve(explicit: dict[str, Any]) -> Options | InputError:
-    """The options, or the error that all ranks are to report together."""
-    global _used
+    """The options, or the error that all ranks are to report together.
+
+    Raises
+    ------
+    InputError
+        There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
+    """
     session = current_session()
     again = session is not None and session.closed and session._member.leave_open
     if _used and not again:
-        return InputError(
+        raise InputError(
             "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
             "`python -m dask_gpu_mpi` runs has its cluster already)"
         )
-    _used = True
     try:
         return resolve(explicit, source="keyword")
     except InputError as error:

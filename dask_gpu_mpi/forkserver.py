@@ -31,10 +31,18 @@ _PR_SET_PDEATHSIG = 1
 _UNIX_PATH_MAX = 107
 
 
-def die_with_parent(yes: bool = True) -> None:
-    """Have the kernel kill this process when the thread that made it ends, or no longer (Linux; elsewhere the pipes must do)."""
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the pipes must do).
+
+    Parameters
+    ----------
+    parent : int
+        Process id of the parent; if it has gone already, this process ends here. 0: live on, from now.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if yes else 0, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if parent else 0, 0, 0, 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
 
 
 def start_quiet_resource_tracker() -> None:
@@ -86,28 +94,31 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         alive_r, alive_w = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _serve(listener, alive_r, [alive_w, *close])
+            _serve(listener, alive_r, [alive_w, *close], parent)
         os.close(alive_r)
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
 
 
-def _serve(listener: socket.socket, alive_r: int, close: Sequence[int]) -> None:
+def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: int) -> None:
     """The child's side: never returns."""
     code = 1
     try:
-        die_with_parent()
+        die_with_parent(parent)
         for fd in close:
             os.close(fd)
         me = os.getpid()
+        generation = [0]
 
         def in_child() -> None:
             # Only what the server itself forks: a process that a task makes must not die with the task's thread.
-            if os.getppid() == me:
-                die_with_parent()
+            if generation[0] == 0:
+                generation[0] = 1
+                die_with_parent(me)
 
         os.register_at_fork(after_in_child=in_child)
         stdlib.main(listener.detach(), alive_r, [])

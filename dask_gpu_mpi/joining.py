@@ -128,4 +128,13 @@ def read_target(options: Options) -> Target:
         )
     assert options.scheduler_address is not None  # `options.resolve` refuses neither
     address = options.scheduler_address
-    return Target(address if "://" in address else f"tcp://{address}")
+    address = address if "://" in address else f"tcp://{address}"
+    if address.startswith("tls://"):
+        import dask.config
+
+        if not dask.config.get("distributed.comm.tls.ca-file", None):
+            raise InputError(
+                f"{address} asks for certificates, and there are none: join by the cluster's scheduler file instead "
+                "(--scheduler-file), which carries them"
+            )
+    return Target(address)

@@ -389,7 +389,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _short(library: str) -> str:
-    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2\\n...": their first few words."""
+    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2" and a line break: their first few words."""
     return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
 
 

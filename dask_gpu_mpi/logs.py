@@ -14,6 +14,7 @@ import logging
 import mmap
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,18 @@ _ending = mmap.mmap(-1, 1)
 
 class _NoNewsAtTheEnd(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        return _ending[0] == 0
+        return _ending[0] == 0 and not _worker_is_closing()
+
+
+def _worker_is_closing() -> bool:
+    """Whether this is the process of a worker that has been told to close: what it loses from then on, it was to lose."""
+    module = sys.modules.get("distributed.worker")
+    if module is None:
+        return False
+    return any(
+        worker.status.name in ("closing", "closed", "closing_gracefully")
+        for worker in list(module.Worker._instances)
+    )
 
 
 class _LastWords(logging.Handler):

@@ -269,6 +269,9 @@ class Member:
             return
         self._wound_down = True
         options, post = self.joined.options, self.post
+        if self.joined.scheduler_file is not None:
+            # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
+            remove_scheduler_file(*self.joined.scheduler_file)
         limit = time.monotonic() + grace(options) + 1.0
         if self.joined.has_scheduler and post.agent is not None:
             post.agent.send("close-workers")
@@ -285,8 +288,6 @@ class Member:
             while not self._released and post.agent is not None and time.monotonic() < limit:
                 self.pump(BRISK)
         post.drop_agent(options.shutdown_timeout)
-        if self.joined.scheduler_file is not None:
-            remove_scheduler_file(*self.joined.scheduler_file)
 
 
 class _Restarts:

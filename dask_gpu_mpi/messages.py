@@ -20,6 +20,8 @@ class Configuration:
         As the user said it.
     local_directory : str or None
         Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
+    protocol : str
+        ``"tls"``, ``"tcp"`` or ``"ucx"``.
     log_level : str
         Level of the ``distributed`` loggers.
     dask_config : dict
@@ -37,6 +39,7 @@ class Configuration:
     worker_class: str | type
     worker_options: dict[str, Any]
     local_directory: str | None
+    protocol: str
     log_level: str
     dask_config: dict[str, Any] = field(repr=False)
     grace: float = 2.0

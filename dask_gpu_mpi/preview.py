@@ -9,7 +9,7 @@ import time
 
 from . import launchers
 from .bringup import placement_options
-from .coordinator import Failure
+from .coordinator import Failure, one_report
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .options import Options
@@ -79,15 +79,7 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
             time.sleep(0.01)
         bad = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
         if bad:
-            first = min(bad)
-            where = (
-                ""
-                if len({failure.text for failure in bad.values()}) == 1 == len(bad) // mailbox.size
-                else f"rank {first} of {mailbox.size} on {hosts[first]}: "
-            )
-            raise Failure(where + bad[first].text, bad[first].exit_code, bad[first].world_too_small).error(
-                reported=False
-            )
+            raise one_report(bad, hosts, mailbox.size).error(reported=False)
         assert isinstance(options, Options)  # else all answers are failures
         inventories = [answer for answer in answers.values() if isinstance(answer, Inventory)]
         plan = make_plan(inventories, placement_options(options))

@@ -24,7 +24,7 @@ __all__ = ["AgentProcess"]
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent import main; "
-    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', follow_parent=sys.argv[4] == '1')"
+    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', parent=int(sys.argv[4]))"
 )
 
 
@@ -78,7 +78,7 @@ class AgentProcess:
             json.dumps([entry or os.getcwd() for entry in sys.path]),
             str(write),
             str(int(cuda)),
-            str(int(follow)),
+            str(os.getpid() if follow else 0),
         ]
         try:
             self._process = subprocess.Popen(

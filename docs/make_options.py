@@ -32,8 +32,6 @@ Unknown names and values of the wrong type are refused before anything starts, i
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 `execute()` calls the option `name` by dask-mpi's word, `worker_name`.
 
-`log_directory` is accepted but has no effect yet.
-
 | keyword | command line | environment | YAML key | kind | default |
 |---|---|---|---|---|---|
 """

@@ -121,7 +121,7 @@ def main() -> int:
     error = largest_error(data, components, variance)
     share = variance.sum() / data.var(axis=0, ddof=1).sum()
     size = f"{data.shape[0]} x {data.shape[1]}"
-    print(f"PCA of {size} digits on {device}s: {len(workers)} workers, {len(hosts)} hosts, {seconds:.2f} s")
+    print(f"PCA of {size} digits on {device}s: {len(workers)} workers, {len(hosts)} host(s), {seconds:.2f} s")
     print(
         f"{len(variance)} components explain {share:.1%} of the variance: {np.array2string(variance, precision=2)}"
     )
