@@ -55,9 +55,9 @@ def start(
         It did not come up; the same error on all ranks.
     """
     global _used
-    _used = True
     started = time.monotonic()
     joined = Bringup(options, dict(os.environ), comm=comm, check=check, started=started).run()
+    _used = True
     member = Member(joined, leave_open=leave_open, has_client=has_client)
     if not joined.start.is_client:
         return member, None

@@ -307,7 +307,7 @@ ROWS = (
     ),
     Row(
         "GPU that is not there on one rank",
-        (f"rank 1 of 2 on {HOST}", "CUDA_VISIBLE_DEVICES='7'"),
+        (f"rank 1 of 2 on {HOST}|rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'"),
         gpus=2,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}),
     ),
@@ -655,5 +655,5 @@ def test_plan_of_an_allocation_with_one_bad_rank(mpirun: Mpi, libdir: Path, tmp_
     per_rank = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}]
     env = QUICK | simulated(libdir, 2)
     done = mpirun.run(program, 2, timeout=LIMIT, env=env, per_rank_env=per_rank, cwd=tmp_path)
-    error_line(done, f"rank 1 of 2 on {HOST}", "CUDA_VISIBLE_DEVICES='7'")
+    error_line(done, f"rank 1 of 2 on {HOST}|rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'")
     nothing_left(mpirun, tmp_path)

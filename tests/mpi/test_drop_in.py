@@ -21,7 +21,8 @@ def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
     ours = inspect.signature(getattr(dask_gpu_mpi, name)).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
     assert all(ours[key].kind is ours[key].POSITIONAL_OR_KEYWORD for key in theirs)
-    assert all(ours[key].kind is ours[key].VAR_KEYWORD for key in list(ours)[len(theirs) :])
+    by_keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    assert all(ours[key].kind in by_keyword for key in list(ours)[len(theirs) :])
 
 
 def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None:
