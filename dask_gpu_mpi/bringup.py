@@ -14,7 +14,7 @@ from typing import Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
-from .errors import DaskGpuMpiError, InputError, MpiMissingError, StartupError
+from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
@@ -215,12 +215,10 @@ class Bringup:
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
             self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
-            launched = launchers.detect(self._environ)
-            first = launched is None or not launched.rank
-            self._agent.configure(configuration(options, speaks=first))
+            self._agent.configure(configuration(options, speaks=launchers.speaks(self._environ)))
         else:
             failure = Failure.of(options)
-        world = self._load_mpi()
+        world = load_mpi(self._environ, self._host).COMM_WORLD
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
         self._post = Post(mailbox, self._agent)
         if self._agent is not None:
@@ -242,15 +240,6 @@ class Bringup:
             # While the others start: the script will want it, and so does the session.
             threading.Thread(target=importlib.import_module, args=("distributed",), daemon=True).start()
         return self._until_up()
-
-    def _load_mpi(self) -> Any:
-        try:
-            return load_mpi().COMM_WORLD
-        except MpiMissingError as error:
-            # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
-            launched = launchers.detect(self._environ)
-            error.reported = launched is not None and (launched.rank or 0) != 0
-            raise
 
     def _look(self, options: Options) -> Inventory:
         """What this rank sees, once its agent finds the options good."""
@@ -332,8 +321,10 @@ class Bringup:
         else:
             error = coordinator.outcome
             self._progress.clear()
-            # Before anybody else exits, since a launcher ends all ranks when one fails.
-            print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+            # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
+            # foreign launcher, are all rank 0.)
+            if self._post.size > 1 or launchers.speaks(self._environ):
+                print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told
                 self._post.mailbox.send_all("fail", Failure.of(error))

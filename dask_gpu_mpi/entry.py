@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
 
-#: Whether this process has brought up a cluster before.
-_used = False
+#: This process's part in its last cluster.
+_member: Member | None = None
 
 
 def start(
@@ -54,11 +54,10 @@ def start(
     DaskGpuMpiError
         It did not come up; the same error on all ranks.
     """
-    global _used
+    global _member
     started = time.monotonic()
     joined = Bringup(options, dict(os.environ), comm=comm, check=check, started=started).run()
-    _used = True
-    member = Member(joined, leave_open=leave_open, has_client=has_client)
+    _member = member = Member(joined, leave_open=leave_open, has_client=has_client)
     if not joined.start.is_client:
         return member, None
     announce(joined, time.monotonic() - started)
@@ -323,9 +322,7 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
     InputError
         There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
     """
-    session = current_session()
-    again = session is not None and session.closed and session._member.leave_open
-    if _used and not again:
+    if _member is not None and not (_member.leave_open and _member.over):
         raise InputError(
             "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
             "`python -m dask_gpu_mpi` runs has its cluster already)"

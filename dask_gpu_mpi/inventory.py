@@ -104,7 +104,7 @@ def take_inventory(
         try:
             gpus = parse_visible(visible, list_gpus(nvml))
         except InputError as error:
-            raise InputError(f"rank {rank} on host {host}: {error}") from error
+            raise InputError(f"rank {rank} of {world_size} on {host}: {error}") from error
     return Inventory(
         rank=rank,
         world_size=world_size,

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 
 from .errors import LauncherError
 
-__all__ = ["LAUNCHERS", "Launched", "Launcher", "check_library", "cross_check", "detect", "job_tag", "scrub"]
+__all__ = [
+    "LAUNCHERS",
+    "Launched",
+    "Launcher",
+    "check_library",
+    "cross_check",
+    "detect",
+    "job_tag",
+    "scrub",
+    "speaks",
+]
 
 
 @dataclass(frozen=True)
@@ -235,6 +245,12 @@ def detect(environ: Mapping[str, str]) -> Launched | None:
         A variable of the launcher is no number.
     """
     return next(iter(_all_launched(environ)), None)
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this rank says what all ranks have to say but can't tell each other: rank 0 of the launcher, or no launcher."""
+    launched = detect(environ)
+    return launched is None or not launched.rank
 
 
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:

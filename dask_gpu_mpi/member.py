@@ -71,6 +71,11 @@ class Member:
         self._released = False
         self._wound_down = False
 
+    @property
+    def over(self) -> bool:
+        """Whether the cluster has ended."""
+        return self.stopped or self.ended is not None
+
     # -- while it runs ------------------------------------------------------------------------------------------
 
     def pump(self, timeout: float) -> None:

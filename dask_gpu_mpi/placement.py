@@ -112,7 +112,7 @@ def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
         raise PlacementError(
             f"GPU workers are asked for, but none of the ranks that take workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names}); ask the batch system for GPUs, "
-            "look at CUDA_VISIBLE_DEVICES, or take CPU workers"
+            "look at CUDA_VISIBLE_DEVICES, or take CPU workers with worker_class (--worker-class distributed.Nanny)"
         )
     return False
 

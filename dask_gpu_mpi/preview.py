@@ -35,7 +35,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
     """
     timeout = options.startup_timeout if isinstance(options, Options) else 60.0
     deadline = time.monotonic() + timeout
-    mailbox = Mailbox(load_mpi().COMM_WORLD, socket.gethostname(), deadline)
+    mailbox = Mailbox(load_mpi(os.environ, socket.gethostname()).COMM_WORLD, socket.gethostname(), deadline)
     answer: Inventory | Failure
     try:
         if isinstance(options, InputError):

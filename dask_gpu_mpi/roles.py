@@ -77,6 +77,11 @@ def choose_roles(options: PlacementOptions, world_size: int) -> tuple[int, int]:
         raise world_too_small(
             f"layout {options.layout!r} with the scheduler on rank {scheduler} and the client on rank "
             f"{client} needs at least {needed} MPI ranks, found {world_size}; start more ranks"
+            + (
+                ", or lower scheduler_rank and client_rank (--scheduler-rank, --client-rank)"
+                if not exclusive
+                else ""
+            )
             + (" or take layout 'shared', which works with one" if exclusive else "")
         )
     return scheduler, client

@@ -81,7 +81,9 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     return 0
 
 
-def _failure(error: Exception, settings: SchedulerSettings) -> tuple[str, str, int]:
+def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[str, str, int]:
+    while error.__cause__ is not None:
+        error = error.__cause__
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             "failed",
