@@ -238,7 +238,12 @@ class Agent:
         if not chunk:
             self._stop.set()
             return
-        for frame in self._reader.feed(chunk):
+        try:
+            frames = self._reader.feed(chunk)
+        except Exception as error:  # a class that can't be found again here, say
+            self.tell("failed", f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
+            return
+        for frame in frames:
             self._obey(frame)
 
     def _lose_patience(self) -> None:

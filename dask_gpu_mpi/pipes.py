@@ -86,6 +86,7 @@ class FrameReader:
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 break
-            frames.append(pickle.loads(bytes(self._buffer[_LENGTH.size : end])))
-            del self._buffer[:end]
+            frame = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]  # first: a frame that can't be read is not met again
+            frames.append(pickle.loads(frame))
         return frames

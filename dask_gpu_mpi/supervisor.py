@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import shutil
 import signal
 import subprocess
@@ -116,9 +115,11 @@ class AgentProcess:
             write_frame(self._stdin, configuration, dumps=cloudpickle.dumps)
 
     def send(self, command: str, payload: Any = None) -> None:
-        """Send a command (see `agent.Agent`)."""
+        """Send a command (see `agent.Agent`); it may hold a class of the script, as the configuration may."""
+        import cloudpickle
+
         with contextlib.suppress(BrokenPipeError):
-            write_frame(self._stdin, (command, payload), dumps=pickle.dumps)
+            write_frame(self._stdin, (command, payload), dumps=cloudpickle.dumps)
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
         """What the agent has said since, after waiting at most `timeout` seconds for it to say something."""
