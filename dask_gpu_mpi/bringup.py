@@ -323,7 +323,7 @@ class Bringup:
             self._progress.clear()
             # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
             # foreign launcher, are all rank 0.)
-            if self._post.size > 1 or launchers.speaks(self._environ):
+            if self._post.size > 1 or not launchers.keeps_silent(self._environ):
                 print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told

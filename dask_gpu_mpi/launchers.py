@@ -7,6 +7,7 @@ a child process must not have them: an MPI library in it would join the job as a
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ __all__ = [
     "cross_check",
     "detect",
     "job_tag",
+    "keeps_silent",
     "scrub",
     "speaks",
 ]
@@ -187,6 +189,8 @@ _KEPT = re.compile("|".join(f"(?:{launcher.kept})" for launcher in LAUNCHERS if 
 
 #: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
+#: Seconds after which a rank takes it that rank 0 has said what there is to say.
+SECOND_WORD = 2.0
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
@@ -251,6 +255,20 @@ def speaks(environ: Mapping[str, str]) -> bool:
     """Whether this rank says what all ranks have to say but can't tell each other: rank 0 of the launcher, or no launcher."""
     launched = detect(environ)
     return launched is None or not launched.rank
+
+
+def keeps_silent(environ: Mapping[str, str]) -> bool:
+    """Wait for rank 0 to speak first; then tell whether this rank is to add nothing.
+
+    For ranks that can't tell each other what is wrong. None may leave before rank 0 has spoken, since a launcher ends all ranks
+    when one fails. Then the first rank of each other host speaks, in case it is its host alone that lacks something: where rank
+    0 has failed as well, most launchers have ended it by then.
+    """
+    launched = detect(environ)
+    if launched is None or not launched.rank:
+        return False
+    time.sleep(SECOND_WORD)
+    return launched.local_rank not in (0, None)
 
 
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:

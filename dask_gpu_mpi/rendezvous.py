@@ -55,7 +55,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         return _import_mpi(environ, host)
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
-        error.reported = environ is not None and not launchers.speaks(environ)
+        error.reported = environ is not None and launchers.keeps_silent(environ)
         raise
 
 
@@ -77,7 +77,9 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MpiMissingError(f"mpi4py finds no MPI library ({first}): {remedy}") from None
+        raise MpiMissingError(
+            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
+        ) from None
     return MPI
 
 

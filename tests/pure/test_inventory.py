@@ -116,7 +116,7 @@ def test_no_nvidia_driver_is_no_gpu(code: int) -> None:
 
 
 def test_a_broken_nvml_is_an_error_that_names_rank_host_and_nvmls_text() -> None:
-    with pytest.raises(InputError, match="rank 3 on host n7: .*NVML text 18"):
+    with pytest.raises(InputError, match="rank 3 of 4 on n7: .*NVML text 18"):
         take_inventory(3, 4, {}, host="n7", nvml=Nvml(init=MISMATCH))
     nvml = Nvml(count=UNKNOWN)
     with pytest.raises(InputError, match="NVML text 999"):
@@ -167,7 +167,7 @@ def test_visible_devices_choose_and_order() -> None:
     nvml = Nvml(*map(device, range(3)))
     inventory = take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": "2,GPU-0"}, nvml=nvml)
     assert [gpu.uuid for gpu in inventory.gpus] == ["GPU-2", "GPU-0"]
-    with pytest.raises(InputError, match=r"rank 1 on host n7: CUDA_VISIBLE_DEVICES='0,0'.*twice"):
+    with pytest.raises(InputError, match=r"rank 1 of 2 on n7: CUDA_VISIBLE_DEVICES='0,0'.*twice"):
         take_inventory(1, 2, {"CUDA_VISIBLE_DEVICES": "0,0"}, host="n7", nvml=nvml)
 
 

@@ -183,6 +183,25 @@ def test_what_is_no_library_is_left_to_mpi4py() -> None:
     check_library(OPEN_MPI, "libc.so.6", "h")
 
 
+@pytest.mark.parametrize(
+    ("environ", "waits", "silent"),
+    [
+        ({}, False, False),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, False, False),
+        (OPEN_MPI, True, True),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True, False),  # the first one of another host
+        ({"PALS_RANKID": "2"}, True, False),
+    ],
+)
+def test_who_speaks_for_ranks_that_cannot_talk(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool, silent: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(launchers.time, "sleep", slept.append)
+    assert launchers.keeps_silent(environ) is silent
+    assert slept == [launchers.SECOND_WORD] * waits
+
+
 KEPT = [
     "HOME", "PATH", "LD_LIBRARY_PATH", "TMPDIR", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS",
     "DASK_GPU_MPI__LAYOUT", "MPICH_GPU_SUPPORT_ENABLED", "SLURM_JOB_ID", "SLURM_JOBID",
