@@ -216,6 +216,16 @@ class Agent:
         loop = asyncio.get_running_loop()
         os.set_blocking(self._lifeline, False)
         loop.call_later(self.configuration.patience, self._lose_patience)
+        parent = os.getppid()
+
+        def look_for_parent() -> None:
+            # The lifeline tells at once; but a process that the rank has forked may hold it open.
+            if os.getppid() != parent:
+                self._stop.set()
+            else:
+                loop.call_later(1.0, look_for_parent)
+
+        look_for_parent()
         for frame in frames:
             self._obey(frame)
         loop.add_reader(self._lifeline, self._on_lifeline)
@@ -263,6 +273,9 @@ class Agent:
         command, payload = frame
         self._joined = True
         if command == "joined":
+            return
+        if command == "close":
+            self._stop.set()
             return
         if command == "scheduler-file":
             self._scheduler_file = payload
@@ -329,7 +342,7 @@ class Agent:
             logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
-            self._workers.append(make_worker(plan, settings))
+            self._workers.append(_make(plan, settings))
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
@@ -406,6 +419,18 @@ class Agent:
             await worker.close(timeout=grace * 0.8)
         except Exception:
             logger.debug("a worker did not close", exc_info=True)
+
+
+def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
+    """`make_worker`; what the class raises is told with the worker's name."""
+    try:
+        return make_worker(plan, settings)
+    except DaskGpuMpiError:
+        raise
+    except Exception as error:
+        raise DaskGpuMpiError(
+            f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _nannies(workers: list[Any]) -> list[Any]:

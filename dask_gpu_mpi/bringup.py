@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from .placement import PlacementOptions, Plan, make_plan
 from .post import BRISK, Event, Post
 from .progress import Progress
 from .rendezvous import Mailbox, abort, load_mpi
+from .roles import default_client
 from .supervisor import AgentProcess
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
@@ -65,9 +67,7 @@ def placement_options(options: Options, *, name: str | None = None) -> Placement
 
 def expected_client(options: Options) -> int:
     """The rank that the layout gives the script to, unless the user chose another."""
-    if options.client_rank is not None:
-        return options.client_rank
-    return 1 if options.layout == "exclusive" else 0
+    return default_client(options.layout, options.scheduler_rank, options.client_rank)
 
 
 def configuration(options: Options, *, speaks: bool) -> Configuration:
@@ -181,6 +181,8 @@ class Bringup:
         timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
         self._deadline = started + timeout
         self._host = socket.gethostname()
+        self._joined_mpi = False
+        self._early: list[Event] = []
         self._progress = Progress(started)
         self._agent: AgentProcess | None = None
         self._target: Target | None = None
@@ -208,6 +210,10 @@ class Bringup:
                 self._agent.close(1.0)
             if isinstance(error, DaskGpuMpiError) and error.fatal:
                 abort(error.exit_code)
+            if isinstance(error, Exception) and not isinstance(error, DaskGpuMpiError) and self._joined_mpi:
+                # A defect of ours: the others can't know, and would wait for this rank.
+                traceback.print_exc()
+                abort(1)
             raise
 
     def _run(self) -> Joined:
@@ -220,6 +226,7 @@ class Bringup:
             failure = Failure.of(options)
         world = load_mpi(self._environ, self._host).COMM_WORLD
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
+        self._joined_mpi = mailbox.size > 1
         self._post = Post(mailbox, self._agent)
         if self._agent is not None:
             self._agent.send("joined")
@@ -229,6 +236,8 @@ class Bringup:
                 inventory = self._look(options)
             except DaskGpuMpiError as error:
                 failure = Failure.of(error)
+            except OSError as error:
+                failure = Failure(f"this host can't be looked at: {type(error).__name__}: {error}", 1)
         if self._post.rank == COORDINATOR:
             try:
                 self._coordinator = self._make_coordinator(options)
@@ -314,7 +323,8 @@ class Bringup:
         now = time.monotonic()
         coordinator.tick(now)
         if coordinator.outcome is None:
-            self._progress.show(now, *coordinator.progress())
+            if self._progress.due(now):
+                self._progress.show(now, *coordinator.progress())
         elif isinstance(coordinator.outcome, Go):
             self._progress.clear()
             self._go = coordinator.outcome
@@ -323,7 +333,7 @@ class Bringup:
             self._progress.clear()
             # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
             # foreign launcher, are all rank 0.)
-            if self._post.size > 1 or not launchers.keeps_silent(self._environ):
+            if self._comm is not None or self._post.size > 1 or not launchers.keeps_silent(self._environ):
                 print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told
@@ -350,6 +360,7 @@ class Bringup:
                 raise StartupError(
                     f"rank {post.rank} on {self._host} heard nothing from rank 0 until the start-up deadline"
                 )
+        post.push_back(self._early)
         assert isinstance(self._options, Options)  # else there is no plan
         assert self._start is not None  # nobody is ready before it
         has_scheduler = self._scheduler_config is not None
@@ -393,6 +404,8 @@ class Bringup:
         elif kind == "scheduler-ended":
             text = f"the scheduler's process ended while the workers started (exit code {payload[0]})"
             self._post.send(COORDINATOR, "failed", Failure(text, 1))
+        elif kind in ("worker-failed", "workers-ended"):
+            self._early.append(Event(None, kind, payload))  # for `Member`, which counts them
         elif kind == "agent-lost":
             self._post.send(
                 COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)

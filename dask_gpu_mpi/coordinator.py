@@ -22,6 +22,8 @@ from .ranges import ranks_text
 
 __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
 
+#: Failures that one report spells out.
+MOST_PARTS = 6
 #: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
 GATHER_FAILURES = 1.0
 
@@ -86,6 +88,8 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         named = sorted({hosts[rank] for rank in ranks if rank in hosts})
         where = f" on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}" if named else ""
         parts.append(f"{ranks_text(ranks)} of {size}{where}: {failure.text}")
+    if len(parts) > MOST_PARTS:
+        parts[MOST_PARTS:] = [f"and {len(parts) - MOST_PARTS} more failures of this kind"]
     code = 2 if all(failure.exit_code == 2 for failure in ranks_of) else 1
     return Failure("; ".join(parts), code, any(failure.world_too_small for failure in ranks_of))
 

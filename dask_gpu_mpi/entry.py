@@ -22,6 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
 
+
+class _Unsaid:
+    """Default of the arguments for which None or the default itself may be said, against the environment or a file."""
+
+    def __repr__(self) -> str:
+        return "<from the configuration>"
+
+
+_UNSAID: Any = _Unsaid()
+#: Arguments whose None means something.
+_NULLABLE = ("memory_limit",)
+
+
+def _said(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller has said: everything but the defaults."""
+    return {
+        key: value
+        for key, value in given.items()
+        if value is not _UNSAID and (value is not None or key in _NULLABLE)
+    }
+
+
 #: This process's part in its last cluster.
 _member: Member | None = None
 
@@ -77,9 +99,9 @@ def initialize(
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = None,
-    memory_limit: int | float | str | None = "auto",
+    memory_limit: int | float | str | None = _UNSAID,
     nanny: bool | None = None,
-    dashboard: bool = True,
+    dashboard: bool = _UNSAID,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     worker_class: str | type | None = None,
@@ -180,8 +202,7 @@ def initialize(
         "log_level": log_level,
         "log_directory": log_directory,
     }
-    defaults = {"memory_limit": "auto", "dashboard": True}
-    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
+    explicit = _said(given) | options
     prepare_process()
     member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
     if session is not None:
@@ -197,17 +218,17 @@ def execute(
     client_args: Sequence[Any] = (),
     client_kwargs: Mapping[str, Any] | None = None,
     client_rank: int | None = None,
-    scheduler: bool = True,
-    scheduler_rank: int = 0,
+    scheduler: bool = _UNSAID,
+    scheduler_rank: int = _UNSAID,
     scheduler_address: str | None = None,
     scheduler_port: int | None = None,
     scheduler_file: str | None = None,
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = "",
-    memory_limit: int | float | str | None = "auto",
+    memory_limit: int | float | str | None = _UNSAID,
     nanny: bool | None = None,
-    dashboard: bool = True,
+    dashboard: bool = _UNSAID,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     exclusive_workers: bool | None = None,
@@ -266,8 +287,7 @@ def execute(
         "worker_options": worker_options,
         "name": worker_name,
     }
-    defaults = {"scheduler": True, "scheduler_rank": 0, "memory_limit": "auto", "dashboard": True}
-    explicit = {key: value for key, value in given.items() if value != defaults.get(key)} | options
+    explicit = _said(given) | options
     prepare_process()
     has_client = client_function is not None
     member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import socket
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,7 +67,7 @@ def write_scheduler_file(
         "address": address,
         "services": {} if port is None else {"dashboard": port},
         "workers": {},
-        CREDENTIALS_KEY: {"config": config},
+        CREDENTIALS_KEY: {"config": config, "host": socket.gethostname()},
     }
     target = Path(path).absolute()
     try:
@@ -116,7 +117,14 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         raise InputError(
             f'{os.fspath(path)!r} is no scheduler file: it should be JSON with an "address"'
         ) from None
-    return Target(address, content.get(CREDENTIALS_KEY, {}).get("config", {}))
+    ours = content.get(CREDENTIALS_KEY, {})
+    host = ours.get("host", socket.gethostname())
+    if "://127." in address and host != socket.gethostname():
+        raise InputError(
+            f"the cluster of {os.fspath(path)!r} listens on {address} of host {host}, which can't be reached from "
+            f"{socket.gethostname()}: start it with an interface that others reach (--interface), or connect from {host}"
+        )
+    return Target(address, ours.get("config", {}))
 
 
 def read_target(options: Options) -> Target:

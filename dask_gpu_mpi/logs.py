@@ -21,7 +21,17 @@ from typing import Any
 __all__ = ["last_words", "log_to_file", "set_ending", "set_up"]
 
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
-_NAMES = ("", "distributed", "distributed.client", "tornado", "bokeh", "asyncio")
+#: Those that distributed gives a handler of their own (`distributed.config`), the root, and asyncio.
+_NAMES = (
+    "",
+    "distributed",
+    "distributed.client",
+    "distributed.gc",
+    "tornado",
+    "tornado.application",
+    "bokeh",
+    "asyncio",
+)
 #: Shared with every process forked from here: a one means that the job is ending.
 _ending = mmap.mmap(-1, 1)
 

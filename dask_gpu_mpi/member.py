@@ -68,6 +68,11 @@ class Member:
         #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
         self.silent: list[int] = []
         self._closed: set[int] = set()
+        self._told_closed: set[int] = set()
+        #: Set by the script's SIGTERM handler; told to the others by the next `pump`, since a handler must not touch messages.
+        self.busy = False
+        self._told_busy = False
+        self._patient = False
         self._released = False
         self._wound_down = False
 
@@ -83,6 +88,9 @@ class Member:
         with self._lock:
             if self._restart_at is not None and time.monotonic() > self._restart_at and not self.stopped:
                 self._restart()
+            if self.busy and not self._told_busy:
+                self._told_busy = True
+                self.post.send(COORDINATOR, "busy")
             for event in self.post.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -93,6 +101,13 @@ class Member:
         kind, payload = event.kind, event.payload
         if kind == "stop":
             self.stopped = True
+            self.lost = payload
+        elif kind == "busy":
+            self._patient = True
+            if self.rank == COORDINATOR:
+                self.post.mailbox.send_all("busy")
+            if self.joined.start.is_client:
+                self.lost = payload  # for the script; the coordinator has said it
         elif kind == "end":
             self.ended = payload
         elif kind == "release":
@@ -107,6 +122,7 @@ class Member:
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         if kind == "closed":
+            self._told_closed.add(self.rank)
             self.post.send(COORDINATOR, "closed", self.rank)
         elif self.stopped or self.ended is not None:
             return  # what else ends now was told to
@@ -188,7 +204,7 @@ class Member:
                 self.post.mailbox.send_all("end", 0)
                 self.ended = code
         elif not self.stopped:
-            self.post.mailbox.send_all("stop")
+            self.post.mailbox.send_all("stop", lost)
         self.stopped = True
 
     # -- ranks without the script -------------------------------------------------------------------------------
@@ -230,8 +246,8 @@ class Member:
         if not self._has_client and self.rank == COORDINATOR:
             self._over(128 + number, final=True)
             return False
-        # With a script the client rank gets the signal too, and tells everybody when it is done.
-        return time.monotonic() > since + TERM_GRACE
+        # With a script the client rank gets the signal too: it says that its `finally` runs, and later that it is done.
+        return not self._patient and time.monotonic() > since + TERM_GRACE
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -262,6 +278,13 @@ class Member:
         Where a rank does not answer, MPI would wait for it for ever: then the job is aborted here, with a line that says so.
         """
         self._wind_down()
+        if self.ended is not None and self.rank == COORDINATOR:
+            # Who has not answered yet may still be killing an agent, or is the client rank, where the cluster had ended before
+            # its script and that has only now come to its end.
+            limit = time.monotonic() + self.joined.options.shutdown_timeout + 1.0
+            while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
+                self.pump(BRISK)
+            self.silent = [rank for rank in self.silent if rank not in self._closed]
         flushed = self.post.mailbox.flush(2.0)
         if self.ended is not None and self.rank == COORDINATOR and (self.silent or not flushed):
             names = ranks_text(self.silent) if self.silent else "a rank"
@@ -277,12 +300,19 @@ class Member:
         if self.joined.scheduler_file is not None:
             # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
             remove_scheduler_file(*self.joined.scheduler_file)
-        limit = time.monotonic() + grace(options) + 1.0
-        if self.joined.has_scheduler and post.agent is not None:
+        own = time.monotonic() + grace(options) + 1.0
+        if post.agent is not None:
             post.agent.send("close-workers")
-        else:
-            post.drop_agent(options.shutdown_timeout)
+            while self.rank not in self._told_closed and post.agent is not None and time.monotonic() < own:
+                self.pump(BRISK)
+        if self.rank not in self._told_closed:
+            post.drop_agent(0.0)
             post.send(COORDINATOR, "closed", self.rank)
+        if not self.joined.has_scheduler:
+            # Removing what the workers have spilled may take longer than closing them.
+            post.drop_agent(options.shutdown_timeout)
+        # The others' time to close, and then some for the messages.
+        limit = own + options.shutdown_timeout
         plan = self.joined.go.plan
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
@@ -290,9 +320,10 @@ class Member:
             self.silent = [rank for rank in range(post.size) if rank not in self._closed]
             post.send(plan.scheduler.rank, "release")
         if self.joined.has_scheduler:
-            while not self._released and post.agent is not None and time.monotonic() < limit:
+            while not self._released and post.agent is not None and time.monotonic() < limit + 1.0:
                 self.pump(BRISK)
         post.drop_agent(options.shutdown_timeout)
+        post.send(COORDINATOR, "closed", self.rank)  # also when its agent could not say so any more
 
 
 class _Restarts:

@@ -53,6 +53,7 @@ def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...
         routes = [line.split() for line in Path(route_file).read_text().splitlines()[1:]]
     except OSError:
         routes = []
+    states = psutil.net_if_stats()
     default = {fields[0] for fields in routes if len(fields) > 7 and fields[1] == fields[7] == "00000000"}
     return tuple(
         Interface(
@@ -62,6 +63,7 @@ def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...
             name in default,
         )
         for name, entries in sorted(psutil.net_if_addrs().items())
+        if name not in states or states[name].isup
         for entry in entries
         if entry.family == socket.AF_INET
     )
@@ -107,6 +109,10 @@ def choose_addresses(
     if name is not None:
         return name, {rank: _address(interfaces[rank], name) for rank in ranks}
     network = _common_network(interfaces)
+    routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
+    if network is None and all(routed.values()):
+        # Hosts on subnets of their own, or with single addresses (clouds), that reach each other by their default routes.
+        return None, {rank: interface.address for rank, interface in routed.items() if interface is not None}
     if network is None:
         seen = "; ".join(
             f"rank {rank} on {hosts[rank]}: {', '.join(f'{i.name} {i.network}' for i in _usable(interfaces[rank])) or 'none'}"
@@ -137,7 +143,8 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
 
 
 def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
-    return [i for i in interfaces if not i.address.startswith("127.")]
+    """Those that may lead to other hosts."""
+    return [i for i in interfaces if not i.address.startswith("127.") and not _VIRTUAL.match(i.name)]
 
 
 def _address(interfaces: Sequence[Interface], name: str) -> str:
@@ -157,15 +164,7 @@ def _common(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
         ]
         if len(same) == len(others):
             fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
-            order = (
-                fast
-                if fast is not None
-                else 2
-                if interface.default
-                else 9
-                if _VIRTUAL.match(interface.name)
-                else 3
-            )
+            order = fast if fast is not None else 2 if interface.default else 3
             candidates.append((order, interface.name))
     return min(candidates)[1] if candidates else None
 

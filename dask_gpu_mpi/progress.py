@@ -34,6 +34,10 @@ class Progress:
         self._next = started + self._every
         self._shown = False
 
+    def due(self, now: float) -> bool:
+        """Whether it is time to say something; asked before the numbers are put together."""
+        return now >= self._next
+
     def show(self, now: float, ready: int, planned: int | None, hosts: Sequence[str]) -> None:
         """Say how many workers are ready, and whom the rest is waiting for; nothing if it is too early to say it again.
 
@@ -54,7 +58,7 @@ class Progress:
         unknown = sum(not host for host in hosts)
         parts = [names] if names else []
         if unknown:
-            parts.append(f"{unknown} rank{'s' * (unknown != 1)} that have not answered")
+            parts.append(f"{unknown} {'rank that has' if unknown == 1 else 'ranks that have'} not answered")
         count = "starting" if planned is None else f"{ready} of {planned} workers"
         self._write(f"dask_gpu_mpi: {count}, waiting for {' and '.join(parts) or 'the scheduler'}")
 

@@ -157,7 +157,7 @@ class Mailbox:
             self._self.append(Mail(rank, kind, payload))
             return
         self._later.append((rank, kind, payload))
-        self._post()
+        self._dispatch()
 
     def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
         """Post the same message to every other rank (and to this one, if asked)."""
@@ -199,12 +199,18 @@ class Mailbox:
             return False
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
-    def _post(self) -> None:
+    def _dispatch(self) -> None:
+        """Hand to MPI what waits to be sent, and look back at nothing: a message to each of n ranks must not take n² looks."""
         if self._comm is None or not self._may_call():
             return
         waiting, self._later = self._later, []
         for rank, kind, payload in waiting:
             self._pending.append(self._comm.isend((kind, payload), dest=rank, tag=_TAG))
+
+    def _post(self) -> None:
+        if self._comm is None or not self._may_call():
+            return
+        self._dispatch()
         self._pending = [request for request in self._pending if not request.Test()]
 
 

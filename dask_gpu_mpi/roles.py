@@ -10,7 +10,7 @@ from .inventory import Inventory
 from .plan import PlacementOptions
 from .ranges import fold_names, fold_numbers, ranks_text
 
-__all__ = ["check_options", "choose_roles", "in_order"]
+__all__ = ["check_options", "choose_roles", "default_client", "in_order"]
 
 
 def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
@@ -61,12 +61,18 @@ def check_options(options: PlacementOptions, world_size: int) -> None:
         raise OptionError(f"idle_ranks has {fold_numbers(strangers)}; needed: ranks below {world_size}")
 
 
+def default_client(layout: str, scheduler_rank: int, client_rank: int | None) -> int:
+    """The rank that runs the script: the user's choice, else 0; in layout ``exclusive`` the first without the scheduler."""
+    if client_rank is not None:
+        return client_rank
+    return int(layout == "exclusive" and scheduler_rank != 1)
+
+
 def choose_roles(options: PlacementOptions, world_size: int) -> tuple[int, int]:
     """Choose the scheduler's and the client's rank; raise WorldTooSmallException where ranks are too few."""
     exclusive = options.layout == "exclusive"
     scheduler, client = options.scheduler_rank, options.client_rank
-    if client is None:
-        client = int(exclusive and scheduler != 1)
+    client = default_client(options.layout, scheduler, client)
     if scheduler < 0 or client < 0:
         raise OptionError(f"scheduler_rank={scheduler}, client_rank={client}; needed: ranks from 0")
     needed = max(scheduler, client) + 1

@@ -51,12 +51,14 @@ def run_script(path: str) -> None:
         The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
     """
     module = types.ModuleType("__main__")
+    path = os.path.abspath(path)
     module.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=None, __spec__=None)
     # Stays there: threads that outlive the main program, and pickle, look their names up in it.
     sys.modules["__main__"] = module
     try:
-        with io.open_code(os.path.abspath(path)) as file:
-            code = compile(file.read(), path, "exec")
+        with io.open_code(path) as file:
+            # Without our own `from __future__`: the script's annotations stay what they are.
+            code = compile(file.read(), path, "exec", dont_inherit=True)
         exec(code, module.__dict__)
     except SystemExit:
         raise

@@ -15,6 +15,17 @@ __all__ = ["Credentials", "make_credentials"]
 
 #: Days that the certificate is valid: longer than any batch job, short enough that a stolen one goes stale.
 VALID_DAYS = 90
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,17 @@ def make_credentials() -> Credentials:
             .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
             .add_extension(
                 x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
+            )
+        )
+        # What strict verification asks for (RFC 5280; the default of Python 3.13).
+        usage = dict.fromkeys(_USAGES, False) | (
+            {"key_cert_sign": True, "crl_sign": True} if authority else {"digital_signature": True}
+        )
+        builder = (
+            builder.add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
             )
         )
         return builder.sign(signer, hashes.SHA256())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -145,6 +146,7 @@ class Session:
         # First: distributed registers its defaults on import, which would win over those registered here.
         import distributed  # noqa: F401
 
+        _shut_down_once()
         settings = {"scheduler-address": self.address, **self._config}
         dask.config.set(settings)
         # dask.config.refresh() starts again from the defaults: so it is told to them as well.
@@ -175,6 +177,7 @@ class Session:
 
     def _on_signal(self, number: int) -> None:
         """In the main thread: the job is to end. Always raises."""
+        self._member.busy = True
         if self._member.lost is not None:
             raise ClusterLostError(self._member.lost, reported=True)
         callback, self._callback = self._callback, None
@@ -193,7 +196,7 @@ class Session:
     def _stop_monitor(self) -> None:
         self._leaving.set()
         if self._monitor is not None and self._monitor is not threading.current_thread():
-            self._monitor.join(timeout=2.0)
+            self._monitor.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
@@ -201,10 +204,15 @@ class Session:
             return
         self._finished = True
         self._stop_monitor()
+        if not self._closed:
+            # The scheduler's death may be why the script has failed: once to hear of it, once to say so.
+            self._member.pump(0.0)
+            self._member.pump(0.0)
         _silence_dask()
         _close_clients(self.address)
         self._closed = True
         self._member.client_done(final=True)
+        _give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
         if self._member.launcher_gone():
             sys.stdout.flush()
@@ -233,13 +241,49 @@ def _close_clients(address: str) -> None:
     for client in list(module.Client._instances):
         try:
             if (
-                client.status == "running"
+                not client.asynchronous
+                and client.status == "running"
                 and client.scheduler is not None
                 and client.scheduler.address == address
             ):
                 client.close(timeout=1)
         except Exception:
             pass
+
+
+def _give_up_clients(address: str) -> None:
+    """Mark clients that could not be closed as closed.
+
+    ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such
+    are those whose ``shutdown()`` or ``close()`` has failed half way.
+    """
+    module = sys.modules.get("distributed.client")
+    for client in list(module.Client._instances) if module is not None else ():
+        with contextlib.suppress(Exception):
+            ours = client.scheduler is not None and client.scheduler.address == address
+            if client.status == "closing" or (ours and client.status != "closed"):
+                client.status = "closed"
+
+
+def _shut_down_once() -> None:
+    """Let ``Client.shutdown()`` do nothing on a client that is closed, instead of failing with errors from its inside.
+
+    A script that ends its cluster twice, by this and by `Session.close`, is right.
+    """
+    from distributed import Client
+
+    shutdown = Client.shutdown
+    if getattr(shutdown, "once", False):
+        return
+
+    @functools.wraps(shutdown)
+    def once(self: Client) -> Any:
+        if self.status == "closed" and not self.asynchronous:
+            return None
+        return shutdown(self)
+
+    once.once = True  # type: ignore[attr-defined]
+    Client.shutdown = once
 
 
 def say(text: str) -> None:

@@ -83,6 +83,7 @@ class AgentProcess:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
+                bufsize=0,  # frames are written to the descriptor
                 pass_fds=(write,),
                 env=_agent_environ(environ),
                 # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
@@ -94,6 +95,9 @@ class AgentProcess:
         self._stdin = self._process.stdin.fileno()
         self._reader = FrameReader(read)
         self._lock = threading.Lock()
+        # A child that the script forks must not hold the lifeline open when this process is gone.
+        self._open = True
+        os.register_at_fork(after_in_child=self._close_in_child)
         self.scratch: str | None = None
 
     @property
@@ -149,7 +153,11 @@ class AgentProcess:
             False when it had to be killed.
         """
         if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
+            # In words first: a process of the script's that was not forked through Python may hold the other end as well.
+            self.send("close")
+            self._open = False
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:
@@ -163,6 +171,12 @@ class AgentProcess:
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
             self._remove_scratch(self.scratch)
         return polite
+
+    def _close_in_child(self) -> None:
+        if self._open:
+            self._open = False
+            if self._process.stdin is not None:
+                self._process.stdin.close()
 
     @staticmethod
     def _remove_scratch(scratch: str) -> None:

@@ -82,6 +82,7 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
         return _make_cuda_worker(cls, plan, settings, base, options)
     if issubclass(cls, (distributed.Nanny, distributed.Worker)):
         base |= {"host": settings.host, "protocol": settings.protocol, "dashboard": False}
+        base["dashboard_address"] = "127.0.0.1:0"  # plain HTTP, with or without a dashboard
         base["death_timeout"] = settings.death_timeout
         if plan.resources:
             base["resources"] = dict(plan.resources)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.logs import last_words
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own: what is tested changes the loggers of the whole process."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env={**os.environ}
+    )
+
+
+BEGIN = """
+import logging, os, sys
+import distributed
+from dask_gpu_mpi import logs
+folder = sys.argv[1] if len(sys.argv) > 1 else {folder!r}
+logs.set_up({level!r}, folder, quiet_stream={quiet})
+logger = logging.getLogger("distributed.worker")
+"""
+
+
+def begin(folder: Path, level: str = "warning", *, quiet: bool = False) -> str:
+    return BEGIN.format(folder=str(folder), level=level, quiet=quiet)
+
+
+def test_last_words_are_the_last_lines_of_that_process(tmp_path: Path) -> None:
+    code = """
+for i in range(9):
+    logger.warning("word %d", i)
+logger.info("not this")
+if os.fork() == 0:
+    logger.error("of the child")
+    os._exit(0)
+os.wait()
+print(os.getpid())
+"""
+    done = python(begin(tmp_path) + code)
+    pid = int(done.stdout)
+    lines = last_words(str(tmp_path), pid).splitlines()
+    assert [line.rpartition(" - ")[2] for line in lines] == [f"word {i}" for i in range(4, 9)]
+    assert last_words(str(tmp_path), pid, lines=2).splitlines() == lines[-2:]
+    (other,) = [path for path in tmp_path.iterdir() if path.name != f"last-words-{pid}"]
+    assert "of the child" in other.read_text()
+    assert "word" not in other.read_text()
+
+
+def test_last_words_of_nobody(tmp_path: Path) -> None:
+    assert last_words(str(tmp_path), None) == ""
+    assert last_words(str(tmp_path), 12345) == ""
+    assert last_words(str(tmp_path / "gone"), 1) == ""
+
+
+def test_warnings_only_and_silence_at_the_end(tmp_path: Path) -> None:
+    code = """
+logger.info("too quiet")
+logger.warning("loud")
+logger.error("Error during heartbeat: %s", 5)
+if os.fork() == 0:
+    logs.set_ending()  # every process forked from there knows
+    os._exit(0)
+os.wait()
+logger.error("no news")
+"""
+    done = python(begin(tmp_path) + code)
+    assert "loud" in done.stderr
+    for text in ("too quiet", "heartbeat", "no news"):
+        assert text not in done.stderr
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_whoever_wants_everything_gets_it(tmp_path: Path, level: str) -> None:
+    done = python(begin(tmp_path, level) + "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n")
+    assert "soft" in done.stderr
+    assert "at the end" in done.stderr
+
+
+def test_a_log_file_takes_the_place_of_standard_error(tmp_path: Path) -> None:
+    code = f"""
+logs.log_to_file({str(tmp_path / "deep" / "logs")!r}, "worker-a/b c-0-host")
+logger.warning("to the file")
+logging.getLogger("tornado.application").error("tornado's")
+logging.getLogger("of.the.user").error("user's")
+"""
+    done = python(begin(tmp_path, quiet=True) + code)
+    assert "to the file" not in done.stderr
+    (file,) = (tmp_path / "deep" / "logs").iterdir()
+    assert file.name == "worker-a_b_c-0-host.log"
+    text = file.read_text()
+    for word in ("to the file", "tornado's", "user's"):
+        assert text.count(word) == 1, text
+    assert "WARNING" in text
+
+
+def test_a_scratch_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
+    done = python(begin(tmp_path / "gone") + "logger.error('still said')\n")
+    assert done.stderr.count("still said") == 1
+    assert "Traceback" not in done.stderr
+    assert logging.getLogger("distributed") is not None

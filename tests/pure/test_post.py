@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from typing import Any
+
+from dask_gpu_mpi.post import Event, Post
+from dask_gpu_mpi.rendezvous import Mail
+
+
+class Box:
+    rank, size = 1, 3
+
+    def __init__(self) -> None:
+        self.mails: list[Mail] = []
+        self.sent: list[tuple[int, str, Any]] = []
+
+    def receive(self) -> list[Mail]:
+        mails, self.mails = self.mails, []
+        return mails
+
+    def send(self, rank: int, kind: str, payload: Any) -> None:
+        self.sent.append((rank, kind, payload))
+
+
+class Agent:
+    def __init__(self) -> None:
+        self.frames: list[tuple[Any, ...]] = []
+        self.waits: list[float] = []
+        self.lost = False
+        self.closed: float | None = None
+
+    def events(self, timeout: float) -> list[tuple[Any, ...]]:
+        self.waits.append(timeout)
+        frames, self.frames = self.frames, []
+        return frames
+
+    def exit_text(self) -> str:
+        return "killed by signal SIGKILL"
+
+    def close(self, timeout: float) -> None:
+        self.closed = timeout
+
+
+def make() -> tuple[Post, Any, Any]:
+    box, agent = Box(), Agent()
+    return Post(box, agent), box, agent  # type: ignore[arg-type]
+
+
+def test_mail_and_the_agent_are_one_stream() -> None:
+    post, box, agent = make()
+    box.mails = [Mail(0, "start", 5)]
+    agent.frames = [("ready", 2)]
+    assert post.events(9.0) == [Event(0, "start", 5), Event(None, "ready", [2])]
+    assert agent.waits == [0.0]  # there was mail: no waiting
+    assert post.events(9.0) == []
+    assert agent.waits == [0.0, 9.0]
+    assert (post.rank, post.size) == (1, 3)
+
+
+def test_a_lost_agent_is_told_once() -> None:
+    post, _, agent = make()
+    agent.lost = True
+    agent.frames = [("failed", "why", 1)]
+    assert post.events(0.0) == [
+        Event(None, "failed", ["why", 1]),
+        Event(None, "agent-lost", ["killed by signal SIGKILL"]),
+    ]
+    assert post.agent is None
+    assert agent.closed is not None
+    assert post.events(0.0) == []
+
+
+def test_pushed_back_events_come_first() -> None:
+    post, box, _ = make()
+    box.mails = [Mail(0, "late", None)]
+    post.push_back([Event(0, "second", None)])
+    post.push_back([Event(0, "first", None)])
+    assert [event.kind for event in post.events(0.0)] == ["first", "second", "late"]
+
+
+def test_sending_and_dropping() -> None:
+    post, box, agent = make()
+    post.send(2, "hello", "x")
+    assert box.sent == [(2, "hello", "x")]
+    post.drop_agent(1.5)
+    post.drop_agent(1.5)
+    assert agent.closed == 1.5
+    assert post.events(0.0) == []
