@@ -181,3 +181,15 @@ def test_joining_starts_no_scheduler() -> None:
     assert driver.kinds() == [(0, "start")]
     assert driver.sent[0][2].config == {"key": "theirs"}
     assert driver.sent[0][2].listen is None
+
+
+def test_a_report_is_bounded() -> None:
+    driver = Driver(20)
+    for rank in range(20):
+        driver.tell(
+            rank, "hello", hello(rank, 20, inventory=None, failure=Failure(f"disk {rank} is full", 1))
+        )
+    driver.coordinator.tick(1.0)
+    text = str(driver.coordinator.outcome)
+    assert "disk 5 is full; and 14 more failures" in text
+    assert "disk 6" not in text

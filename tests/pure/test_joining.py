@@ -82,3 +82,18 @@ def test_names_of_two_joining_jobs_differ() -> None:
     assert target.protocol == "tls"
     assert target.unique_name(None) != target.unique_name(None)
     assert target.unique_name("mine").startswith("mine-")
+
+
+def test_a_loopback_cluster_is_not_for_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tls://127.0.0.1:1", None, "a", CONFIG)
+    assert read_scheduler_file(path).address == "tls://127.0.0.1:1"
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    with pytest.raises(InputError, match=r"can't be reached from elsewhere: .*--interface"):
+        read_scheduler_file(path)
+
+
+def test_certificates_that_are_asked_for_but_not_there() -> None:
+    options = resolve({"scheduler": False, "scheduler_address": "tls://h:8786"}, source="keyword")
+    with pytest.raises(InputError, match="--scheduler-file"):
+        read_target(options)

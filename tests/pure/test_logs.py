@@ -14,7 +14,12 @@ from dask_gpu_mpi.logs import last_words
 def python(code: str) -> subprocess.CompletedProcess[str]:
     """A process of its own: what is tested changes the loggers of the whole process."""
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env={**os.environ}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env={**os.environ},
     )
 
 
@@ -78,7 +83,9 @@ logger.error("no news")
 
 @pytest.mark.parametrize("level", ["info", "debug"])
 def test_whoever_wants_everything_gets_it(tmp_path: Path, level: str) -> None:
-    done = python(begin(tmp_path, level) + "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n")
+    done = python(
+        begin(tmp_path, level) + "logger.info('soft')\nlogs.set_ending()\nlogger.error('at the end')\n"
+    )
     assert "soft" in done.stderr
     assert "at the end" in done.stderr
 

@@ -86,3 +86,19 @@ def test_loopback_does_not_connect_hosts() -> None:
 
 def test_this_machine_has_a_loopback() -> None:
     assert any(i.address.startswith("127.") for i in list_interfaces())
+
+
+def test_hosts_with_single_addresses_use_their_default_routes() -> None:
+    interfaces = {
+        n: [LO, Interface("ens4", f"10.128.0.{n}", f"10.128.0.{n}/32", default=True)] for n in (0, 1)
+    }
+    assert choose_addresses(["a", "b"], interfaces, [None, None]) == (
+        None,
+        {0: "10.128.0.0", 1: "10.128.0.1"},
+    )
+
+
+def test_a_bridge_never_connects_hosts() -> None:
+    docker = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
+    with pytest.raises(InputError, match="share no network"):
+        choose_addresses(["a", "b"], {0: [LO, docker], 1: [LO, docker]}, [None, None])

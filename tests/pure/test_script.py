@@ -80,3 +80,18 @@ def test_a_thread_outlives_the_main_program(tmp_path: Path) -> None:
 def test_what_is_no_script(tmp_path: Path, name: str, word: str) -> None:
     with pytest.raises(InputError, match=word):
         check_script(str(tmp_path / name))
+
+
+def test_annotations_are_the_scripts_own(tmp_path: Path) -> None:
+    done = run(tmp_path, "def f(x: int): ...\nprint(f.__annotations__['x'] is int)")
+    assert done.stdout.strip() == "True", done.stderr
+
+
+def test_the_file_is_absolute(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(
+        "import os, sys; os.chdir('/'); print(os.path.exists(__file__), sys.argv[0])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, "s.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["True", "s.py"], done.stderr

@@ -86,3 +86,12 @@ def test_the_configuration_makes_plain_objects_secure() -> None:
         security = Security()
     assert security.require_encryption
     assert security.tls_worker_key == credentials.key
+
+
+def test_strict_verification_is_satisfied() -> None:
+    import ssl as tls
+
+    server, client = contexts(make_credentials())
+    for context in (server, client):
+        context.verify_flags |= tls.VERIFY_X509_STRICT
+    assert shake_hands(server, client) == "hello"
