@@ -277,10 +277,11 @@ class Member:
 
         Where a rank does not answer, MPI would wait for it for ever: then the job is aborted here, with a line that says so.
         """
+        long_ago = self._wound_down
         self._wind_down()
-        if self.ended is not None and self.rank == COORDINATOR:
-            # Who has not answered yet may still be killing an agent, or is the client rank, where the cluster had ended before
-            # its script and that has only now come to its end.
+        if long_ago and self.ended is not None and self.rank == COORDINATOR:
+            # Who has not answered is the client rank, perhaps: where the cluster had ended before its script, it has only now
+            # come to its end.
             limit = time.monotonic() + self.joined.options.shutdown_timeout + 1.0
             while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
                 self.pump(BRISK)

@@ -111,7 +111,7 @@ _TABLE = (
            "Seconds (or 5m) until all workers must be there, else the job fails.",
            ("--startup-timeout",)),
     Option("shutdown_timeout", "duration", 10.0,
-           "Seconds that the workers have to close at the end, before they are killed.",
+           "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
            ("--shutdown-timeout",)),
     Option("walltime_signal", "choice", None,
            "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",

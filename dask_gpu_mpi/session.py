@@ -283,7 +283,7 @@ def _shut_down_once() -> None:
         return shutdown(self)
 
     once.once = True  # type: ignore[attr-defined]
-    Client.shutdown = once
+    Client.shutdown = once  # type: ignore[method-assign]
 
 
 def say(text: str) -> None:
