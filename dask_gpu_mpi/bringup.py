@@ -24,7 +24,7 @@ from .options import Options
 from .placement import PlacementOptions, Plan, make_plan
 from .post import BRISK, Event, Post
 from .progress import Progress
-from .rendezvous import Mailbox, abort, load_mpi
+from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
 from .supervisor import AgentProcess
 
@@ -224,6 +224,11 @@ class Bringup:
             self._agent.configure(configuration(options, speaks=launchers.speaks(self._environ)))
         else:
             failure = Failure.of(options)
+        if isinstance(options, Options) and options.protocol == "ucx":
+            try:
+                load_ucx_first()
+            except InputError as error:
+                failure = Failure.of(error)
         world = load_mpi(self._environ, self._host).COMM_WORLD
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
         self._joined_mpi = mailbox.size > 1
@@ -231,7 +236,7 @@ class Bringup:
         if self._agent is not None:
             self._agent.send("joined")
         inventory: Inventory | None = None
-        if isinstance(options, Options):
+        if isinstance(options, Options) and failure is None:
             try:
                 inventory = self._look(options)
             except DaskGpuMpiError as error:

@@ -7,6 +7,7 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import threading
@@ -19,7 +20,7 @@ from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
 from .ranges import ranks_text
 
-__all__ = ["Mail", "Mailbox", "abort", "load_mpi"]
+__all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
 
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
@@ -81,6 +82,25 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
         ) from None
     return MPI
+
+
+def load_ucx_first() -> None:
+    """Load UCX before MPI: both bring a libucs, and with MPI's loaded, ucxx finds symbols missing; the other way both work.
+
+    Raises
+    ------
+    InputError
+        MPI is loaded already, by the script. (A package that is missing is the agent's to tell.)
+    """
+    if "mpi4py.MPI" in sys.modules:
+        if "ucxx" in sys.modules:
+            return
+        raise InputError(
+            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
+            "ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python -m dask_gpu_mpi`"
+        )
+    with contextlib.suppress(ImportError):
+        importlib.import_module("ucxx")
 
 
 class Mailbox:
