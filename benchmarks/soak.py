@@ -108,6 +108,11 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def new_segments(before: set[str]) -> list[str]:
+    """Semaphores and segments of Python's that were not there before; let nothing else make some while this runs."""
+    return [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))]
+
+
 def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: float) -> Outcome:
     """Start one cluster, let its fault happen, and look at what is left."""
     mark = uuid.uuid4().hex
@@ -153,8 +158,11 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
         wrong.append(f"exit code {code}")
     # everything must be gone ten seconds after the launcher, however it went
     deadline = time.monotonic() + 10
-    while (left := marked(mark)) and time.monotonic() < deadline:
+    while (left := marked(mark)) or (segments := new_segments(shared)):
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.1)
+    segments = new_segments(shared)
     wrong += [f"process left: {pid}" for pid in left]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -166,11 +174,7 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
         for path in scratch.iterdir()
         if path.name.startswith(("dgm-", "dask-", "pymp-"))
     ]
-    wrong += [
-        f"shared memory left: {entry}"
-        for entry in set(os.listdir("/dev/shm")) - shared
-        if entry.startswith(("sem.", "psm_"))
-    ]
+    wrong += [f"shared memory left: {entry}" for entry in segments]
     if wrong:
         sys.stderr.write(f"--- {name}: {wrong}\n{(folder / 'out').read_text(errors='replace')[-2000:]}\n")
     shutil.rmtree(folder, ignore_errors=True)
