@@ -80,5 +80,8 @@ stage "package" package
 stage "pure" tests "$openmpi" tests/pure
 stage "mpi, hosts: Open MPI" tests "$openmpi" tests/mpi tests/hosts
 stage "mpi, hosts: MPICH" tests "$mpich" tests/mpi tests/hosts
+# a dozen rows of the fault tier; ci/faults.sh has them all
+stage "faults: Open MPI" tests "$openmpi" -m quick tests/faults
+stage "faults: MPICH" tests "$mpich" -m quick tests/faults
 summary
 exit "$failed"

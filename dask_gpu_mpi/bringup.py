@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import sys
 import threading
@@ -26,6 +27,7 @@ from .post import BRISK, Event, Post
 from .progress import Progress
 from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
+from .signals import Signals
 from .supervisor import AgentProcess
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
@@ -163,6 +165,8 @@ class Bringup:
         ``check(rank)`` raises an InputError where this rank can't do what it is for.
     started : float
         ``time.monotonic()`` from which the deadlines count.
+    signals : Signals
+        A signal that comes meanwhile ends the start on all ranks.
     """
 
     def __init__(
@@ -173,7 +177,9 @@ class Bringup:
         comm: Any,
         check: Callable[[int], None] | None,
         started: float,
+        signals: Signals,
     ) -> None:
+        self._signals = signals
         self._options = options
         self._environ = environ
         self._comm = comm
@@ -350,7 +356,13 @@ class Bringup:
 
     def _until_up(self) -> Joined:
         post = self._post
+        told = False
         while self._go is None:
+            if self._signals.got is not None and not told:
+                told = True
+                number = self._signals.got[0]
+                text = f"{signal.Signals(number).name} came while the cluster started"
+                post.send(COORDINATOR, "failed", Failure(text, 128 + number))
             events = post.events(BRISK)
             for number, event in enumerate(events):
                 coordinator = self._coordinator

@@ -60,6 +60,7 @@ class Failure:
             made = InputError(self.text)
         else:
             made = StartupError(self.text)
+            made.exit_code = self.exit_code
         made.reported = reported
         return made
 
@@ -90,7 +91,8 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         parts.append(f"{ranks_text(ranks)} of {size}{where}: {failure.text}")
     if len(parts) > MOST_PARTS:
         parts[MOST_PARTS:] = [f"and {len(parts) - MOST_PARTS} more failures of this kind"]
-    code = 2 if all(failure.exit_code == 2 for failure in ranks_of) else 1
+    codes = {failure.exit_code for failure in ranks_of}
+    code = codes.pop() if len(codes) == 1 else 1
     return Failure("; ".join(parts), code, any(failure.world_too_small for failure in ranks_of))
 
 

@@ -16,6 +16,7 @@ from .errors import DaskGpuMpiError, InputError
 from .member import Member
 from .options import Options, resolve
 from .session import Session, announce, current_session
+from .signals import Signals
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -78,13 +79,21 @@ def start(
     """
     global _member
     started = time.monotonic()
-    joined = Bringup(options, dict(os.environ), comm=comm, check=check, started=started).run()
-    _member = member = Member(joined, leave_open=leave_open, has_client=has_client)
+    signals = Signals()
+    signals.take()
+    try:
+        bringup = Bringup(options, dict(os.environ), comm=comm, check=check, started=started, signals=signals)
+        joined = bringup.run()
+    except BaseException:
+        signals.give_back()
+        raise
+    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     if not joined.start.is_client:
         return member, None
     announce(joined, time.monotonic() - started)
     if not has_client:
         return member, None
+    signals.give_back()
     session = Session(member, started)
     assert isinstance(options, Options)  # with an InputError there is no cluster
     if options.walltime_signal is not None:
@@ -92,6 +101,10 @@ def start(
     session._open()
     # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
     atexit.register(session._finish)
+    if signals.got is not None:
+        signal.raise_signal(
+            signals.got[0]
+        )  # it came while the cluster started, and is the script's to hear of
     return member, session
 
 

@@ -7,7 +7,6 @@ has ended by then.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 import time
@@ -20,10 +19,13 @@ from .joining import remove_scheduler_file
 from .post import BRISK, CALM, Event
 from .ranges import ranks_text
 from .rendezvous import abort
+from .signals import Signals
 from .supervisor import AgentProcess
 
 __all__ = ["Member"]
 
+#: Seconds beyond its own closing that rank 0 waits for the others to say that they have closed.
+CLOSING_SLACK = 3.0
 #: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 
@@ -35,6 +37,8 @@ class Member:
     ----------
     joined : Joined
         How it joined.
+    signals : Signals
+        Taken before it joined.
     leave_open : bool
         ``exit=False``: the rank goes on with work of its own when the cluster stops.
     has_client : bool
@@ -50,8 +54,9 @@ class Member:
         How the cluster was lost, if it was.
     """
 
-    def __init__(self, joined: Joined, *, leave_open: bool, has_client: bool) -> None:
+    def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
         self.joined = joined
+        self.signals = signals
         self.post = joined.post
         self.rank = joined.post.rank
         self.stopped = False
@@ -222,7 +227,8 @@ class Member:
         ClusterLostError
             On the coordinator, without a script: the scheduler was lost.
         """
-        with _Signals() as signals:
+        signals = self.signals
+        try:
             while self.ended is None:
                 self.pump(CALM)
                 if self.stopped:
@@ -235,6 +241,8 @@ class Member:
                     self.post.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(1)  # without a launcher MPI can't be left in an orderly way
             self.leave()
+        finally:
+            signals.give_back()
         if self.lost is not None:
             raise ClusterLostError(self.lost, reported=True)
         if self.ended is not None:
@@ -312,8 +320,8 @@ class Member:
         if not self.joined.has_scheduler:
             # Removing what the workers have spilled may take longer than closing them.
             post.drop_agent(options.shutdown_timeout)
-        # The others' time to close, and then some for the messages.
-        limit = own + options.shutdown_timeout
+        # The others take as long as this rank, and the messages some time.
+        limit = own + CLOSING_SLACK
         plan = self.joined.go.plan
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
@@ -342,28 +350,3 @@ class _Restarts:
             return None
         self.tried += 1
         return self.DELAYS[self.tried - 1]
-
-
-class _Signals:
-    """Remembers SIGTERM and SIGINT instead of dying of them, while a rank serves."""
-
-    def __init__(self) -> None:
-        self.got: tuple[int, float] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._before[number] = signal.signal(number, self._remember)
-            for number in (signal.SIGUSR1, signal.SIGUSR2):
-                # A warning of the batch system that goes to all ranks; the script, on the client rank, is who can use it.
-                self._before[number] = signal.signal(number, signal.SIG_IGN)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _remember(self, number: int, _: Any) -> None:
-        if self.got is None:
-            self.got = (number, time.monotonic())

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
 from .ranges import ranks_text
+from .undertaker import look_after_launcher
 
 __all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
 
@@ -239,4 +240,5 @@ def abort(code: int) -> None:
     from mpi4py import MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
+        look_after_launcher()
         MPI.COMM_WORLD.Abort(code)

@@ -17,7 +17,7 @@ from .bringup import Joined
 from .errors import ClusterLostError
 from .member import Member
 from .placement import Plan
-from .post import CALM
+from .post import BRISK, CALM
 from .walltime import EXIT_CODE, end_time
 
 if TYPE_CHECKING:
@@ -198,6 +198,14 @@ class Session:
         if self._monitor is not None and self._monitor is not threading.current_thread():
             self._monitor.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
 
+    def _hear_why(self) -> None:
+        """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
+        limit = time.monotonic() + 1.0
+        self._member.pump(0.0)
+        self._member.pump(0.0)  # what the first has heard this rank tells itself
+        while _lost_clients() and not self._member.over and time.monotonic() < limit:
+            self._member.pump(BRISK)
+
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
         if self._finished:
@@ -205,9 +213,7 @@ class Session:
         self._finished = True
         self._stop_monitor()
         if not self._closed:
-            # The scheduler's death may be why the script has failed: once to hear of it, once to say so.
-            self._member.pump(0.0)
-            self._member.pump(0.0)
+            self._hear_why()
         _silence_dask()
         _close_clients(self.address)
         self._closed = True
@@ -249,6 +255,14 @@ def _close_clients(address: str) -> None:
                 client.close(timeout=1)
         except Exception:
             pass
+
+
+def _lost_clients() -> bool:
+    """Whether a client has lost its scheduler, and seeks it."""
+    module = sys.modules.get("distributed.client")
+    return module is not None and any(
+        client.status == "connecting" for client in list(module.Client._instances)
+    )
 
 
 def _give_up_clients(address: str) -> None:

@@ -1,0 +1,44 @@
+"""SIGTERM and SIGINT, remembered instead of died of, while a rank joins and serves."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from typing import Any
+
+__all__ = ["Signals"]
+
+
+class Signals:
+    """Remembers the first of SIGTERM and SIGINT between `take` and `give_back`; only the main thread can take them.
+
+    Attributes
+    ----------
+    got : tuple or None
+        Number of the signal, and when it came (``time.monotonic()``).
+    """
+
+    def __init__(self) -> None:
+        self.got: tuple[int, float] | None = None
+        self._before: dict[int, Any] = {}
+
+    def take(self) -> None:
+        """Begin."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._before[number] = signal.signal(number, self._remember)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            # A warning of the batch system that goes to all ranks; the script, on the client rank, is who can use it.
+            self._before[number] = signal.signal(number, signal.SIG_IGN)
+
+    def give_back(self) -> None:
+        """End: the handlers are what they were."""
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _: Any) -> None:
+        if self.got is None:
+            self.got = (number, time.monotonic())

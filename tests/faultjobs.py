@@ -1,0 +1,271 @@
+"""Jobs with faults: how the rows of tests/faults start theirs, and what must hold for each that has ended.
+
+A script comes in two forms, one that calls ``initialize()`` and one that the command runs; a third form is a cluster without
+a script. Whatever the row does to it, afterwards no process is left, no scheduler file and no scratch directory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusters import COMMAND, until
+from harness import Mpi, TestBed
+from jobs import CompletedJob, Job, JobError
+
+__all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
+
+#: How a script meets its cluster.
+FORMS = ("initialize", "command")
+SCHEDULER_FILE = "cluster.json"
+#: Seconds that scratch directories may outlive the launcher, like the processes that remove them (see `Job.wait`).
+AFTER = 3.0
+
+_PREAMBLE = '''
+import atexit, json, os, signal, sys, threading, time
+
+HERE = os.getcwd()
+
+def mark(name="end"):
+    """Tell the test that and when the script was here; a file, because launchers drop output when they end."""
+    part = os.path.join(HERE, ".mark-" + name)
+    with open(part, "w") as file:
+        file.write(repr(time.time()))
+    os.rename(part, os.path.join(HERE, "mark-" + name))
+
+def marked(name):
+    return os.path.exists(os.path.join(HERE, "mark-" + name))
+
+def rank():
+    return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
+
+def wait_until(true, seconds=40):
+    limit = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > limit:
+            raise TimeoutError("the script waited in vain")
+        time.sleep(0.02)
+
+def wait_for_names(*names):
+    """Until exactly these workers are there."""
+    wait_until(lambda: sorted(str(w["name"]) for w in client.scheduler_info(n_workers=-1)["workers"].values()) == sorted(names))
+
+def process_of(name):
+    """PID of this worker's process."""
+    pids = client.run(lambda dask_worker: (str(dask_worker.name), os.getpid()))
+    return dict(pids.values())[name]
+
+def parent_of(pid, times=1):
+    for _ in range(times):
+        with open(f"/proc/{pid}/stat") as file:
+            pid = int(file.read().rpartition(")")[2].split()[1])
+    return pid
+
+def agent_of(name):
+    """PID of the agent that a worker belongs to: the fork server is between them."""
+    return parent_of(process_of(name), 2)
+'''
+
+_BEGIN = {
+    "initialize": "from dask_gpu_mpi import initialize\nsession = CALL\n",
+    "command": "from dask_gpu_mpi import current_session\nsession = current_session()\n",
+}
+_CLIENT = "from distributed import Client\nclient = Client()\n"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a row showed.
+
+    Attributes
+    ----------
+    row : str
+        The test.
+    mpi : str
+        "openmpi" or "mpich".
+    rc : int
+        Exit code of the launcher.
+    seconds : float
+        From the fault, or the script's last line, until the launcher had ended.
+    within : float
+        Seconds it may take.
+    """
+
+    row: str
+    mpi: str
+    rc: int
+    seconds: float
+    within: float
+
+
+#: Of this test run; printed at its end.
+RESULTS: list[Result] = []
+
+
+def slack() -> float:
+    """What limits are multiplied by: 1, but more on a machine that has more than twice as much to do as it has cores.
+
+    A row of its own does not reach that; somebody else's work on the machine does, and then every second is a longer one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return min(4.0, max(1.0, os.getloadavg()[0] / (2 * cores)))
+
+
+def start(
+    mpirun: Mpi,
+    form: str,
+    body: str = "",
+    ranks: int | None = 2,
+    *,
+    before: str = "",
+    client: bool = True,
+    options: Mapping[str, Any] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    per_rank_env: Sequence[Mapping[str, str]] | None = None,
+    bed: TestBed | None = None,
+    through: Sequence[str] = (),
+    call: str = "initialize()",
+) -> Job:
+    """Start a job.
+
+    Parameters
+    ----------
+    mpirun : Mpi
+        The fixture.
+    form : str
+        One of `FORMS`, or "bare": the command without a script.
+    body : str
+        What the script does once the cluster is there; it may use `session` and `client`, `mark` and the other helpers.
+    ranks : int or None
+        As in `Mpi.start`.
+    before : str
+        What it does before, with the form "initialize" on all ranks.
+    client : bool
+        False: the script makes no client.
+    options : mapping, optional
+        Options of dask_gpu_mpi, by way of the environment.
+    through : sequence of str
+        Command on each rank that runs the rest of its line.
+    call : str
+        How the form "initialize" calls it.
+    """
+    added = {f"DASK_GPU_MPI__{name.upper()}": str(value) for name, value in (options or {}).items()}
+    added.setdefault("DASK_GPU_MPI__SCHEDULER_FILE", SCHEDULER_FILE)
+    environ = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **added, **(env or {})}
+    more: dict[str, Any] = {"env": environ, "per_rank_env": per_rank_env, "bed": bed}
+    if form == "bare":
+        return mpirun.start([*through, *COMMAND], ranks, **more)
+    text = (
+        _PREAMBLE
+        + before
+        + _BEGIN[form].replace("CALL", call)
+        + (_CLIENT if client else "")
+        + "mark('up')\n"
+        + body
+    )
+    script = _folder(mpirun) / "script.py"
+    script.write_text(text)
+    line = ["python", str(script)] if form == "initialize" else [*COMMAND, str(script)]
+    return mpirun.start([*through, *line], ranks, **more)
+
+
+def _folder(mpirun: Mpi) -> Path:
+    """A folder for what a test writes; of the test, through the environment, to keep the signatures short."""
+    return Path(os.environ["DASK_GPU_MPI_TEST_FOLDER"])
+
+
+def write(name: str, text: str) -> Path:
+    """A file for a job to use."""
+    path = Path(os.environ["DASK_GPU_MPI_TEST_FOLDER"]) / name
+    path.write_text(text)
+    return path
+
+
+def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
+    """When the script was at this mark; waits for it.
+
+    Raises
+    ------
+    JobError
+        The job ended without it.
+    """
+    path = job.directory / f"mark-{name}"
+
+    def there() -> bool:
+        if not path.exists() and job.launcher.poll() is not None and not path.exists():
+            done = job.wait(allow_leaks=True)
+            raise JobError(f"ended with {done.rc} before the mark {name!r}\n{done.output}")
+        return path.exists()
+
+    until(there, timeout, f"mark {name}\n{job.stderr}")
+    return float(path.read_text())
+
+
+def end(
+    mpirun: Mpi,
+    job: Job,
+    codes: int | Collection[int] | Mapping[str, Collection[int]] | None,
+    within: float,
+    *,
+    since: float | None = None,
+    says: Sequence[str] = (),
+    tracebacks: int | None = 0,
+    timeout: float = 60.0,
+    scratch: bool = False,
+) -> CompletedJob:
+    """Wait for the end, and check all that must hold.
+
+    Parameters
+    ----------
+    codes : int, several, mapping by MPI, or None
+        Exit codes of the launcher; None: any but 0.
+    within : float
+        Seconds from the fault until the launcher has ended.
+    since : float, optional
+        When the fault was, seconds since the epoch; None: at the script's mark "end".
+    says : sequence of str
+        What standard error must have, each exactly once.
+    tracebacks : int or None
+        How many there must be; None: any number.
+    scratch : bool
+        Whether scratch may be left.
+    """
+    try:
+        job.launcher.wait(timeout)
+    except subprocess.TimeoutExpired:
+        job.wait(0.01)  # raises, with all that is known
+    ended = time.time()
+    done = job.wait()
+    within *= slack()
+    fault = since if since is not None else mark_time(job, "end")
+    seconds = ended - fault
+    row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
+    RESULTS.append(Result(row, mpirun.name, done.rc, seconds, within))
+    if isinstance(codes, Mapping):
+        codes = codes[mpirun.name]
+    if isinstance(codes, int):
+        codes = {codes}
+    good = done.rc != 0 if codes is None else done.rc in codes
+    if not good:
+        raise JobError(f"exit code {done.rc}, expected {codes or 'any but 0'}\n{done.output}")
+    if seconds > within:
+        raise JobError(f"ended {seconds:.1f} s after the fault, allowed were {within}\n{done.output}")
+    for text in says:
+        if done.stderr.count(text) != 1:
+            raise JobError(f"said {done.stderr.count(text)} times: {text!r}\n{done.output}")
+    if tracebacks is not None and done.stderr.count("Traceback") != tracebacks:
+        raise JobError(f"{done.stderr.count('Traceback')} tracebacks, expected {tracebacks}\n{done.output}")
+    if not scratch:
+        until(lambda: not _left(job), AFTER, f"left behind: {_left(job)}")
+    return done
+
+
+def _left(job: Job) -> list[str]:
+    """Scratch directories and scheduler files of the job."""
+    patterns = ("dgm-*", "dask*", "distributed*", SCHEDULER_FILE + "*", "." + SCHEDULER_FILE + "*")
+    return sorted(path.name for pattern in patterns for path in job.directory.glob(pattern))

@@ -1,0 +1,192 @@
+"""However the script ends, and whatever it leaves behind, the job ends with its exit code."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from faultjobs import FORMS, end, mark_time, start
+from harness import Mpi
+
+
+@dataclass(frozen=True)
+class Row:
+    """A script's last lines.
+
+    Attributes
+    ----------
+    name : str
+        What it does.
+    body : str
+        How.
+    codes : int or mapping
+        Exit codes, as in `faultjobs.end`.
+    within : float
+        Seconds.
+    says : tuple of str
+        What it says, once.
+    tracebacks : int
+        How many there are.
+    client : bool
+        Whether it has made a client.
+    quick : tuple of str
+        Forms that are tested every time.
+    forms : tuple of str
+        Those that it is tested in.
+    """
+
+    name: str
+    body: str
+    codes: Any = 0
+    within: float = 3.0
+    says: tuple[str, ...] = ()
+    tracebacks: int = 0
+    client: bool = True
+    quick: tuple[str, ...] = ()
+    forms: tuple[str, ...] = FORMS
+
+
+#: What is the same in either form is tested in one of them.
+ONE, OTHER = FORMS[:1], FORMS[1:]
+
+RESULT = "assert client.submit(lambda: 5).result() == 5\n"
+
+ROWS = [
+    Row("returns", RESULT + "mark()\n", quick=("command",)),
+    Row("returns early", "mark()\n", client=False, forms=ONE),
+    Row("sys.exit(7)", RESULT + "mark()\nsys.exit(7)\n", 7),
+    Row(
+        "raises",
+        RESULT + "mark()\nraise ValueError('of the script')\n",
+        1,
+        says=("ValueError: of the script",),
+        tracebacks=1,
+        quick=("initialize",),
+    ),
+    Row(
+        "raises in a thread",
+        "def fail():\n    raise ValueError('of the thread')\n"
+        "thread = threading.Thread(target=fail)\nthread.start()\nthread.join()\nmark()\n",
+        says=("ValueError: of the thread",),
+        tracebacks=1,
+        forms=OTHER,
+    ),
+    # MPICH's launcher kills the other ranks then, and may report the last of them
+    Row("os._exit(5)", RESULT + "mark()\nos._exit(5)\n", {"openmpi": {5}, "mpich": {5, 9}}),
+    Row(
+        "leaves a task of 60 s",
+        "task = client.submit(lambda: time.sleep(60))\n"
+        "wait_until(lambda: any(client.processing().values()))\nmark()\n",
+        within=5.0,
+        quick=("initialize",),
+    ),
+    Row(
+        "leaves open futures",
+        "futures = client.map(lambda x: x, range(100))\nslow = client.map(lambda x: time.sleep(1), range(20))\n"
+        "from distributed import wait\nwait(futures)\nmark()\n",
+        within=5.0,
+        forms=ONE,
+    ),
+    Row("leaves an open client", "other = session.client()\n" + RESULT + "mark()\n", within=5.0, forms=ONE),
+    Row(
+        "leaves a thread that ends",
+        "threading.Thread(target=lambda: (time.sleep(1), mark())).start()\n",
+        within=5.0,
+        forms=OTHER,
+    ),
+    Row("client.shutdown()", RESULT + "client.shutdown()\nmark()\n", quick=("command",)),
+    Row("client.shutdown() as the last line", RESULT + "mark()\nclient.shutdown()\n", forms=ONE),
+    Row("session.close()", RESULT + "session.close()\nmark()\n", forms=OTHER),
+    Row("session.close() as the last line", RESULT + "mark()\nsession.close()\n", forms=ONE),
+    Row("both", RESULT + "mark()\nclient.shutdown()\nsession.close()\n", forms=OTHER),
+    Row(
+        "both, the other way round, twice",
+        RESULT + "mark()\n" + "session.close()\nclient.shutdown()\n" * 2,
+        forms=ONE,
+    ),
+    Row(
+        "both, twice", RESULT + "mark()\n" + "client.shutdown()\n" * 2 + "session.close()\n" * 2, forms=OTHER
+    ),
+    # what Dask's own second shutdown() does; the client would then wait for its dead event loop for ever
+    Row(
+        "leaves a client half closed",
+        "client.shutdown()\ntry:\n    client.sync(client._shutdown)\nexcept AttributeError:\n    pass\nmark()\n",
+        forms=ONE,
+    ),
+    Row("dask.config.refresh()", RESULT + "import dask\ndask.config.refresh()\nmark()\n"),
+    Row("os.chdir()", RESULT + "os.mkdir('deeper')\nos.chdir('deeper')\nmark()\n", forms=OTHER),
+    Row(
+        "os.chdir() to nowhere",
+        "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir(HERE + '/gone')\nmark()\n",
+        forms=ONE,
+    ),
+    Row("os.environ.clear()", RESULT + "os.environ.clear()\nmark()\n"),
+]
+
+
+def params() -> list[Any]:
+    return [
+        pytest.param(
+            form, row, id=f"{row.name}-{form}", marks=[pytest.mark.quick] if form in row.quick else []
+        )
+        for row in ROWS
+        for form in row.forms
+    ]
+
+
+@pytest.mark.parametrize(("form", "row"), params())
+def test_ending(mpirun: Mpi, form: str, row: Row) -> None:
+    job = start(mpirun, form, row.body, client=row.client)
+    end(mpirun, job, row.codes, row.within, says=row.says, tracebacks=row.tracebacks)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        pytest.param("client.shutdown()\ntime.sleep(5)", {"layout": "exclusive"}, id="shutdown-exclusive"),
+        pytest.param("client.shutdown()\ntime.sleep(5)", {"client_rank": 1}, id="shutdown-client rank"),
+        pytest.param("session.close()\ntime.sleep(5)", {"client_rank": 1}, id="close-client rank"),
+        pytest.param("", {"layout": "exclusive"}, id="exclusive"),
+    ],
+)
+def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str, Any]) -> None:
+    """The client is not on the first rank, and goes on for longer than any deadline of the cluster's end."""
+    job = start(mpirun, "command", RESULT + f"{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
+    end(mpirun, job, 7, 3.0)
+
+
+@pytest.mark.quick
+def test_quiet(mpirun: Mpi) -> None:
+    """A clean run: at most three lines on standard error, all ours."""
+    job = start(mpirun, "command", RESULT + "print('of the script')\nmark()\n")
+    done = end(mpirun, job, 0, 3.0)
+    assert done.stdout == "of the script\n"
+    lines = done.stderr.splitlines()
+    assert len(lines) <= 3, lines
+    assert all(line.startswith("dask_gpu_mpi: ") for line in lines), lines
+    assert "INFO" not in done.stderr
+    assert "2 workers on 1 host" in lines[0]
+    assert "dashboard at http://" in lines[1]
+    assert "ended after" in lines[2]
+
+
+def test_log_directory(mpirun: Mpi) -> None:
+    """A file for each rank and each worker, with rank or name, and host, in its name."""
+    import socket
+
+    options = {"log_level": "info", "log_directory": "logs"}
+    job = start(mpirun, "initialize", RESULT + "mark()\n", options=options)
+    mark_time(job)
+    done = end(mpirun, job, 0, 3.0)
+    assert len(done.stderr.splitlines()) <= 3
+    host = socket.gethostname()
+    found = {path.name for path in (job.directory / "logs").iterdir()}
+    expected = {f"rank-{rank}-{host}.log" for rank in range(2)} | {
+        f"worker-{name}-{host}.log" for name in range(2)
+    }
+    assert found == expected
+    assert "Registered to" in (job.directory / "logs" / f"worker-1-{host}.log").read_text()
+    assert time.time() - mark_time(job) < 60

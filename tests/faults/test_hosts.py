@@ -1,0 +1,75 @@
+"""A host that falls silent: its network is gone, and nothing on it can be told anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusters import until
+from faultjobs import end, mark_time, start
+from harness import Mpi, TestBed
+from jobs import Job
+
+
+@pytest.fixture
+def bed() -> Iterator[TestBed]:
+    """Two hosts of the test's own: one is not the same afterwards."""
+    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
+        try:
+            made = TestBed.up(2, Path(folder) / "bed")
+        except TestBed.Unavailable as reason:
+            pytest.skip(str(reason))
+        yield made
+        made.down()
+
+
+def silence(bed: TestBed, host: str) -> None:
+    subprocess.run(bed.on(host, ["ip", "link", "set", "eth0", "down"]), check=True, timeout=10)
+
+
+def on_host(job: Job, bed: TestBed, host: str) -> list[int]:
+    """The job's processes on this host."""
+    look = bed.on(host, ["readlink", "/proc/self/ns/net"])
+    there = subprocess.run(look, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    return [pid for pid in job.processes() if network_of(pid) == there]
+
+
+def network_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/net")
+    return ""
+
+
+@pytest.mark.slow
+def test_silent_host_at_the_end(mpirun: Mpi, bed: TestBed) -> None:
+    """The script ends while a host is silent: the job ends without it, and says so."""
+    body = "mark('ready')\nwait_until(lambda: marked('silent'))\nmark()\nsys.exit(3)\n"
+    job = start(mpirun, "command", body, bed=bed)
+    mark_time(job, "ready")
+    silence(bed, "h2")
+    (job.directory / "mark-silent").touch()
+    job.launcher.wait(60)
+    seconds = time.time() - mark_time(job, "end")
+    # Nobody but its own batch system can end what runs on the silent host.
+    until(lambda: not on_host(job, bed, "h1"), 3.0)
+    job.kill()
+    since = time.time() - seconds
+    # Open MPI's launcher would wait for the daemon of that host for ever: it is killed
+    codes = {"openmpi": {-9}, "mpich": {1}}
+    end(
+        mpirun,
+        job,
+        codes,
+        45,
+        since=since,
+        says=("rank 1 of 2 did not answer at the end",),
+        tracebacks=None,
+        scratch=True,
+    )

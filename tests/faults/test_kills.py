@@ -1,0 +1,193 @@
+"""Processes of the cluster that are killed, one by one, while tasks run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from clusters import ranks_of, until
+from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
+from harness import Mpi
+from simulated.nvml import GIB, compile_nvml, make_gpus, simulated_environ
+
+BUSY = """
+def add(x):
+    time.sleep(0.1)
+    return x + 1
+
+futures = client.map(add, range(40))
+wait_until(lambda: any(client.processing().values()))
+"""
+RIGHT = "assert sum(client.gather(futures)) == sum(range(1, 41))\n"
+
+
+def quick(*forms: str) -> list[object]:
+    """Each form of a script; these are quick rows."""
+    return [pytest.param(form, marks=[pytest.mark.quick] if form in forms else []) for form in FORMS]
+
+
+@pytest.mark.parametrize(
+    ("victim", "form"),
+    [
+        *[("launcher", form) for form in (*FORMS, "bare")],
+        *[(victim, form) for victim in ("first rank", "other rank") for form in ("command", "bare")],
+    ],
+)
+def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
+    job = start(mpirun, form, BUSY + "mark('busy')\ntime.sleep(600)\n")
+    if form == "bare":
+        until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    else:
+        mark_time(job, "busy")
+    ranks = ranks_of(job)
+    fault = time.time()
+    if victim == "launcher":
+        job.launcher.kill()
+    else:
+        os.kill(ranks[0 if victim == "first rank" else 1], signal.SIGKILL)
+    # without its launcher the whole job has as long as after any other fault
+    until(lambda: not job.processes(), 10)
+    end(mpirun, job, None, 10, since=fault, tracebacks=None)
+
+
+@pytest.mark.parametrize("form", quick("command"))
+def test_worker(mpirun: Mpi, form: str) -> None:
+    body = (
+        BUSY
+        + "before = process_of('1')\nos.kill(before, signal.SIGKILL)\n"
+        + RIGHT
+        + "wait_for_names('0', '1')\nassert process_of('1') != before\nmark()\nsys.exit(3)\n"
+    )
+    job = start(mpirun, form, body)
+    end(mpirun, job, 3, 3.0)
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+def test_worker_with_a_gpu(mpirun: Mpi, tmp_path: Path) -> None:
+    gpus = make_gpus(4, host="one", memory=80 * GIB)
+    environ = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    body = (
+        BUSY
+        + """
+def look(dask_worker):
+    return str(dask_worker.name), (os.environ["CUDA_VISIBLE_DEVICES"], os.getpid(), dask_worker.data.device_buffer.n)
+before = dict(client.run(look).values())
+os.kill(before["1-3"][1], signal.SIGKILL)
+"""
+        + RIGHT
+        + """
+wait_for_names("0-0", "0-1", "1-2", "1-3")
+after = dict(client.run(look).values())
+assert after["1-3"][1] != before["1-3"][1]
+assert {name: (seen, limit) for name, (seen, _, limit) in before.items()} == {
+    name: (seen, limit) for name, (seen, _, limit) in after.items()}
+mark()
+"""
+    )
+    job = start(mpirun, "command", body, env={"CUDA_VISIBLE_DEVICES": None, **environ})
+    end(mpirun, job, 0, 3.0, tracebacks=None)
+
+
+@pytest.mark.parametrize("form", quick("initialize"))
+def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
+    body = (
+        BUSY
+        + "os.kill(agent_of('1'), signal.SIGKILL)\n"
+        + RIGHT
+        + "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
+    )
+    job = start(mpirun, form, body)
+    end(mpirun, job, 3, 3.0, says=("it is started again in 0.5 s",))
+
+
+#: Shorter times between the starts of an agent.
+HURRY = "import dask_gpu_mpi.member\ndask_gpu_mpi.member._Restarts.DELAYS = (0.1, 0.2, 0.3)\n"
+AGAIN = """
+def kill_again(others):
+    for _ in range(4):
+        wait_for_names(*others, "2")
+        os.kill(agent_of("2"), signal.SIGKILL)
+        wait_for_names(*others)
+"""
+
+
+@pytest.mark.slow
+def test_agent_too_often(mpirun: Mpi) -> None:
+    body = AGAIN + "kill_again(['0', '1'])\n" + BUSY + RIGHT + "mark()\nsys.exit(3)\n"
+    job = start(mpirun, "initialize", body, ranks=3, before=HURRY)
+    end(
+        mpirun,
+        job,
+        3,
+        3.0,
+        says=("rank 2 is given up, the rest goes on", "started again in 0.3 s"),
+        timeout=90,
+    )
+
+
+@pytest.mark.slow
+def test_the_only_agent_too_often(mpirun: Mpi) -> None:
+    body = AGAIN + "kill_again([])\nmark()\ntime.sleep(60)\n"
+    job = start(mpirun, "initialize", body, ranks=3, before=HURRY, options={"layout": "exclusive"})
+    end(
+        mpirun,
+        job,
+        1,
+        10,
+        says=("error: no worker is left: the cluster is lost",),
+        timeout=90,
+        tracebacks=None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("victim", "form"),
+    [
+        pytest.param("scheduler", "initialize", marks=pytest.mark.quick),
+        ("scheduler", "command"),
+        ("head agent", "initialize"),
+        ("head agent", "command"),
+    ],
+)
+def test_head(mpirun: Mpi, victim: str, form: str) -> None:
+    pid = "client.run_on_scheduler(os.getpid)"
+    target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
+    body = (
+        BUSY
+        + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
+    )
+    job = start(mpirun, form, body)
+    says = (
+        "the scheduler's process ended (exit code -9)"
+        if victim == "scheduler"
+        else "and the scheduler with it"
+    )
+    end(mpirun, job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
+
+
+@pytest.mark.parametrize("victim", ["scheduler", "head agent"])
+def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
+    job = start(mpirun, "bare")
+    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    rank = ranks_of(job)[0]
+    agent, parents = 0, {pid: _parent(pid) for pid in job.processes("python")}
+    agent = next(pid for pid, parent in parents.items() if parent == rank)
+    server = [pid for pid, parent in parents.items() if parent == agent]
+    # of what the fork server has forked the scheduler is the first
+    children = sorted(pid for pid, parent in parents.items() if parent in server)
+    fault = time.time()
+    os.kill(agent if victim == "head agent" else children[0], signal.SIGKILL)
+    says = "the scheduler's process ended" if victim == "scheduler" else "and the scheduler with it"
+    end(mpirun, job, 1, 10, since=fault, says=(says,))
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0

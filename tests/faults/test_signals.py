@@ -1,0 +1,122 @@
+"""Signals of the batch system and of people, and the walltime."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from clusters import until
+from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
+from harness import Mpi
+
+BODY = """
+atexit.register(mark, "atexit")
+try:
+    mark("running")
+    client.submit(time.sleep, 60).result()
+finally:
+    mark("finally")
+"""
+#: MPICH's mpiexec passes the signal on, and hydra reports the rank's end; Open MPI's mpirun makes it a TERM and has its own word.
+TERM = {"openmpi": {1, 143}, "mpich": {143}}
+INT = {"openmpi": {1, 130, 143}, "mpich": {2, 130}}  # hydra says 2 of a rank that died of the signal
+
+
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        pytest.param(form, name, marks=[pytest.mark.quick] if (form, name) == ("initialize", "TERM") else [])
+        for form in FORMS
+        for name in ("TERM", "INT")
+    ],
+)
+def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
+    job = start(mpirun, form, BODY)
+    mark_time(job, "running")
+    fault = time.time()
+    job.signal(getattr(signal, f"SIG{name}"))
+    done = end(mpirun, job, TERM if name == "TERM" else INT, 10, since=fault, tracebacks=None)
+    assert mark_time(job, "finally") >= fault
+    assert mark_time(job, "atexit") >= fault
+    if name == "INT" and mpirun.name == "mpich":
+        # the script's own, once
+        assert done.stderr.count("KeyboardInterrupt") == done.stderr.count("Traceback") == 1
+    else:
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> None:
+    job = start(mpirun, "bare", ranks=ranks)
+    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    fault = time.time()
+    job.signal(getattr(signal, f"SIG{name}"))
+    codes = {143 if name == "TERM" else 130} if ranks is None else (TERM if name == "TERM" else INT)
+    end(mpirun, job, codes, 10, since=fault)
+
+
+WALLTIME = """
+calls = []
+
+def checkpoint():
+    calls.append(client.submit(lambda: 7).result(timeout=10))
+    mark(f"checkpoint-{len(calls)}-{calls[-1]}")
+
+session.on_walltime(checkpoint, before=BEFORE)
+atexit.register(mark, "atexit")
+left = session.time_left()
+mark("left-none" if left is None else "left-some" if 0 < left < 100 else "left-wrong")
+with open("pid", "w") as file:
+    file.write(str(os.getpid()))
+try:
+    mark("running")
+    client.submit(time.sleep, 60).result()
+finally:
+    mark("finally")
+"""
+
+
+def checkpointed(job: object, directory: os.PathLike[str]) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name.startswith("mark-checkpoint"))
+
+
+@pytest.mark.parametrize(
+    ("form", "how"),
+    [
+        pytest.param("initialize", "end time", marks=pytest.mark.quick),
+        ("initialize", "USR1"),
+        ("initialize", "TERM to the rank"),
+        ("command", "TERM to the launcher"),
+    ],
+)
+def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
+    env, body = {}, WALLTIME.replace("BEFORE", "12")
+    if how == "end time":
+        # the call is due 12 s before the end: some seconds after the start
+        env["SLURM_JOB_END_TIME"] = str(int(time.time()) + 18)
+    options = {"walltime_signal": "USR1"} if how == "USR1" else {}
+    job = start(mpirun, form, body, env=env, options=options)
+    mark_time(job, "running")
+    pid = int((job.directory / "pid").read_text())
+    fault = time.time()
+    if how == "USR1":
+        os.kill(pid, signal.SIGUSR1)
+    elif how == "TERM to the rank":
+        # Slurm sends it twice
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGTERM)
+    elif how == "TERM to the launcher":
+        job.signal(signal.SIGTERM)
+    short = how == "TERM to the launcher" and mpirun.name == "openmpi"  # it leaves half a second
+    codes = {1, 75, 143} if short else {75}
+    end(mpirun, job, codes, 30 if how == "end time" else 10, since=fault)
+    found = checkpointed(job, job.directory)
+    assert found == ["mark-checkpoint-1-7"] or (short and found == [])
+    assert (job.directory / ("mark-left-some" if how == "end time" else "mark-left-none")).exists()
+    if not short:
+        mark_time(job, "finally")
+        mark_time(job, "atexit")

@@ -1,0 +1,176 @@
+"""What keeps a rank or a worker from starting ends the job within seconds, with one report that says which and why."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from faultjobs import FORMS, end, start, write
+from harness import Mpi, TestBed
+from simulated.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
+
+#: Seconds for what is found while ranks start, start included.
+SOON = 20.0
+#: And those of a start-up deadline.
+DEADLINE = 6.0
+
+
+def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
+    per_rank = [{}, {"DASK_GPU_MPI__INTERFACE": "ib7"}, {}]
+    per_rank = [{"DASK_GPU_MPI__INTERFACE": "eth0", **each} for each in per_rank]
+    fault = time.time()
+    job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, per_rank_env=per_rank)
+    done = end(mpirun, job, {1, 2}, SOON, since=fault)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert "ib7" in report
+    assert "rank 1" in report
+    assert "h2" in report
+    assert not (job.directory / "mark-up").exists()
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
+    gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
+    env = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    fault = time.time()
+    job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
+    done = end(mpirun, job, {1, 2}, SOON, since=fault)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert "rank 1" in report
+    assert "h2" in report
+    assert "NVML" in report
+
+
+def test_import_error_on_one_rank(mpirun: Mpi) -> None:
+    # not at once: Open MPI's launcher may hang for ever where one rank ends while another is about to connect to it
+    before = "if rank() == 1:\n    time.sleep(1)\n    import no_such_module\n"
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
+    # MPICH's launcher does not mind a rank that ends before MPI_Init, in which the others wait: until the start-up deadline
+    within = SOON if mpirun.name == "openmpi" else DEADLINE + 5 + 10
+    done = end(mpirun, job, None, within, since=fault, tracebacks=1)
+    assert done.stderr.count("ModuleNotFoundError: No module named 'no_such_module'") == 1
+
+
+@pytest.mark.parametrize("where", ["__init__", "start"])
+def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
+    method = "def __init__(self, *a, **k):" if where == "__init__" else "async def start(self):"
+    before = (
+        "from dask_gpu_mpi import initialize\nfrom distributed import Nanny\n"
+        f"class Bad(Nanny):\n    {method}\n        raise RuntimeError('this class is bad')\n"
+        "from functools import partial\n"
+    )
+    fault = time.time()
+    body = "mark()\n"
+    job = start(mpirun, "initialize", body, before=before, call="initialize(worker_class=Bad)")
+    done = end(mpirun, job, 1, SOON, since=fault)
+    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
+    assert "this class is bad" in done.stderr
+    assert "worker 0 " in done.stderr
+    assert f"on {os.uname().nodename}" in done.stderr
+
+
+def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
+    fault = time.time()
+    job = start(mpirun, "command", "mark()\n", options={"worker_class": "no_such_module.Class"})
+    done = end(mpirun, job, {1, 2}, SOON, since=fault)
+    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
+    assert "no_such_module" in done.stderr
+
+
+@pytest.mark.slow
+def test_rank_stopped_before_mpi(mpirun: Mpi) -> None:
+    """The others are inside MPI_Init, which can't say who is missing."""
+    before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
+    # 5 s more for those whose MPI only takes its time
+    end(
+        mpirun,
+        job,
+        None,
+        DEADLINE + 5 + 10,
+        since=fault,
+        says=("MPI did not come together until the start-up deadline",),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
+    before = f"from mpi4py import MPI\nif rank() == {stopped}:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
+    done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert f"rank {stopped} of 2 did not answer within the start-up deadline" in report
+    if stopped == 1:
+        assert f"rank 0 on {os.uname().nodename}" in report
+
+
+DIES_AT_START = "import os\n\ndef dask_setup(worker):\n    if CONDITION:\n        os._exit(1)\n"
+DIES_LATER = (
+    "import os, threading\n\ndef dask_setup(worker):\n"
+    "    if CONDITION:\n        threading.Timer(0.5, os._exit, [1]).start()\n"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", [FORMS[0], pytest.param(FORMS[1], marks=pytest.mark.quick)])
+def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:
+    preload = write("dies.py", DIES_AT_START.replace("CONDITION", "str(worker.name) == '1'"))
+    fault = time.time()
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
+    job = start(mpirun, form, "mark()\n", env=env)
+    done = end(mpirun, job, 1, SOON + 10, since=fault, tracebacks=None)
+    assert done.stderr.count("dask_gpu_mpi: error: ") == 1
+    assert "worker 1 did not start" in done.stderr
+    assert not (job.directory / "mark-up").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["one", "all"])
+def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
+    preload = write(
+        "dies.py", DIES_LATER.replace("CONDITION", "str(worker.name) == '1'" if which == "one" else "True")
+    )
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
+    body = (
+        "time.sleep(60)\n"
+        if which == "all"
+        else "wait_for_names('0')\nwait_until(lambda: marked('given-up'))\n"
+        "assert client.submit(lambda: 5).result() == 5\nmark()\nsys.exit(3)\n"
+    )
+    fault = time.time()
+    job = start(mpirun, "command", body, env=env)
+    given_up = "worker 1 on "
+    if which == "one":
+        job.wait_for(given_up, 40, stream="stderr")
+        (job.directory / "mark-given-up").touch()
+        end(mpirun, job, 3, 5, says=(given_up,), tracebacks=None)
+    else:
+        end(mpirun, job, 1, 45, since=fault, says=(given_up, "no worker is left"), tracebacks=None)
+
+
+def test_deadline_is_an_option(mpirun: Mpi) -> None:
+    """A worker that takes for ever to start, and a plain line about whom the rest waits for."""
+    preload = write(
+        "slow.py",
+        "import time\n\ndef dask_setup(worker):\n    if str(worker.name) == '1':\n        time.sleep(600)\n",
+    )
+    fault = time.time()
+    env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
+    job = start(mpirun, "command", "mark()\n", env=env, options={"startup_timeout": "11 s"})
+    done = end(mpirun, job, 1, 11 + 10, since=fault, tracebacks=None)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert "rank 1" in report
+    assert os.uname().nodename in report
+    assert (
+        f"1 of 2 workers, waiting for {os.uname().nodename}" in done.stderr
+        or "starting, waiting for" in done.stderr
+    )
