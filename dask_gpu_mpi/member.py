@@ -106,13 +106,12 @@ class Member:
         kind, payload = event.kind, event.payload
         if kind == "stop":
             self.stopped = True
-            self.lost = payload
+            if self.joined.start.is_client:
+                self.lost = payload  # for the script; the coordinator has said it
         elif kind == "busy":
             self._patient = True
             if self.rank == COORDINATOR:
                 self.post.mailbox.send_all("busy")
-            if self.joined.start.is_client:
-                self.lost = payload  # for the script; the coordinator has said it
         elif kind == "end":
             self.ended = payload
         elif kind == "release":

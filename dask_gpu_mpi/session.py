@@ -65,6 +65,7 @@ class Session:
         self._end: float | None = None
         self._callback: Callable[[], Any] | None = None
         self._before = 0.0
+        self._warned = False
         _current = self
 
     def __repr__(self) -> str:
@@ -161,12 +162,11 @@ class Session:
         member = self._member
         while not self._leaving.is_set():
             member.pump(CALM)
-            if (
-                self._callback is not None
-                and self._end is not None
-                and time.time() > self._end - self._before
-            ):
-                self._end = None
+            if member.stopped:
+                member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
+            due = self._callback is not None and self._end is not None and not self._warned
+            if due and time.time() > (self._end or 0.0) - self._before:
+                self._warned = True
                 os.kill(os.getpid(), signal.SIGTERM)
             if member.lost is not None or member.launcher_gone():
                 _silence_dask()

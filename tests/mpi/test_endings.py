@@ -21,7 +21,7 @@ client = Client()
     [
         # rank 0 once took the client rank, which was busy with its script, for one that does not answer
         pytest.param(
-            "client.shutdown(); time.sleep(4); print('end')", "exclusive", 3, 0, "end", id="shutdown"
+            "client.shutdown(); time.sleep(8); print('end')", "exclusive", 3, 0, "end", id="shutdown"
         ),
         # only rank 0 was told that the scheduler was lost, and the script ran on
         pytest.param(
