@@ -9,12 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .bringup import Bringup
 from .errors import DaskGpuMpiError, InputError
 from .member import Member
 from .options import Options, resolve
+from .script import run_script
 from .session import Session, announce, current_session
 from .signals import Signals
 
@@ -399,10 +401,24 @@ def _handle(number: int) -> None:
         signal.signal(number, _on_term)
 
 
-def _on_term(number: int, frame: Any) -> None:
+def _on_term(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
     signal.signal(number, signal.SIG_IGN)
     session = current_session()
     if session is not None:
+        if _script_has_ended(frame):
+            return
         session._on_signal(number)
     raise SystemExit(128 + number)
+
+
+def _script_has_ended(frame: FrameType | None) -> bool:
+    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    ours = (_excepthook.__code__, Session._finish.__code__)
+    if frame is not None and frame.f_code is run_script.__code__:
+        return True  # not in the script, but in what reports its exception
+    while frame is not None:
+        if frame.f_code in ours:
+            return True
+        frame = frame.f_back
+    return False

@@ -22,10 +22,14 @@ PATIENCE = 10.0
 
 # By a descriptor, not by a number that may be somebody else's by then. It is readable once the process has ended.
 _CODE = """
-import select, signal, sys
-fd, patience = int(sys.argv[1]), float(sys.argv[2])
+import os, select, signal, sys
+fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 if not select.select([fd], [], [], patience)[0]:
-    print("dask_gpu_mpi: the launcher has not ended %g s after the job was aborted: it is killed" % patience, file=sys.stderr)
+    try:
+        with open(os.open("/proc/%d/fd/2" % pid, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK), "w") as file:
+            print("dask_gpu_mpi: the launcher has not ended %g s after the job was aborted: it is killed" % patience, file=file)
+    except OSError:
+        pass
     signal.pidfd_send_signal(fd, signal.SIGKILL)
 """
 
@@ -48,9 +52,12 @@ def look_after_launcher(pid: int | None = None, patience: float = PATIENCE) -> N
         fd = os.pidfd_open(pid)
         try:
             subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(patience)],
+                [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(patience)],
+                # Nothing of this rank's: its launcher waits until nobody holds the rank's output any more.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
                 pass_fds=(fd,),
                 # The launcher ends this rank with everything in its session.
                 start_new_session=True,

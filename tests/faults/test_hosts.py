@@ -57,6 +57,10 @@ def test_silent_host_at_the_end(mpirun: Mpi, bed: TestBed) -> None:
     (job.directory / "mark-silent").touch()
     job.launcher.wait(60)
     seconds = time.time() - mark_time(job, "end")
+    if mpirun.name == "openmpi":
+        assert (
+            job.stderr.count("the launcher has not ended 10 s after the job was aborted: it is killed") == 1
+        )
     # Nobody but its own batch system can end what runs on the silent host.
     until(lambda: not on_host(job, bed, "h1"), 3.0)
     job.kill()

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,12 +13,14 @@ from dask_gpu_mpi.undertaker import look_after_launcher
 
 
 @pytest.fixture
-def deaf() -> Iterator[subprocess.Popen[bytes]]:
+def deaf(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process that does not mind SIGTERM."""
     code = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); sys.stdin.read()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    pipe = subprocess.PIPE
+    with (
+        (tmp_path / "stderr").open("w") as stderr,
+        subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=stderr) as process,
+    ):
         assert process.stdout is not None
         process.stdout.readline()
         yield process
@@ -30,12 +33,11 @@ def look(pid: int | None, patience: float) -> None:
         look_after_launcher(pid, patience)
 
 
-def test_a_launcher_that_does_not_end_is_killed(
-    deaf: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_launcher_that_does_not_end_is_killed(deaf: subprocess.Popen[bytes], tmp_path: Path) -> None:
     look(deaf.pid, 0.1)
     assert deaf.wait(20) == -signal.SIGKILL
-    assert capfd.readouterr().err.count("the launcher has not ended 0.1 s after the job was aborted") == 1
+    said = (tmp_path / "stderr").read_text()  # where the launcher's own words go
+    assert said == "dask_gpu_mpi: the launcher has not ended 0.1 s after the job was aborted: it is killed\n"
 
 
 def test_one_that_ends_is_not(deaf: subprocess.Popen[bytes]) -> None:
