@@ -73,7 +73,7 @@ class Member:
         #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
         self.silent: list[int] = []
         self._closed: set[int] = set()
-        self._told_closed: set[int] = set()
+        self._told_closed = False
         #: Set by the script's SIGTERM handler; told to the others by the next `pump`, since a handler must not touch messages.
         self.busy = False
         self._told_busy = False
@@ -126,7 +126,7 @@ class Member:
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         if kind == "closed":
-            self._told_closed.add(self.rank)
+            self._told_closed = True
             self.post.send(COORDINATOR, "closed", self.rank)
         elif self.stopped or self.ended is not None:
             return  # what else ends now was told to
@@ -311,9 +311,9 @@ class Member:
         own = time.monotonic() + grace(options) + 1.0
         if post.agent is not None:
             post.agent.send("close-workers")
-            while self.rank not in self._told_closed and post.agent is not None and time.monotonic() < own:
+            while not self._told_closed and post.agent is not None and time.monotonic() < own:
                 self.pump(BRISK)
-        if self.rank not in self._told_closed:
+        if not self._told_closed:
             post.drop_agent(0.0)
             post.send(COORDINATOR, "closed", self.rank)
         if not self.joined.has_scheduler:
