@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
@@ -215,6 +216,8 @@ class Agent:
         """Obey until the lifeline ends, then close everything within the grace."""
         loop = asyncio.get_running_loop()
         os.set_blocking(self._lifeline, False)
+        # A moment earlier: the first agent that ends its rank ends them all.
+        loop.call_later(max(0.0, self.configuration.patience - 1.0), self._name_the_stopped)
         loop.call_later(self.configuration.patience, self._lose_patience)
         parent = os.getppid()
 
@@ -255,6 +258,26 @@ class Agent:
             return
         for frame in frames:
             self._obey(frame)
+
+    def _name_the_stopped(self) -> None:
+        """Say which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
+        if self._joined or self._stop.is_set():
+            return
+        from .neighbours import neighbours, rank_of
+
+        beside = neighbours(os.getppid())
+        if min((rank for rank, state in beside.items() if state != "stopped"), default=1 << 62) < rank_of(
+            os.getppid()
+        ):
+            return
+        for rank, state in sorted(beside.items()):
+            if state == "stopped":
+                print(
+                    f"dask_gpu_mpi: error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a "
+                    "debugger)",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _lose_patience(self) -> None:
         """The rank is in a call of its MPI library that waits for another rank, for longer than any start may take."""

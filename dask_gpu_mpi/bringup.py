@@ -328,6 +328,7 @@ class Bringup:
             credentials=credentials,
             join=join,
             deadline=self._deadline,
+            hosts=self._post.mailbox.hosts,
         )
 
     def _tick(self, coordinator: Coordinator) -> None:

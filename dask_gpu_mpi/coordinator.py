@@ -196,6 +196,8 @@ class Coordinator:
         ``(address, protocol, config)`` of a cluster that is there already.
     deadline : float
         ``time.monotonic()`` of the start-up deadline.
+    hosts : mapping, optional
+        Host of each rank, for reports about those who have not even said HELLO.
     """
 
     def __init__(
@@ -208,8 +210,10 @@ class Coordinator:
         credentials: Callable[[], dict[str, Any]],
         join: tuple[str, str, dict[str, Any]] | None,
         deadline: float,
+        hosts: Mapping[int, str] | None = None,
     ) -> None:
         self.size = size
+        self._hosts = dict(hosts or {})
         self._protocol = protocol
         self.plan: Plan | None = None
         self.outcome: Go | DaskGpuMpiError | None = None
@@ -272,7 +276,8 @@ class Coordinator:
             ready = sum(worker.rank in self._ready for worker in self.plan.workers)
         silent = [rank for rank in range(self.size) if rank not in self._hellos]
         hosts = [
-            self._hellos[rank].host if rank in self._hellos else "" for rank in silent or self.waiting_for
+            self._hellos[rank].host if rank in self._hellos else self._hosts.get(rank, "")
+            for rank in silent or self.waiting_for
         ]
         return ready or 0, planned, hosts
 
@@ -287,7 +292,7 @@ class Coordinator:
             self._failed_at = now
 
     def _give_up(self, *, fatal: bool = False) -> None:
-        hosts = {rank: hello.host for rank, hello in self._hellos.items()}
+        hosts = {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
         self._end_with(one_report(self._failures, hosts, self.size), fatal=fatal)
 
     def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:

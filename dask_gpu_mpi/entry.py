@@ -17,7 +17,7 @@ from .errors import DaskGpuMpiError, InputError
 from .member import Member
 from .options import Options, resolve
 from .script import run_script
-from .session import Session, announce, current_session
+from .session import Session, announce, current_session, say
 from .signals import Signals
 
 if TYPE_CHECKING:
@@ -382,6 +382,9 @@ _previous_hook: Callable[..., Any] = sys.__excepthook__
 
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     if not isinstance(error, DaskGpuMpiError):
+        if _member is not None and not _member.joined.start.is_client:
+            # A script that goes on after exit=False: which of the many tracebacks is it?
+            say(f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:")
         _previous_hook(kind, error, traceback)
         return
     if not error.reported:

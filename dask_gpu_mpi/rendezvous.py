@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
+from .neighbours import allocated_hosts, neighbours
 from .ranges import ranks_text
 from .undertaker import look_after_launcher
 
@@ -26,6 +28,9 @@ __all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _HERE = 32701
+#: Seconds for those who are here to name those beside them who are not.
+NAMING = 0.5
+MOST_NAMED = 8
 
 
 class Mail(NamedTuple):
@@ -129,6 +134,8 @@ class Mailbox:
         self._pending: list[Any] = []
         self._later: list[tuple[int, str, Any]] = []
         self._thread = threading.get_ident()
+        #: Host of each rank, complete on rank 0.
+        self.hosts: dict[int, str] = {self.rank: host}
         if self.size == 1:
             self._comm = None
             return
@@ -138,33 +145,54 @@ class Mailbox:
         """Duplicate the communicator, which takes all ranks, without waiting in MPI."""
         from mpi4py import MPI
 
-        hosts = {0: host}
-        told = comm.isend(host, dest=0, tag=_HERE) if self.rank else None
+        hosts = self.hosts
+        beside: dict[int, tuple[str, str]] = {}
+        words = [comm.isend((host, None), dest=0, tag=_HERE)] if self.rank else []
+        late = False
         duplicate, request = comm.Idup()
         pause = 0.001
         while True:
             done = request.Test()
             status = MPI.Status()
             while self.rank == 0 and (message := comm.improbe(tag=_HERE, status=status)) is not None:
-                hosts[status.Get_source()] = message.recv()
-            if done and (len(hosts) == self.size if told is None else told.Test()):
+                where, others = message.recv()
+                hosts[status.Get_source()] = where
+                beside.update({rank: (where, state) for rank, state in (others or {}).items()})
+            if done and (all(word.Test() for word in words) if self.rank else len(hosts) == self.size):
                 return duplicate
+            now = time.monotonic()
+            if now > deadline and not late:
+                # Who is missing can't say where it is: those beside it can.
+                late = True
+                others = neighbours(os.getpid())
+                if self.rank:
+                    words.append(comm.isend((host, others), dest=0, tag=_HERE))
+                else:
+                    beside.update({rank: (host, state) for rank, state in others.items()})
             # The others leave the word to rank 0, unless it is the one that is missing.
-            if time.monotonic() > deadline + (2.0 if self.rank else 0.0):
-                raise self._nobody_there(hosts)
+            if now > deadline + (NAMING + 2.0 if self.rank else NAMING):
+                raise self._nobody_there(hosts, beside)
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
-    def _nobody_there(self, hosts: dict[int, str]) -> StartupError:
+    def _nobody_there(self, hosts: dict[int, str], beside: dict[int, tuple[str, str]]) -> StartupError:
         if self.rank == 0:
-            missing = ranks_text(rank for rank in range(self.size) if rank not in hosts)
+            missing = [rank for rank in range(self.size) if rank not in hosts]
             by_host = ", ".join(
                 f"{ranks_text(rank for rank in hosts if hosts[rank] == host)} on {host}"
                 for host in sorted(set(hosts.values()))
             )
-            text = f"{missing} of {self.size} did not answer within the start-up deadline (startup_timeout); here are {by_host}"
+            text = (
+                f"{ranks_text(missing)} of {self.size} did not answer within the start-up deadline (startup_timeout)"
+                f"{_where(missing, beside)}; here are {by_host}"
+            )
         else:
-            text = f"rank 0 of {self.size} did not answer within the start-up deadline (startup_timeout)"
+            state = _where(
+                [0], {rank: (hosts[self.rank], state) for rank, state in neighbours(os.getpid()).items()}
+            )
+            text = (
+                f"rank 0 of {self.size} did not answer within the start-up deadline (startup_timeout){state}"
+            )
         error = StartupError(
             f"{text}: a missing rank was started but does not run (stopped, swapped out, still importing, or its host is gone)",
             reported=self.rank > 1,
@@ -233,6 +261,22 @@ class Mailbox:
             return
         self._dispatch()
         self._pending = [request for request in self._pending if not request.Test()]
+
+
+def _where(missing: Sequence[int], beside: Mapping[int, tuple[str, str]]) -> str:
+    """What is known of ranks that do not answer, in brackets or after a semicolon."""
+    known = [
+        f"rank {rank} on {beside[rank][0]} {'is stopped' if beside[rank][1] == 'stopped' else 'runs, but not in MPI'}"
+        for rank in missing
+        if rank in beside
+    ]
+    text = (
+        f" ({', '.join(known[:MOST_NAMED])}{' and others' if len(known) > MOST_NAMED else ''})"
+        if known
+        else ""
+    )
+    allocated = allocated_hosts()
+    return text if len(known) == len(missing) or not allocated else f"{text}; the job's hosts are {allocated}"
 
 
 def abort(code: int) -> None:

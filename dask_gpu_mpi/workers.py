@@ -70,8 +70,8 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
 
     cls = worker_class_for(plan.kind, settings.worker_class)
     options = normalise_worker_options(cls, settings.worker_options)
-    if settings.log_directory is not None and issubclass(cls, distributed.Nanny):
-        options["plugins"] = {*options.get("plugins", ()), log_plugin(plan, settings.log_directory)}
+    if issubclass(cls, (distributed.Nanny, distributed.Worker)):
+        options["plugins"] = {*options.get("plugins", ()), *worker_plugins(plan, settings)}
     base: dict[str, Any] = {
         "name": plan.name,
         "nthreads": plan.nthreads,
@@ -153,17 +153,19 @@ def _make_cuda_worker(
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
                 plugin.cores = list(plan.cpus)
-        if settings.log_directory is not None:
-            nanny.worker_kwargs["plugins"] = {*plugins, log_plugin(plan, settings.log_directory)}
+        nanny.worker_kwargs["plugins"] = {*plugins, *worker_plugins(plan, settings)}
     return worker
 
 
-def log_plugin(plan: WorkerPlan, directory: str) -> Any:
-    """What sends the log of this worker to a file with its name, host and GPU in the name."""
-    from .log_plugin import LogFile
+def worker_plugins(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
+    """What runs inside the worker: the label on its tasks' exceptions, and its log file, if there is a log directory."""
+    from .worker_plugins import Label, LogFile
 
-    gpu = f"-{plan.device[:12]}" if plan.device else ""
-    return LogFile(directory, f"worker-{plan.name}-{plan.host}{gpu}")
+    gpu = f", GPU {plan.device}" if plan.device else ""
+    yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
+    if settings.log_directory is not None:
+        gpu = f"-{plan.device[:12]}" if plan.device else ""
+        yield LogFile(settings.log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
 @contextmanager

@@ -96,7 +96,10 @@ def test_rank_stopped_before_mpi(mpirun: Mpi) -> None:
         None,
         DEADLINE + 5 + 10,
         since=fault,
-        says=("MPI did not come together until the start-up deadline",),
+        says=(
+            "MPI did not come together until the start-up deadline",
+            f"rank 1 on {os.uname().nodename} was started but is stopped",
+        ),
     )
 
 
@@ -109,6 +112,7 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
     done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
     assert f"rank {stopped} of 2 did not answer within the start-up deadline" in report
+    assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
     if stopped == 1:
         assert f"rank 0 on {os.uname().nodename}" in report
 
