@@ -32,14 +32,18 @@ from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
+from .ranges import ranks_text
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
+from .ucx import connection_config, hide_gpus, start_ucx
 from .workers import make_worker
 
 __all__ = ["main"]
 
 logger = logging.getLogger("dask_gpu_mpi")
 
+#: Seconds between looks at the ranks of this host, until MPI has come together.
+LOOK_BESIDE = 2.0
 #: What workers need; `distributed` alone leaves these to the first use, once in every worker.
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
 
@@ -150,6 +154,12 @@ def _configure(configuration: Configuration) -> str:
             "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
             "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
         )
+    if configuration.protocol == "ucx":
+        dask.config.set(connection_config(options))
+        # ucxx sets a variable that its UCX does not know, which says so in every process
+        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+        # Half a second that scheduler and workers need not spend one after the other. (They initialise it themselves.)
+        importlib.import_module("ucxx")
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
@@ -211,11 +221,18 @@ class Agent:
         self._closing = False
         self._joined = False
         self._scheduler_file: tuple[str, str] | None = None
+        self._ucx: asyncio.Future[None] | None = None
 
     async def run(self, frames: list[Any]) -> None:
         """Obey until the lifeline ends, then close everything within the grace."""
         loop = asyncio.get_running_loop()
+        if self.configuration.protocol == "ucx" and not _in_process(self.configuration.worker_class):
+            # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
+            # process is given its own GPU.
+            hide_gpus(os.environ)
+            self._ucx = loop.run_in_executor(None, start_ucx)
         os.set_blocking(self._lifeline, False)
+        loop.call_later(LOOK_BESIDE, self._look_beside, 0)
         # A moment earlier: the first agent that ends its rank ends them all.
         loop.call_later(max(0.0, self.configuration.patience - 1.0), self._name_the_stopped)
         loop.call_later(self.configuration.patience, self._lose_patience)
@@ -258,6 +275,27 @@ class Agent:
             return
         for frame in frames:
             self._obey(frame)
+
+    def _look_beside(self, before: int) -> None:
+        """A rank that has ended before MPI_Init is one that all others would wait for; below Hydra, without end."""
+        if self._joined or self._stop.is_set():
+            return
+        from .neighbours import ended, neighbours, rank_of
+
+        pid = os.getppid()
+        count = ended(pid)
+        if count and count == before:  # twice: one of them may just be starting
+            if rank_of(pid) < min(neighbours(pid), default=1 << 62):
+                left = ranks_text(sorted([rank_of(pid), *neighbours(pid)]))
+                print(
+                    f"dask_gpu_mpi: error: {count} of the ranks that the launcher started on {socket.gethostname()} ended before "
+                    f"MPI came together (left: {left}): see what they printed above",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGKILL)
+            return
+        asyncio.get_running_loop().call_later(LOOK_BESIDE, self._look_beside, count)
 
     def _name_the_stopped(self) -> None:
         """Say which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
@@ -363,6 +401,8 @@ class Agent:
         dask.config.set({"scheduler-address": settings.address, **config})
         if settings.log_directory is not None and plans:
             logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
+        if self._ucx is not None:
+            await self._ucx  # it changes the environment meanwhile, which the constructors read
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
             self._workers.append(_make(plan, settings))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import signal
@@ -20,7 +21,7 @@ from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
-from .network import list_interfaces
+from .network import list_interfaces, prove_reachable
 from .options import Options
 from .placement import PlacementOptions, Plan, make_plan
 from .post import BRISK, Event, Post
@@ -29,6 +30,7 @@ from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
 from .signals import Signals
 from .supervisor import AgentProcess
+from .ucx import connection_config
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
 
@@ -40,6 +42,8 @@ COORDINATOR_GRACE = 30.0
 MPI_GRACE = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
+#: Seconds for a connection to the scheduler's host.
+REACH = 5.0
 #: Options that must be the same on all ranks.
 SHARED = (
     "layout",
@@ -197,6 +201,7 @@ class Bringup:
         self._start: Start | None = None
         self._scheduler_config: dict[str, Any] | None = None
         self._file: tuple[str, str] | None = None
+        self._probe: socket.socket | None = None
 
     def run(self) -> Joined:
         """Join.
@@ -230,7 +235,11 @@ class Bringup:
             self._agent.configure(configuration(options, speaks=launchers.speaks(self._environ)))
         else:
             failure = Failure.of(options)
-        if isinstance(options, Options) and options.protocol == "ucx":
+        if (
+            isinstance(options, Options)
+            and options.protocol == "ucx"
+            and _may_be_client(options, self._environ)
+        ):
             try:
                 load_ucx_first()
             except InputError as error:
@@ -316,6 +325,8 @@ class Bringup:
             placement = placement_options(options, name=name)
             if options.protocol == "tls":
                 credentials = _draw_credentials
+            elif options.protocol == "ucx":
+                credentials = functools.partial(connection_config, options.worker_options)
 
         def plan(inventories: list[Inventory]) -> Plan:
             return make_plan(inventories, placement)
@@ -379,6 +390,8 @@ class Bringup:
                     f"rank {post.rank} on {self._host} heard nothing from rank 0 until the start-up deadline"
                 )
         post.push_back(self._early)
+        if self._probe is not None:
+            self._probe.close()
         assert isinstance(self._options, Options)  # else there is no plan
         assert self._start is not None  # nobody is ready before it
         has_scheduler = self._scheduler_config is not None
@@ -465,12 +478,27 @@ class Bringup:
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host
             link = f"http://{'localhost' if host == '127.0.0.1' else host}:{http_port}/status"
-        self._post.send(COORDINATOR, "address", (address, link))
+        target = address.partition("://")[2]
+        if options.protocol == "ucx":
+            # A UCX listener need not be a TCP one, and would complain of whoever hangs up.
+            self._probe = socket.create_server((target.rpartition(":")[0], 0), backlog=4096)
+            target = ":".join(map(str, self._probe.getsockname()[:2]))
+        self._post.send(COORDINATOR, "address", (address, link, target))
 
     def _start_workers(self, start: Start) -> None:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # as above
         self._start = start
+        try:
+            if start.probe:
+                prove_reachable(start.probe, REACH)
+        except OSError as error:
+            text = (
+                f"can't reach the scheduler at {start.address} ({start.scheduler}): {error.strerror or error}; choose a network "
+                "that leads there with interface (--interface), or let the port through the firewall"
+            )
+            self._post.send(COORDINATOR, "failed", Failure(text, 2))
+            return
         if not start.workers:
             self._post.send(COORDINATOR, "ready")
         elif agent is not None:
@@ -482,6 +510,12 @@ def _draw_credentials() -> dict[str, Any]:
     from .security import make_credentials
 
     return make_credentials().dask_config()
+
+
+def _may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
+    """Whether the script may run here, as far as the launcher tells: MPI, which knows, can't be asked before UCX is loaded."""
+    launched = launchers.detect(environ)
+    return launched is None or launched.rank == expected_client(options)
 
 
 def _may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:

@@ -144,6 +144,10 @@ class Start:
         Dask configuration with the credentials.
     is_client : bool
         Whether the script runs here.
+    probe : str
+        ``host:port`` to which a connection proves that this rank reaches the scheduler's host.
+    scheduler : str
+        Where the scheduler is, for messages.
     """
 
     address: str
@@ -153,6 +157,8 @@ class Start:
     device_memory: dict[str, int]
     config: dict[str, Any] = field(repr=False)
     is_client: bool = False
+    probe: str = ""
+    scheduler: str = ""
 
 
 @dataclass(frozen=True)
@@ -319,7 +325,9 @@ class Coordinator:
             return
         if self._join is not None:
             address, _, self._config = self._join
-            self._scheduler_is_up(address, None)
+            # a UCX listener need not be a TCP one
+            probe = "" if self._join[1] == "ucx" else address.partition("://")[2]
+            self._scheduler_is_up(address, None, probe)
             return
         self._config = self._credentials()
         self._send(
@@ -338,7 +346,7 @@ class Coordinator:
                         "it must be the same on all ranks"
                     )
 
-    def _scheduler_is_up(self, address: str, dashboard: str | None) -> None:
+    def _scheduler_is_up(self, address: str, dashboard: str | None, probe: str) -> None:
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._go = Go(address, dashboard)
         memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in self.plan.hosts}
@@ -347,6 +355,8 @@ class Coordinator:
         for worker in self.plan.workers:
             mine.setdefault(worker.rank, []).append(worker)
         protocol = self._join[1] if self._join is not None else self._protocol
+        role = self.plan.scheduler
+        where = "of another job" if self._join is not None else f"rank {role.rank} on {role.host}"
         for rank in range(self.size):
             self._send(
                 rank,
@@ -359,6 +369,8 @@ class Coordinator:
                     memory[host_of[rank]],
                     self._config,
                     rank == self.plan.client.rank,
+                    probe,
+                    where,
                 ),
             )
 

@@ -336,7 +336,9 @@ def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
     from .joining import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
-    if target.config and "security" not in kwargs:
+    if target.protocol == "ucx":
+        dask.config.set(target.config)  # for as long as the client lives: UCX starts with it, and once
+    elif target.config and "security" not in kwargs:
         with dask.config.set(target.config):
             kwargs["security"] = Security()
     return Client(target.address, **kwargs)

@@ -13,7 +13,10 @@ from pathlib import Path
 from . import launchers
 from .errors import LauncherError
 
-__all__ = ["allocated_hosts", "neighbours", "rank_of"]
+__all__ = ["allocated_hosts", "ended", "neighbours", "rank_of"]
+
+#: The daemon that starts ranks on a host, for MPICH and its relatives.
+HYDRA = ("hydra_pmi_proxy", "pmi_proxy")
 
 
 def neighbours(pid: int) -> dict[int, str]:
@@ -49,6 +52,26 @@ def neighbours(pid: int) -> dict[int, str]:
         stopped = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}.intersection(states)
         found[rank] = "stopped" if stopped else "there"
     return found
+
+
+def ended(pid: int) -> int:
+    """How many ranks beside this one have ended, below a launcher that does not mind (Hydra, before ``MPI_Init``).
+
+    Parameters
+    ----------
+    pid : int
+        Process id of a rank that is inside ``MPI_Init``.
+    """
+    import psutil
+
+    try:
+        rank = psutil.Process(pid)
+        if psutil.Process(rank.ppid()).name() not in HYDRA:
+            return 0
+        started = int(rank.environ().get("MPI_LOCALNRANKS", "0"))
+    except (psutil.Error, OSError, ValueError):
+        return 0
+    return max(0, started - 1 - len(neighbours(pid)))
 
 
 def rank_of(pid: int) -> int:

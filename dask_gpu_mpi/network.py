@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["Interface", "choose_addresses", "list_interfaces"]
+__all__ = ["Interface", "choose_addresses", "list_interfaces", "prove_reachable"]
 
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d+$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
@@ -45,8 +46,6 @@ class Interface:
 
 def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...]:
     """The interfaces of this host that have an IPv4 address, loopback among them."""
-    import socket
-
     import psutil
 
     try:
@@ -124,6 +123,25 @@ def choose_addresses(
     return None, {
         rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
     }
+
+
+def prove_reachable(target: str, timeout: float) -> None:
+    """Connect, and hang up.
+
+    Parameters
+    ----------
+    target : str
+        ``host:port``.
+    timeout : float
+        Seconds.
+
+    Raises
+    ------
+    OSError
+        Nobody answers there, or the way there is closed.
+    """
+    host, _, port = target.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
 
 
 def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:

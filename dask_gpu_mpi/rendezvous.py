@@ -105,6 +105,8 @@ def load_ucx_first() -> None:
             "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
             "ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python -m dask_gpu_mpi`"
         )
+    # ucxx sets a variable that its UCX does not know, which says so
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     with contextlib.suppress(ImportError):
         importlib.import_module("ucxx")
 

@@ -84,7 +84,7 @@ class Session:
         """The ``distributed.Security`` that lets a client in; None without TLS."""
         from distributed import Security
 
-        if not self._config:
+        if not self.address.startswith("tls://"):
             return None
         import dask
 

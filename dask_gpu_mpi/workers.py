@@ -12,6 +12,7 @@ What `dask_cuda.CUDAWorker` gets wrong when it knows nothing of ranks is put rig
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -146,15 +147,40 @@ def _make_cuda_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    with visible_device(plan.device):
+    with visible_device(plan.device), _kept_ucx_config():
         worker = cls(**_merge(base, options))
+        for nanny in worker.nannies:
+            # CUDAWorker has set it in this process, too, where it would make a context
+            ucx = copy.deepcopy(nanny.config.get("distributed-ucxx")) or {}
+            ucx.get("environment", {}).pop("sockaddr-tls-priority", None)  # the switches say it already
+            nanny.config = {**nanny.config, "distributed-ucxx": ucx}
     for nanny in worker.nannies:
+        if "UCX_TLS" in os.environ:
+            nanny.env = {
+                **nanny.env,
+                "UCX_TLS": os.environ["UCX_TLS"],
+            }  # `hide_gpus` changes it in this process
         plugins = nanny.worker_kwargs.get("plugins", set())
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
                 plugin.cores = list(plan.cpus)
         nanny.worker_kwargs["plugins"] = {*plugins, *worker_plugins(plan, settings)}
     return worker
+
+
+@contextmanager
+def _kept_ucx_config() -> Iterator[None]:
+    """Keep the configuration of UCX that is for this process: CUDAWorker's own is for its workers."""
+    import dask
+
+    before = copy.deepcopy(dask.config.get("distributed-ucxx", None))
+    try:
+        yield
+    finally:
+        if before is None:
+            dask.config.config.pop("distributed-ucxx", None)
+        else:
+            dask.config.config["distributed-ucxx"] = before
 
 
 def worker_plugins(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:

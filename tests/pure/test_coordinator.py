@@ -75,7 +75,7 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.sent == []
     driver.tell(0, "hello", hello(0, 2))
     assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}))]
-    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status"))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status", "127.0.0.1:5"))
     starts = [payload for _, kind, payload in driver.sent if kind == "start"]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
     assert [start.is_client for start in starts] == [True, False]
@@ -121,7 +121,7 @@ def test_a_late_failure_is_a_start_up_error() -> None:
     driver = Driver(2)
     for rank in (0, 1):
         driver.tell(rank, "hello", hello(rank, 2))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
     driver.tell(0, "ready")
     driver.tell(1, "failed", Failure("worker 1 did not start", 1))
     driver.coordinator.tick(9.0)
@@ -148,7 +148,7 @@ def test_the_deadline_names_who_has_not_started_workers() -> None:
     driver = Driver(2)
     for rank in (0, 1):
         driver.tell(rank, "hello", hello(rank, 2, "ab"[rank]))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
     driver.tell(0, "ready")
     assert driver.coordinator.progress() == (1, 2, ["b"])
     driver.coordinator.tick(100.5)

@@ -1,0 +1,73 @@
+"""UCX: what the processes of a cluster need so that they find each other, and only the workers touch a GPU.
+
+UCX chooses among its transports by itself, and two processes use those that both have. What they must agree on is how a
+connection is made (``SOCKADDR_TLS_PRIORITY``): dask-cuda sets it for its workers when one of its switches is given
+(``enable_nvlink`` and so on), so it is set alike for the scheduler, the agents and the client. See ``distributed_ucxx.ucxx``,
+``_prepare_ucx_config`` and ``init_once``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["connection_config", "hide_gpus", "shown_transports", "start_ucx", "without_cuda"]
+
+#: CUDAWorker's switches, less the one that only says how connections are made.
+SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
+
+
+def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
+    """The Dask configuration by which processes without a GPU connect as the workers do.
+
+    Parameters
+    ----------
+    worker_options : mapping
+        CUDAWorker's.
+
+    Returns
+    -------
+    dict
+        Empty where UCX is left to choose.
+    """
+    # dask_cuda.utils.get_ucx_config: one that is switched off switches the others on
+    if all(worker_options.get(switch) is None for switch in SWITCHES):
+        return {}
+    priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
+    return {"distributed-ucxx.environment": {"sockaddr-tls-priority": priority}}
+
+
+def without_cuda(transports: str) -> str:
+    """A value of ``UCX_TLS`` without the CUDA transports, for which distributed-ucxx would make a CUDA context.
+
+    ``"all"`` and lists that exclude (``"^cuda"``) stay.
+    """
+    if transports.startswith("^"):
+        return transports
+    return ",".join(each for each in transports.split(",") if "cuda" not in each) or "tcp"
+
+
+#: ``UCX_TLS`` as the user had it, for the workers; None: not set.
+_transports: str | None = None
+
+
+def hide_gpus(environ: dict[str, str] | os._Environ[str]) -> None:
+    """Let this process, which moves no GPU data, start UCX without looking at GPUs: no context, and seconds less on many GPUs."""
+    global _transports
+    environ["CUDA_VISIBLE_DEVICES"] = ""
+    if "UCX_TLS" in environ:
+        _transports = environ["UCX_TLS"]
+        environ["UCX_TLS"] = without_cuda(_transports)
+
+
+def shown_transports() -> dict[str, str]:
+    """What `hide_gpus` has changed, as a worker's environment is to have it."""
+    return {} if _transports is None else {"UCX_TLS": _transports}
+
+
+def start_ucx() -> None:
+    """Initialise UCX in this process as distributed would with the first connection."""
+    from distributed_ucxx.ucxx import init_once
+
+    init_once()

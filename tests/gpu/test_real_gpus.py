@@ -1,0 +1,295 @@
+"""The main job on real GPUs: what CUDA itself says inside each worker, real work, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, scratch_of, workers_of
+from harness import Mpi
+
+#: With `script(...)`, what every job begins with.
+HEAD = (
+    TELL
+    + '''
+import time
+import numpy as np
+import dask, dask.array as da
+from distributed import Client, wait
+
+def cuda(dask_worker):
+    """What CUDA says inside a worker, and what a kernel of it computes."""
+    import numba.cuda
+
+    @numba.cuda.jit
+    def triple(values):
+        i = numba.cuda.grid(1)
+        if i < values.size:
+            values[i] = 3 * i
+
+    values = numba.cuda.to_device(np.zeros(200_000, dtype=np.int64))  # fewer blocks, and numba warns
+    triple[800, 256](values)
+    device = numba.cuda.get_current_device()
+    free, total = numba.cuda.current_context().get_memory_info()
+    return {
+        **look(dask_worker),
+        "count": len(numba.cuda.gpus),
+        "uuid": device.uuid if isinstance(device.uuid, str) else device.uuid.decode(),
+        "total": total,
+        "kernel": bool((values.copy_to_host() == 3 * np.arange(200_000)).all()),
+    }
+
+def contexts():
+    import pynvml
+    pynvml.nvmlInit()
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
+
+def seen():
+    rows = sorted(client.run(cuda).values(), key=lambda row: str(row["name"]))
+    tell(workers=rows, plan=session.plan.as_json(), contexts=contexts(), ready=session.ready_seconds)
+'''
+)
+COMMANDED = "from dask_gpu_mpi import current_session\nsession = current_session()\nclient = Client()\n"
+
+
+def initialized(**options: Any) -> str:
+    words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"from dask_gpu_mpi import initialize\nsession = initialize({words})\nclient = Client()\n"
+
+
+def need(gpus: Any, count: int) -> None:
+    if len(gpus.uuids) < count:
+        pytest.skip(
+            f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with simulated ones"
+        )
+
+
+def need_ucx() -> None:
+    if find_spec("distributed_ucxx") is None:
+        pytest.skip("distributed-ucxx is not installed: pip install 'dask-gpu-mpi[cuda13]'")
+
+
+def check(told: dict[str, Any], gpus: Any, uuids: list[str]) -> dict[str, dict[str, Any]]:
+    """One worker on each of these GPUs, and what CUDA says there is what the plan says; contexts in the workers alone."""
+    rows, plan = workers_of(told), told["plan"]
+    assert sorted(worker["device"] for worker in plan["workers"]) == sorted(uuids)
+    assert sorted(rows) == sorted(worker["name"] for worker in plan["workers"])
+    memory = dict(zip(gpus.uuids, gpus.memory, strict=True))
+    for worker in plan["workers"]:
+        row = rows[worker["name"]]
+        assert row["uuid"] == row["visible"] == worker["device"]
+        assert row["count"] == 1
+        assert row["kernel"] is True
+        assert row["affinity"] == worker["cpus"]
+        assert row["memory"] == worker["memory_limit"] > 0
+        assert row["resources"] == {"GPU": 1}
+        assert row["device"] == int(0.8 * memory[worker["device"]])
+        assert row["identity"] == []
+    assert sum(row["memory"] for row in rows.values()) <= sum(host["memory"] for host in plan["hosts"])
+    assert told["contexts"] == [int(uuid in uuids) for uuid in gpus.uuids]
+    return rows
+
+
+@pytest.mark.parametrize(
+    "geometry", ["one rank", "a rank per GPU", "a rank per GPU, isolated", "one rank less", "one GPU of all"]
+)
+def test_geometries(mpirun: Mpi, gpus: Any, geometry: str) -> None:
+    count = len(gpus.uuids)
+    env: dict[str, str | None] = {"CUDA_VISIBLE_DEVICES": None}
+    per_rank, ranks, uuids = None, count, list(gpus.uuids)
+    if geometry == "one rank":
+        ranks = 1
+    elif geometry == "a rank per GPU, isolated":
+        per_rank = [{"CUDA_VISIBLE_DEVICES": str(index)} for index in reversed(range(count))]
+    elif geometry == "one rank less":
+        need(gpus, 2)
+        ranks = count - 1
+    elif geometry == "one GPU of all":
+        need(gpus, 2)
+        ranks, env, uuids = 1, {"CUDA_VISIBLE_DEVICES": str(count - 1)}, uuids[-1:]
+    done = mpirun.run(
+        HEAD + initialized() + "seen()\n", ranks, env=env, per_rank_env=per_rank, timeout=120
+    ).check()
+    rows = check(facts(done), gpus, uuids)
+    names = sorted(rows)
+    expected = {
+        "one rank": [f"0-{i}" for i in range(count)],
+        "a rank per GPU": [f"{i}-{i}" for i in range(count)],
+        "a rank per GPU, isolated": [f"{count - 1 - i}-{i}" for i in range(count)],
+        "one GPU of all": ["0-0"],
+    }
+    if geometry in expected:
+        assert names == sorted(expected[geometry])
+    assert gpus.idle()
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+@pytest.mark.parametrize("form", ["initialize", "command"])
+def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str, protocol: str) -> None:
+    if protocol == "ucx":
+        need_ucx()
+    end = "seen()\ntell(address=client.scheduler.address)\nsys.exit(7)\n"
+    if form == "initialize":
+        done = mpirun.run(HEAD + initialized(protocol=protocol) + end, 2, timeout=120)
+    else:
+        script = tmp_path / "script.py"
+        script.write_text(HEAD + COMMANDED + end)
+        done = mpirun.run([*COMMAND, "--protocol", protocol, str(script)], 2, timeout=120)
+    done.check(7)
+    told = facts(done)
+    check(told, gpus, list(gpus.uuids))
+    assert told["address"].startswith(f"{protocol}://127.0.0.1:")
+    assert "Traceback" not in done.stderr
+    assert all(line.startswith("dask_gpu_mpi: ") for line in done.stderr.splitlines()), done.stderr
+    assert gpus.idle()
+
+
+SVD = """
+import cupy
+random = da.random.RandomState(seed=1, RandomState=cupy.random.RandomState)
+x = random.normal(size=(10_000, 1_000), chunks=(1_000, 1_000))
+u, s, v = da.linalg.svd(x)
+x, u, s, v = dask.persist(x, u, s, v)
+error = abs((u * s) @ v - x).max().compute()
+tell(kind=type(s.compute()).__module__.partition(".")[0], error=float(error), scale=float(abs(x).max().compute()))
+"""
+TRANSPOSE = """
+import cupy
+random = da.random.RandomState(seed=2, RandomState=cupy.random.RandomState)
+x = random.random((20_000, 20_000), chunks=5_000).persist()
+total, twice = dask.compute(x.sum(), (x + x.T).sum())
+tell(total=float(total), twice=float(twice))
+gathered = client.submit(lambda: cupy.arange(100_000), pure=False).result()
+tell(gathered=[type(gathered).__module__.partition(".")[0], int(gathered.sum())])
+"""
+POOL = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": "cupy"}
+
+
+def options_for(protocol: str, **options: Any) -> dict[str, Any]:
+    if protocol == "ucx":
+        need_ucx()
+    return {"protocol": protocol, **options}
+
+
+@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
+    """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
+    pool = (
+        "def pool(dask_worker):\n    import rmm\n    return type(rmm.mr.get_current_device_resource()).__name__\n"
+        "tell(pools=sorted(set(client.run(pool).values())))\n"
+    )
+    options = options_for(protocol, worker_options=POOL)
+    done = mpirun.run(HEAD + initialized(**options) + pool + SVD + TRANSPOSE, 2, timeout=200).check()
+    told = facts(done)
+    assert told["pools"] == ["PoolMemoryResource"]
+    assert told["kind"] == "cupy"
+    assert told["error"] < 1e-10 * told["scale"]
+    assert told["twice"] == pytest.approx(2 * told["total"], rel=1e-9)
+    assert told["total"] == pytest.approx(0.5 * 20_000**2, rel=1e-3)
+    assert told["gathered"] == ["cupy", 99_999 * 50_000]
+    assert gpus.idle()
+
+
+def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any) -> None:
+    """Its nanny brings it back on the same GPU, and the result is right."""
+    body = """
+import cupy, signal
+before = {row["name"]: row for row in client.run(cuda).values()}
+random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
+x = random.random((30_000, 30_000), chunks=5_000)
+for step in range(6):
+    x = (x + x.T) / 2
+future = client.submit(float, client.compute(x.sum()))  # no array here: the script's process stays without a context
+victim = sorted(before)[-1]
+time.sleep(0.3)
+os.kill(before[victim]["pid"], signal.SIGKILL)
+total = future.result(timeout=100)
+limit = time.monotonic() + 60
+while len(after := {row["name"]: row for row in client.run(cuda).values()}) < len(before) and time.monotonic() < limit:
+    time.sleep(0.5)
+tell(total=total, before=before[victim], after=after.get(victim))
+seen()
+"""
+    done = mpirun.run(HEAD + initialized() + body, 1, timeout=200).check()
+    told = facts(done)
+    assert told["total"] == pytest.approx(0.5 * 30_000**2, rel=1e-3)
+    assert told["after"]["pid"] != told["before"]["pid"]
+    assert told["after"]["uuid"] == told["before"]["uuid"]
+    check(told, gpus, list(gpus.uuids))
+    assert gpus.idle()
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path, protocol: str) -> None:
+    """dask-cuda's own `local_cupy` finds our cluster by its scheduler file."""
+    if protocol == "ucx":
+        need_ucx()
+    file = tmp_path / "cluster.json"
+    worker_options = json.dumps({"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"})
+    line = [
+        *COMMAND,
+        "--protocol",
+        protocol,
+        "--scheduler-file",
+        str(file),
+        "--worker-options",
+        worker_options,
+    ]
+    job = mpirun.start(line, 1, env={"DASK_GPU_MPI__SECURITY": "false"})
+    job.wait_for("ready after", 60, stream="stderr")
+    found = subprocess.run(
+        [
+            *(sys.executable, "-m", "dask_cuda.benchmarks.local_cupy", "--scheduler-file", str(file)),
+            *(
+                "--protocol",
+                protocol,
+                "--size",
+                "10000",
+                "--chunk-size",
+                "2500",
+                "--runs",
+                "2",
+                "--ignore-size",
+                "1 MiB",
+            ),
+            *(
+                "--disable-rmm",
+                "--output-basename",
+                str(tmp_path / "out"),
+                "--shutdown-external-cluster-on-exit",
+            ),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "transpose_sum" in found.stdout
+    assert protocol in found.stdout.lower()
+    with contextlib.suppress(ProcessLookupError):
+        job.launcher.wait(30)
+    done = job.wait(30)
+    assert done.rc == 0
+    assert gpus.idle()
+
+
+def test_ucx_after_mpi_says_so(mpirun: Mpi, gpus: Any) -> None:
+    need_ucx()
+    program = "from mpi4py import MPI\n" + HEAD + initialized(protocol="ucx")
+    done = mpirun.run(program, 2, timeout=60)
+    assert done.rc == 2
+    assert "has imported mpi4py.MPI before initialize()" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert gpus.idle()
+    # and the remedy that it names works
+    done = mpirun.run("import ucxx\n" + program + "seen()\n", 2, timeout=100).check()
+    check(facts(done), gpus, list(gpus.uuids))

@@ -1,0 +1,101 @@
+"""Which network a cluster takes, and what it says when that leads nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, workers_of
+from harness import Mpi, TestBed
+
+SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
+
+
+#: Open MPI itself is to use the network that works.
+MPI_NETWORK: dict[str, str | None] = {
+    "OMPI_MCA_btl_tcp_if_include": "eth0",
+    "PRTE_MCA_prte_if_include": "eth0",
+}
+
+
+@pytest.fixture
+def bed() -> Iterator[TestBed]:
+    """Three hosts of the test's own, whose networks it changes."""
+    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
+        try:
+            made = TestBed.up(3, Path(folder) / "bed")
+        except TestBed.Unavailable as reason:
+            pytest.skip(str(reason))
+        yield made
+        made.down()
+
+
+def ip(bed: TestBed, host: str, *words: str) -> None:
+    subprocess.run(bed.on(host, ["ip", *words]), check=True, timeout=10)
+
+
+def add_interface(bed: TestBed, number: int, name: str, address: str, *, leads: bool) -> None:
+    """One more network on host `number`: on the switch, if it leads anywhere."""
+    host = bed.hosts[number - 1]
+    ip(bed, host, "link", "add", name, "type", "veth", "peer", "name", f"{name}far")
+    if leads:
+        (switch,) = (bed.state / "switch.holder").read_text().split()[:1]
+        ip(bed, host, "link", "set", f"{name}far", "netns", switch, "name", f"{name}{number}")
+        inside = [
+            "nsenter",
+            "-t",
+            switch,
+            "-n",
+            "ip",
+            "link",
+            "set",
+            f"{name}{number}",
+            "master",
+            "br0",
+            "up",
+        ]
+        subprocess.run(inside, check=True, timeout=10)
+    else:
+        ip(bed, host, "link", "set", f"{name}far", "up")
+    ip(bed, host, "addr", "add", address, "dev", name)
+    ip(bed, host, "link", "set", name, "up")
+
+
+def write(folder: Path) -> str:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return str(script)
+
+
+def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+    """`auto`: two hosts have ib0, all have hsn0, and eth0 with the default route."""
+    for number, host in enumerate(bed.hosts, 1):
+        add_interface(bed, number, "hsn0", f"10.98.0.{number}/24", leads=True)
+        ip(bed, host, "route", "add", "default", "dev", "eth0")
+    for number in (1, 2):
+        add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
+    done = mpirun.run([*COMMAND, "--interface", "auto", write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
+    addresses = [row["address"] for row in workers_of(facts(done)).values()]
+    assert sorted(address.rpartition(":")[0] for address in addresses) == [
+        f"tls://10.98.0.{i}" for i in (1, 2, 3)
+    ]
+
+
+def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
+    """All have an ib0 on the same network, but nothing arrives: each rank that finds out is named, before any worker starts."""
+    for number in (1, 2, 3):
+        add_interface(bed, number, "ib0", f"10.99.0.{number}/24", leads=False)
+    done = mpirun.run([*COMMAND, write(tmp_path)], 3, bed=bed, env=MPI_NETWORK)
+    assert done.rc == 2, done.stderr
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert "ranks 1-2 of 3 on h2, h3: can't reach the scheduler at tls://10.99.0.1:" in report
+    assert "(rank 0 on h1)" in report
+    assert "--interface" in report
+    assert "Traceback" not in done.stderr
+    # with another network named, the same job works
+    done = mpirun.run([*COMMAND, "--interface", "eth0", write(tmp_path)], 3, bed=bed, env=MPI_NETWORK).check()
+    assert len(workers_of(facts(done))) == 3
