@@ -85,16 +85,25 @@ def check_workers(
     assert sorted(rows) == sorted([*expected, *cpu_workers])
     parents = {piece.uuid: gpu for gpu in gpus for piece in (gpu, *gpu.mig)}
     memory = {host["host"]: host["memory"] for host in told["plan"]["hosts"]}
+    planned = {str(worker["name"]): worker for worker in told["plan"]["workers"]}
+    assert sorted(planned) == sorted(rows)
+    with_gpus = {host["host"]: bool(host["gpus"]) for host in told["plan"]["hosts"]}
     on_host = [row["host"] for row in rows.values()]
     for name, row in rows.items():
+        line = planned[name]
         assert row["identity"] == []
+        assert row["host"] == line["host"]
+        assert row["nthreads"] == line["nthreads"]
+        assert row["memory"] == line["memory_limit"]
+        assert row["resources"] == line["resources"]
         assert row["memory"] == memory[row["host"]] // on_host.count(row["host"]) > 0
         if name in cpu_workers:
-            assert (row["visible"], row["device"]) == ("", None)
+            assert row["visible"] == "" or not with_gpus[row["host"]]
+            assert row["device"] is None
             assert row["resources"] == {"CPU": row["nthreads"]}
             continue
         devices = expected[name]
-        assert row["visible"] == ",".join(device.uuid for device in devices)
+        assert row["visible"] == ",".join(device.uuid for device in devices) == line["device"]
         assert row["resources"] == {"GPU": len(devices)}
         assert row["class"] == "Worker"
         assert row["nanny"]
@@ -103,7 +112,7 @@ def check_workers(
         assert row["device"] == int(device_limit * size)
         allowed = bound[int(name.split("-")[0])] if bound is not None else set(CORES)
         near = {core for device in devices for core in parents[device.uuid].cores or CORES}
-        assert set(row["affinity"]) == (near & allowed or allowed)
+        assert set(row["affinity"]) == (near & allowed or allowed) == set(line["cpus"])
     assert len({row["pid"] for row in rows.values()}) == len(rows)
     assert len({row["seed"] for row in rows.values()}) == 1
     steered = told.get("steered", {})

@@ -204,12 +204,17 @@ def test_more_ranks_than_gpus_one_lost_and_another_order_than_pci(mpirun: Mpi, l
     assert "no GPU is left for rank 2 on" in idle
 
 
-def test_the_same_part_in_different_orders(mpirun: Mpi, libdir: Path) -> None:
+def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
+    mpirun: Mpi, libdir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import dask_cuda\n\nclass Mine(dask_cuda.CUDAWorker):\n    pass\n")
+    env = gpu_environ(libdir, EIGHT)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), env["PYTHONPATH"]]))
     visible = [
         {"CUDA_VISIBLE_DEVICES": "7,2,4"},
         {"CUDA_VISIBLE_DEVICES": f"{EIGHT[4].uuid},7,GPU-{EIGHT[2].uuid[4:12]}"},
     ]
-    told = facts(mpirun.run(start(), 2, env=gpu_environ(libdir, EIGHT), per_rank_env=visible).check())
+    told = facts(mpirun.run(start(worker_class="mine.Mine"), 2, env=env, per_rank_env=visible).check())
     check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
 
 
