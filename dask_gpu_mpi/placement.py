@@ -157,7 +157,8 @@ def _gpus_of(ranks: Sequence[Inventory]) -> list[Gpu]:
             known = found.setdefault(gpu.uuid, gpu)
             free = min((number for number in (known.free, gpu.free) if number >= 0), default=-1)
             found[gpu.uuid] = replace(known, busy=max(known.busy, gpu.busy), free=free)
-    return sorted(found.values(), key=lambda gpu: (gpu.pci, gpu.index, gpu.slice, gpu.uuid))
+    # Behind cgroups each rank counts from 0: there an index orders nothing.
+    return sorted(found.values(), key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))
 
 
 def _same_machine_twice(hosts: Sequence[_Host]) -> None:

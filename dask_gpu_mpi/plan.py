@@ -78,7 +78,7 @@ class HostPlan:
     ranks : tuple of int
         The ranks on it.
     gpus : tuple of Gpu
-        The GPUs that the job may use on it, in the order of PCI bus, index, slice: their place here is the
+        The GPUs that the job may use on it, in the order of PCI bus (index, if unknown) and slice: their place here is the
         `gpu_index` in worker names.
     memory : int
         Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different

@@ -135,8 +135,10 @@ class Shape:
         if self.backwards and place % 2:
             mine = mine[::-1]
         if self.seen == "isolated":
-            mine = [replace(gpu, index=number) for number, gpu in enumerate(mine)]
-            return None if place % 2 else ",".join(str(gpu.index) for gpu in mine), mine
+            order = list(dict.fromkeys(gpu.pci for gpu in mine))
+            mine = [replace(gpu, index=order.index(gpu.pci)) for gpu in mine]
+            by_index = place % 2 and not self.slices  # an index would mean the first slice
+            return ",".join(str(gpu.index) for gpu in mine) if by_index else None, mine
         if self.spelled == "index" and not self.slices:
             return ",".join(str(gpu.index) for gpu in mine), devices
         return ",".join(
