@@ -45,7 +45,11 @@ def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
 ) -> None:
     # two GPUs for each worker, other parts visible on each host; the third host has no driver
     (tmp_path / "script.py").write_text(SCRIPT)
-    visible = [{"CUDA_VISIBLE_DEVICES": "3,1,0,2"}, {"CUDA_VISIBLE_DEVICES": f"2,{GPUS['h2'][0].uuid}"}, {}]
+    visible = [
+        {"CUDA_VISIBLE_DEVICES": "3,1,0,2"},
+        {"CUDA_VISIBLE_DEVICES": f"2,{GPUS['h2'][0].uuid}"},
+        {"CUDA_VISIBLE_DEVICES": ""},
+    ]
     line = [*COMMAND, "--gpus-per-worker", "2", "--cpu-workers", "1", str(tmp_path / "script.py")]
     done = mpirun.run(line, 3, bed=hosts, env=env, per_rank_env=visible).check()
     told = facts(done)
