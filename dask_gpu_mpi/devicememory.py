@@ -131,7 +131,8 @@ def _problem(options: Mapping[str, Any], gpu: Gpu) -> tuple[str, str, int] | Non
     fits = int(PROPOSED_FRACTION * room)
     if pool > room:
         fits = min(fits, maximum or fits)
-        return "rmm_pool_size", f"is {_said(options['rmm_pool_size'], pool)}, more than is free", fits
+        why = "its GPU has" if gpu.free < 0 else "is free"
+        return "rmm_pool_size", f"is {_said(options['rmm_pool_size'], pool)}, more than {why}", fits
     if 0 < maximum < pool:
         text = _said(options["rmm_maximum_pool_size"], maximum)
         return (

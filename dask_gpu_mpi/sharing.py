@@ -92,6 +92,7 @@ def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], ea
             f"without a worker; needed: a multiple of {each}; let the ranks of a host see all its GPUs, choose some with "
             "CUDA_VISIBLE_DEVICES, or take another number"
         )
+    # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
     slices = [gpu for gpu in gpus if gpu.parent]
     if slices:
         raise PlacementError(
