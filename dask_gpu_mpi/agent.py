@@ -140,22 +140,18 @@ def _configure(configuration: Configuration) -> str:
     """Everything that must be settled before the fork; returns the scratch directory."""
     import dask
 
-    from .worker_options import check_worker_options, import_worker_class
+    from .worker_options import check_options_of
 
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
-    options = configuration.worker_options
-    if configuration.worker_class != "auto":
-        check_worker_options(import_worker_class(configuration.worker_class), options, where="worker_options")
-    elif options:
-        _check_for_any_class(options)
+    check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
     if configuration.protocol == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
         raise InputError(
             "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
             "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
         )
     if configuration.protocol == "ucx":
-        dask.config.set(connection_config(options))
+        dask.config.set(connection_config(configuration.worker_options))
         # ucxx sets a variable that its UCX does not know, which says so in every process
         os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
         # Half a second that scheduler and workers need not spend one after the other. (They initialise it themselves.)
@@ -178,16 +174,6 @@ def _configure(configuration: Configuration) -> str:
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
     return scratch
-
-
-def _check_for_any_class(options: dict[str, Any]) -> None:
-    """With ``worker_class="auto"`` the plan chooses CUDAWorker or Nanny: an option must be known to one of them."""
-    from .worker_options import check_worker_options, import_worker_class
-
-    try:
-        check_worker_options(import_worker_class("distributed.Nanny"), options, where="worker_options")
-    except InputError:
-        check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where="worker_options")
 
 
 def _in_process(worker_class: str | type) -> bool:

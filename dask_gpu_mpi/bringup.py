@@ -17,6 +17,7 @@ from typing import Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
+from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
@@ -52,6 +53,8 @@ SHARED = (
     "scheduler_rank",
     "client_rank",
     "cpu_workers",
+    "gpus_per_worker",
+    "require_idle_gpus",
     "name",
     "nthreads",
 )
@@ -62,6 +65,8 @@ def placement_options(options: Options, *, name: str | None = None) -> Placement
     return PlacementOptions(
         layout=options.layout,
         cpu_workers=options.cpu_workers,
+        gpus_per_worker=options.gpus_per_worker,
+        require_idle_gpus=options.require_idle_gpus,
         nthreads=options.nthreads,
         memory_limit=options.memory_limit,
         worker_kind=options.worker_kind,
@@ -280,7 +285,11 @@ class Bringup:
         if self._check is not None:
             self._check(self._post.rank)
         inventory = take_inventory(
-            self._post.rank, self._post.size, self._environ, look_for_gpus=options.worker_kind != "cpu"
+            self._post.rank,
+            self._post.size,
+            self._environ,
+            device_options=device_options(options),
+            look_for_gpus=options.worker_kind != "cpu",
         )
         assert self._agent is not None  # started above
         while time.monotonic() < self._deadline:

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import click
@@ -124,9 +125,12 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
     [
         "layout",
         "cpu_workers",
+        "gpus_per_worker",
+        "require_idle_gpus",
         "nthreads",
         "memory_limit",
         "worker_class",
+        "worker_options",
         "name",
         "scheduler_rank",
         "client_rank",
@@ -191,11 +195,15 @@ def plan(
 
             made = plan_of_allocation(options)
         else:
+            from .devicememory import device_options
             from .pretend import pretend
             from .units import parse_bytes
+            from .worker_options import check_options_of
 
             if isinstance(options, InputError):
                 raise options
+            if options.worker_options:
+                check_options_of(options.worker_class, options.worker_options, where="worker_options")
             try:
                 memory = parse_bytes(memory_per_node)
             except ValueError as error:
@@ -208,7 +216,11 @@ def plan(
                 cpus_per_node=cpus_per_node,
                 memory_per_node=memory,
             )
-            made = make_plan(inventories, placement_options(options))
+            asked = device_options(options)
+            made = make_plan(
+                [replace(inventory, device_options=asked) for inventory in inventories],
+                placement_options(options),
+            )
     except DaskGpuMpiError as error:
         _fail(error)
     if made is not None:

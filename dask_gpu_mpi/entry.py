@@ -126,6 +126,8 @@ def initialize(
     *,
     layout: str | None = None,
     cpu_workers: int | None = None,
+    gpus_per_worker: int | None = None,
+    require_idle_gpus: bool | None = None,
     name: str | None = None,
     security: bool | None = None,
     scheduler_file: str | None = None,
@@ -173,6 +175,10 @@ def initialize(
         The ranks that take part. Default: ``COMM_WORLD``.
     exit : bool
         False: the other ranks return False when the cluster ends, instead of exiting.
+    gpus_per_worker : int, optional
+        GPUs that each GPU worker sees. Default: 1.
+    require_idle_gpus : bool, optional
+        Refuse GPUs on which other processes hold memory. Default: a warning.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory
@@ -205,6 +211,8 @@ def initialize(
         "worker_options": worker_options,
         "layout": layout,
         "cpu_workers": cpu_workers,
+        "gpus_per_worker": gpus_per_worker,
+        "require_idle_gpus": require_idle_gpus,
         "name": name,
         "security": security,
         "scheduler_file": scheduler_file,

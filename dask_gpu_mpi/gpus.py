@@ -51,6 +51,8 @@ class Gpu:
         Index of the MIG instance on its parent; -1 for a whole GPU.
     busy : int
         Bytes of device memory held by compute processes other than ours.
+    free : int
+        Bytes of device memory that were free when we looked; -1: unknown.
     """
 
     uuid: str
@@ -62,6 +64,7 @@ class Gpu:
     parent: str = ""
     slice: int = -1
     busy: int = 0
+    free: int = -1
 
 
 def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -147,6 +150,7 @@ def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
         cpus=tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1),
         pci="" if pci is None else _text(pci.busId).upper(),
         busy=_busy(nvml, handle, own_pid),
+        free=-1 if memory is None else int(memory.free),
     )
 
 
@@ -167,6 +171,7 @@ def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
             parent=gpu.uuid,
             slice=place,
             busy=_busy(nvml, handle, own_pid),
+            free=-1 if memory is None else int(memory.free),
         )
 
 

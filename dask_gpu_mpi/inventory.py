@@ -6,10 +6,11 @@ import os
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .contexts import own_contexts
 from .errors import InputError
 from .gpus import Gpu, list_gpus
 from .hostmemory import allowed_cpus, host_memory
@@ -44,6 +45,11 @@ class Inventory:
         Where the rank's workers put their files; empty: not told.
     warnings : tuple of str
         What a person should know, each one line.
+    contexts : tuple of str
+        Devices on which the rank's own process has a CUDA context.
+    device_options : dict
+        What the rank's workers are asked to take of their devices' memory
+        (`dask_gpu_mpi.devicememory.device_options`); ranks may differ.
     """
 
     rank: int
@@ -57,6 +63,8 @@ class Inventory:
     visible: str | None
     local_directory: str = ""
     warnings: tuple[str, ...] = ()
+    contexts: tuple[str, ...] = ()
+    device_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def take_inventory(
@@ -65,6 +73,7 @@ def take_inventory(
     environ: Mapping[str, str],
     *,
     local_directory: str = "",
+    device_options: Mapping[str, Any] | None = None,
     look_for_gpus: bool = True,
     host: str | None = None,
     nvml: Any = None,
@@ -77,7 +86,7 @@ def take_inventory(
         As MPI says.
     environ : mapping
         The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
-    local_directory : str
+    local_directory, device_options
         Passed on.
     look_for_gpus : bool
         False leaves NVML alone, for jobs whose workers are to use no GPU.
@@ -116,6 +125,8 @@ def take_inventory(
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=visible,
         local_directory=local_directory,
+        contexts=own_contexts() if look_for_gpus else (),
+        device_options=dict(device_options or {}),
         # Without the rank, so that the ranks of a host say it once together.
         warnings=tuple(
             f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}); reset it or leave "

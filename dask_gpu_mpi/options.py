@@ -107,6 +107,12 @@ _TABLE = (
     Option("cpu_workers", "int", 0,
            "CPU workers on every host, beside those of the GPUs.",
            ("--cpu-workers",), minimum=0),
+    Option("gpus_per_worker", "int", 1,
+           "GPUs that each GPU worker sees: neighbours, for models that need several.",
+           ("--gpus-per-worker",), minimum=1),
+    Option("require_idle_gpus", "bool", False,
+           "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",
+           ("--require-idle-gpus/--no-require-idle-gpus",)),
     Option("startup_timeout", "duration", 300.0,
            "Seconds (or 5m) until all workers must be there, else the job fails.",
            ("--startup-timeout",)),
@@ -165,6 +171,8 @@ class Options:
     security: bool = True
     layout: str = "shared"
     cpu_workers: int = 0
+    gpus_per_worker: int = 1
+    require_idle_gpus: bool = False
     startup_timeout: float = 300.0
     shutdown_timeout: float = 10.0
     walltime_signal: str | None = None

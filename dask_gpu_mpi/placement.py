@@ -6,13 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from .devicememory import check_device_memory
 from .errors import PlacementError
 from .gpus import Gpu
 from .inventory import Inventory
 from .plan import HostPlan, PlacementOptions, Plan, Role, WorkerPlan
 from .ranges import fold_names, fold_numbers, ranks_text
 from .roles import check_options, choose_roles, in_order
-from .sharing import divide_gpus, share_cores
+from .sharing import divide_gpus, near_cores, share_cores
 from .units import format_bytes, parse_memory_limit
 
 __all__ = ["HostPlan", "PlacementOptions", "Plan", "Role", "WorkerPlan", "make_plan"]
@@ -30,7 +31,7 @@ class _Host:
     working: list[Inventory]
     gpus: list[Gpu]
     memory: int
-    share: dict[int, list[Gpu]] = field(default_factory=dict)
+    share: dict[int, list[tuple[Gpu, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _Draft:
     name: str | int
     rank: Inventory
     cpus: tuple[int, ...]
-    gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
     gpu_index: int | None = None
 
 
@@ -62,9 +63,10 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
     Raises
     ------
     PlacementError
-        Ranks are missing or double, ranks of a host see partly the same GPUs, or no rank can take a worker.
+        Ranks are missing or double, ranks of a host see partly the same GPUs, or no rank can take a worker; the GPUs do not
+        make full groups of `gpus_per_worker`, or are in use against `require_idle_gpus`.
     OptionError
-        An option has no meaning.
+        An option has no meaning, or asks for more memory than a worker's GPU has.
     WorldTooSmallException
         Fewer ranks than the layout needs.
     """
@@ -78,12 +80,15 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
     if on_gpus:
         _same_machine_twice(hosts)
         for host in hosts:
-            host.share = divide_gpus(host.name, host.working, host.gpus)
+            host.share = divide_gpus(host.name, host.working, host.gpus, options.gpus_per_worker)
+        if options.require_idle_gpus:
+            _refuse_busy(hosts)
     warnings += _left_over(hosts) + (_no_gpu_left(hosts) + _busy(hosts) if on_gpus else [])
+    warnings += _contexts(ranks)
     workers = _workers(hosts, options, on_gpus, warnings)
 
     names = {rank.rank: host.name for host in hosts for rank in host.ranks}
-    return Plan(
+    made = Plan(
         layout=options.layout,
         world_size=len(ranks),
         scheduler=Role(scheduler, names[scheduler]),
@@ -95,6 +100,8 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         workers=tuple(workers),
         warnings=tuple(warnings),
     )
+    check_device_memory(made, {rank.rank: rank.device_options for rank in ranks})
+    return made
 
 
 def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
@@ -146,10 +153,12 @@ def _gpus_of(ranks: Sequence[Inventory]) -> list[Gpu]:
     found: dict[str, Gpu] = {}
     for rank in ranks:
         for gpu in rank.gpus:
+            # Each rank looked at its own time, and not at itself: the worst that one saw counts.
             known = found.setdefault(gpu.uuid, gpu)
-            if gpu.busy > known.busy:
-                found[gpu.uuid] = replace(known, busy=gpu.busy)
-    return sorted(found.values(), key=lambda gpu: (gpu.pci, gpu.index, gpu.slice, gpu.uuid))
+            free = min((number for number in (known.free, gpu.free) if number >= 0), default=-1)
+            found[gpu.uuid] = replace(known, busy=max(known.busy, gpu.busy), free=free)
+    # Behind cgroups each rank counts from 0: there an index orders nothing.
+    return sorted(found.values(), key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))
 
 
 def _same_machine_twice(hosts: Sequence[_Host]) -> None:
@@ -195,12 +204,36 @@ def _no_gpu_left(hosts: Sequence[_Host]) -> list[str]:
 
 
 def _busy(hosts: Sequence[_Host]) -> list[str]:
-    return [
+    return [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.busy]
+
+
+def _in_use(host: _Host, gpu: Gpu) -> str:
+    return (
         f"host {host.name}: GPU {gpu.index} ({gpu.uuid}) has {gpu.busy} bytes ({format_bytes(gpu.busy)}) "
         "in use by other processes"
-        for host in hosts
-        for gpu in host.gpus
-        if gpu.busy
+    )
+
+
+def _refuse_busy(hosts: Sequence[_Host]) -> None:
+    """Raise PlacementError where a GPU that gets a worker is in use."""
+    taken = {gpu.uuid for host in hosts for sets in host.share.values() for gpus in sets for gpu in gpus}
+    found = [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.busy and gpu.uuid in taken]
+    if found:
+        raise PlacementError(
+            f"{_some(found)}; needed: idle GPUs (require_idle_gpus, --require-idle-gpus); end those processes, leave the GPUs "
+            "out with CUDA_VISIBLE_DEVICES, or allow them with --no-require-idle-gpus"
+        )
+
+
+def _contexts(ranks: Sequence[Inventory]) -> list[str]:
+    places = [
+        f"rank {rank.rank} on {rank.host} ({', '.join(rank.contexts)})" for rank in ranks if rank.contexts
+    ]
+    if not places:
+        return []
+    return [
+        f"CUDA contexts were made before the cluster started, and take device memory from the workers: {_some(places)}; let "
+        "the script use CUDA only after initialize(), or look at what it imports (or at a GPU-aware MPI)"
     ]
 
 
@@ -238,12 +271,14 @@ def _drafts(host: _Host, options: PlacementOptions, on_gpus: bool, away: list[st
     if on_gpus:
         place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
         for rank in host.working:
-            for gpu in host.share[rank.rank]:
-                name = f"{prefix}{rank.rank}-{place[gpu.uuid]}"
-                cpus = _both(gpu.cpus, rank.cpus)
-                if gpu.cpus and not cpus:
-                    away.append(f"{name} on {host.name} (GPU {gpu.index}: {fold_numbers(gpu.cpus)})")
-                drafts.append(_Draft(name, rank, cpus or rank.cpus, gpu, place[gpu.uuid]))
+            for gpus in host.share[rank.rank]:
+                index = place[gpus[0].uuid]
+                name = f"{prefix}{rank.rank}-{index}"
+                near = near_cores(gpus)
+                cpus = _both(near, rank.cpus)
+                if near and not cpus:
+                    away.append(f"{name} on {host.name} (GPU {gpus[0].index}: {fold_numbers(near)})")
+                drafts.append(_Draft(name, rank, cpus or rank.cpus, gpus, index))
     else:
         drafts += [
             _Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working
@@ -257,8 +292,8 @@ def _drafts(host: _Host, options: PlacementOptions, on_gpus: bool, away: list[st
 
 
 @lru_cache(maxsize=1024)  # hosts are alike, and masks are long
-def _both(near: tuple[int, ...], allowed: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted(frozenset(near).intersection(allowed)))
+def _both(near: frozenset[int], allowed: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(near.intersection(allowed)))
 
 
 def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
@@ -269,10 +304,10 @@ def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
 
 def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
-    threads = iter(share_cores([draft.cpus for draft in drafts if draft.gpu is None]))
+    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus]))
     workers = []
     for draft in drafts:
-        on_gpu = draft.gpu is not None
+        on_gpu = bool(draft.gpus)
         nthreads = 1 if on_gpu else next(threads)
         if options.nthreads is not None:
             nthreads = options.nthreads
@@ -283,11 +318,11 @@ def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, li
                 host=host.name,
                 kind="gpu" if on_gpu else "cpu",
                 gpu_index=draft.gpu_index,
-                device=draft.gpu.uuid if draft.gpu is not None else None,
+                device=",".join(gpu.uuid for gpu in draft.gpus) or None,
                 nthreads=nthreads,
                 memory_limit=limit,
                 cpus=draft.cpus,
-                resources={"GPU": 1.0} if on_gpu else {"CPU": float(nthreads)},
+                resources={"GPU": float(len(draft.gpus))} if on_gpu else {"CPU": float(nthreads)},
             )
         )
     return workers

@@ -24,6 +24,10 @@ class PlacementOptions:
         scheduler's and the client's rank take no workers.
     cpu_workers : int
         CPU workers to add on every host.
+    gpus_per_worker : int
+        GPUs that each GPU worker sees.
+    require_idle_gpus : bool
+        Whether memory that other processes hold on a worker's GPU is an error instead of a warning.
     nthreads : int, optional
         Threads of every worker; by default 1 for GPU workers (dask-cuda's default), for CPU workers their
         share of cores.
@@ -44,6 +48,8 @@ class PlacementOptions:
 
     layout: str = "shared"
     cpu_workers: int = 0
+    gpus_per_worker: int = 1
+    require_idle_gpus: bool = False
     nthreads: int | None = None
     memory_limit: int | float | str | None = "auto"
     worker_kind: str = "auto"
@@ -72,7 +78,7 @@ class HostPlan:
     ranks : tuple of int
         The ranks on it.
     gpus : tuple of Gpu
-        The GPUs that the job may use on it, in the order of PCI bus, index, slice: their place here is the
+        The GPUs that the job may use on it, in the order of PCI bus (index, if unknown) and slice: their place here is the
         `gpu_index` in worker names.
     memory : int
         Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different
@@ -99,9 +105,9 @@ class WorkerPlan:
     kind : {"gpu", "cpu"}
         What it is for.
     gpu_index : int or None
-        The GPU's place among those of the host that the job may use.
+        The GPU's place among those of the host that the job may use; of several, the first's.
     device : str or None
-        UUID of the one GPU it sees.
+        UUID of the GPU it sees; of several GPUs, joined by commas: its ``CUDA_VISIBLE_DEVICES``.
     nthreads : int
         Threads for tasks.
     memory_limit : int
@@ -109,7 +115,7 @@ class WorkerPlan:
     cpus : tuple of int
         Cores it may use.
     resources : dict
-        Dask resources: ``GPU=1``, or ``CPU=<nthreads>``.
+        Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
     """
 
     name: str | int
@@ -122,6 +128,11 @@ class WorkerPlan:
     memory_limit: int
     cpus: tuple[int, ...]
     resources: dict[str, float]
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs it sees; its device 0 comes first."""
+        return tuple(self.device.split(",")) if self.device else ()
 
 
 @dataclass(frozen=True)

@@ -48,11 +48,15 @@ def render(plan: Plan) -> str:
 def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
     """Give what must be equal for two hosts to be told together: all but names, UUIDs, and the first rank."""
     first = host.ranks[0]
+    places = {gpu.uuid: place for place, gpu in enumerate(host.gpus)}
     return (
         tuple(rank - first for rank in host.ranks),
         host.memory,
         tuple((gpu.index, gpu.slice, gpu.name, gpu.memory) for gpu in host.gpus),
-        tuple((w.rank - first, w.kind, w.gpu_index, w.nthreads, w.memory_limit, w.cpus) for w in workers),
+        tuple(
+            (w.rank - first, w.kind, tuple(map(places.get, w.devices)), w.nthreads, w.memory_limit, w.cpus)
+            for w in workers
+        ),
     )
 
 
@@ -89,8 +93,9 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
     if worker.gpu_index is None:
         return "-"
     gpu = gpus[worker.gpu_index]
-    # The index is the one of the worker's name; the UUID differs between hosts that are told together.
-    return f"{worker.gpu_index} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")
+    places = fold_numbers(place for place, other in enumerate(gpus) if other.uuid in worker.devices)
+    # The (first) index is the one of the worker's name; the UUID differs between hosts that are told together.
+    return f"{places} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

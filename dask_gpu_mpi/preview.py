@@ -10,12 +10,14 @@ import time
 from . import launchers
 from .bringup import placement_options
 from .coordinator import Failure, one_report
+from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .options import Options
 from .placement import Plan, make_plan
 from .ranges import ranks_text
 from .rendezvous import Mailbox, load_mpi
+from .worker_options import check_options_of
 
 __all__ = ["plan_of_allocation"]
 
@@ -47,8 +49,14 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
             socket.gethostname(),
             library=load_mpi().Get_library_version(),
         )
+        if options.worker_options:
+            check_options_of(options.worker_class, options.worker_options, where="worker_options")
         answer = take_inventory(
-            mailbox.rank, mailbox.size, os.environ, look_for_gpus=options.worker_kind != "cpu"
+            mailbox.rank,
+            mailbox.size,
+            os.environ,
+            device_options=device_options(options),
+            look_for_gpus=options.worker_kind != "cpu",
         )
     except DaskGpuMpiError as error:
         answer = Failure.of(error)

@@ -52,6 +52,10 @@ def check_options(options: PlacementOptions, world_size: int) -> None:
         raise OptionError(
             f"cpu_workers={options.cpu_workers} is below 0; needed: CPU workers to add on every host"
         )
+    if options.gpus_per_worker < 1:
+        raise OptionError(
+            f"gpus_per_worker={options.gpus_per_worker} is below 1; needed: GPUs that each GPU worker sees"
+        )
     if options.nthreads is not None and options.nthreads < 1:
         raise OptionError(
             f"nthreads={options.nthreads} is below 1; needed: threads of each worker, or nothing"

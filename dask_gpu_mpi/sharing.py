@@ -11,10 +11,12 @@ from .gpus import Gpu
 from .inventory import Inventory
 from .ranges import ranks_text
 
-__all__ = ["divide_gpus", "share_cores"]
+__all__ = ["divide_gpus", "near_cores", "neighbours", "share_cores"]
 
 
-def divide_gpus(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu]) -> dict[int, list[Gpu]]:
+def divide_gpus(
+    host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int = 1
+) -> dict[int, list[tuple[Gpu, ...]]]:
     """Divide a host's GPUs among the ranks that take workers on it.
 
     Parameters
@@ -25,16 +27,18 @@ def divide_gpus(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu]) -> d
         The ranks of this host that take workers, in the order of ranks.
     gpus : sequence of Gpu
         The host's GPUs in the order of their index; each that a rank sees is in it.
+    each : int
+        GPUs of one worker.
 
     Returns
     -------
     dict
-        For each rank its GPUs, perhaps none, in the order of `gpus`.
+        For each rank the GPUs of each of its workers, perhaps none, in the order of `gpus`.
 
     Raises
     ------
     PlacementError
-        Two ranks see some of the same GPUs, but not all.
+        Two ranks see some of the same GPUs, but not all; or what a rank sees does not make full groups of `each`.
     """
     groups: dict[frozenset[str], list[Inventory]] = {}
     for rank in ranks:
@@ -45,12 +49,56 @@ def divide_gpus(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu]) -> d
             "needed: every rank "
             "of a host sees the same GPUs (e.g. --gpus-per-node), or each its own (e.g. --gpus-per-task)"
         )
-    divided: dict[int, list[Gpu]] = {rank.rank: [] for rank in ranks}
+    divided: dict[int, list[tuple[Gpu, ...]]] = {rank.rank: [] for rank in ranks}
     for seen, members in groups.items():
         mine = [gpu for gpu in gpus if gpu.uuid in seen]
-        for gpu, place in zip(mine, _places(mine, members), strict=True):
-            divided[members[place].rank].append(gpu)
+        _check_groups(host, members, mine, each)
+        sets = neighbours(mine, each)
+        for together, place in zip(sets, _places(list(map(near_cores, sets)), members), strict=True):
+            divided[members[place].rank].append(together)
     return divided
+
+
+def near_cores(gpus: Iterable[Gpu]) -> frozenset[int]:
+    """The cores near any of these GPUs; empty: unknown."""
+    return frozenset().union(*(gpu.cpus for gpu in gpus))
+
+
+def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
+    """Put GPUs into groups of `each`: those of one NUMA node together, in order, then what the nodes have left.
+
+    Returns
+    -------
+    list of tuple of Gpu
+        In the order of their first GPUs.
+    """
+    nodes: dict[tuple[int, ...], list[int]] = {}
+    for number, gpu in enumerate(gpus):
+        nodes.setdefault(gpu.cpus, []).append(number)
+    rest = sorted(number for node in nodes.values() for number in node[len(node) // each * each :])
+    full = [node[: len(node) // each * each] for node in nodes.values()]
+    sets = [part[i : i + each] for part in (*full, rest) for i in range(0, len(part), each)]
+    return [tuple(gpus[number] for number in numbers) for numbers in sorted(sets)]
+
+
+def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int) -> None:
+    """Refuse GPUs that can't be put into groups of `each`: no GPU is to stay without a worker unsaid."""
+    if each == 1:
+        return
+    who = f"host {host}: {ranks_text(rank.rank for rank in ranks)} {'sees' if len(ranks) == 1 else 'see'}"
+    if left := len(gpus) % each:
+        raise PlacementError(
+            f"{who} {len(gpus)} GPU(s), of which groups of {each} (gpus_per_worker, --gpus-per-worker) would leave {left} "
+            f"without a worker; needed: a multiple of {each}; let the ranks of a host see all its GPUs, choose some with "
+            "CUDA_VISIBLE_DEVICES, or take another number"
+        )
+    # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
+    slices = [gpu for gpu in gpus if gpu.parent]
+    if slices:
+        raise PlacementError(
+            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most; needed: "
+            f"gpus_per_worker=1 (--gpus-per-worker 1), found {each}, or whole GPUs"
+        )
 
 
 def _who_saw_what(groups: dict[frozenset[str], list[Inventory]]) -> str:
@@ -67,34 +115,29 @@ def _who_saw_what(groups: dict[frozenset[str], list[Inventory]]) -> str:
     )
 
 
-def _places(gpus: Sequence[Gpu], ranks: Sequence[Inventory]) -> list[int]:
-    """Choose for each GPU the place of a rank in `ranks`: sizes differ by at most one, nearest first."""
-    share, extra = divmod(len(gpus), len(ranks))
-    if (
-        len(ranks) == 1
-        or all(rank.cpus == ranks[0].cpus for rank in ranks)
-        or not any(gpu.cpus for gpu in gpus)
-    ):
+def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list[int]:
+    """Choose for each GPU (or group) near these cores the place of a rank: sizes differ by at most one, nearest first."""
+    share, extra = divmod(len(cores), len(ranks))
+    if len(ranks) == 1 or all(rank.cpus == ranks[0].cpus for rank in ranks) or not any(cores):
         sizes = (share + (place < extra) for place in range(len(ranks)))
         return [place for place, size in enumerate(sizes) for _ in range(size)]
 
-    near = [_by_nearness(gpu, ranks) for gpu in gpus]
-    base = _match(near, range(len(gpus)), places=len(ranks), capacity=share, most=share * len(ranks))
-    left = [number for number in range(len(gpus)) if number not in base]
+    near = [_by_nearness(close, ranks) for close in cores]
+    base = _match(near, range(len(cores)), places=len(ranks), capacity=share, most=share * len(ranks))
+    left = [number for number in range(len(cores)) if number not in base]
     more = _match(near, left, places=len(ranks), capacity=1, most=extra)
     chosen = {**base, **more}
     # What has no near place left fills the equal shares up, then makes up the extra ones.
     counts, extras = Counter(base.values()), set(more.values())
     open_places = [place for place in range(len(ranks)) for _ in range(share - counts[place])]
     open_places += [place for place in range(len(ranks)) if place not in extras][: extra - len(extras)]
-    left = [number for number in range(len(gpus)) if number not in chosen]
+    left = [number for number in range(len(cores)) if number not in chosen]
     chosen.update(zip(left, open_places, strict=True))
-    return [chosen[number] for number in range(len(gpus))]
+    return [chosen[number] for number in range(len(cores))]
 
 
-def _by_nearness(gpu: Gpu, ranks: Sequence[Inventory]) -> list[int]:
-    """Give the places of the ranks with cores near the GPU, those with the larger part of theirs first."""
-    close = frozenset(gpu.cpus)
+def _by_nearness(close: frozenset[int], ranks: Sequence[Inventory]) -> list[int]:
+    """Give the places of the ranks with some of these cores, those with the larger part of theirs first."""
     parts = [len(close.intersection(rank.cpus)) / max(1, len(rank.cpus)) for rank in ranks]
     return sorted(
         (place for place, part in enumerate(parts) if part > 0), key=lambda place: (-parts[place], place)

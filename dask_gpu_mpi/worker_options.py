@@ -16,7 +16,14 @@ from typing import Any
 from .errors import OptionError
 from .option_types import Kind, Option, convert, show, suggest
 
-__all__ = ["accepted_options", "check_worker_options", "import_worker_class", "normalise_worker_options"]
+__all__ = [
+    "accepted_options",
+    "check_options_of",
+    "check_worker_options",
+    "import_worker_class",
+    "is_cuda_worker",
+    "normalise_worker_options",
+]
 
 KNOWN_CLASSES = ("dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker")
 
@@ -62,9 +69,18 @@ TYPES: dict[str, Option] = {
 #: Options that are lists of texts; a single text is meant as a list of one.
 LISTS = frozenset({"preload", "preload_nanny"})
 #: Lists whose single text has commas, as LocalCUDACluster reads it; CUDAWorker would iterate it by character as well.
-COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list"})
+COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list", "pre_import"})
 #: Lists of words, which may also be written as one text, as on a command line.
 WORD_LISTS = frozenset({"preload_argv", "preload_nanny_argv"})
+#: Options of CUDAWorker that do nothing, or fail late, without one of these (dask_cuda.plugins.RMMSetup, CUDFSetup).
+NEEDS = {
+    "rmm_maximum_pool_size": ("rmm_pool_size", "rmm_async"),
+    "rmm_release_threshold": ("rmm_async",),
+    "rmm_log_directory": ("rmm_pool_size", "rmm_managed_memory", "rmm_async"),
+    "cudf_spill_stats": ("enable_cudf_spill",),
+}
+#: Pairs that dask-cuda refuses when it makes the worker.
+EXCLUDE = (("rmm_managed_memory", "rmm_async"), ("rmm_managed_memory", "enable_nvlink"))
 
 
 def import_worker_class(value: str | type) -> type:
@@ -190,6 +206,40 @@ def check_worker_options(worker_class: type, options: Mapping[str, Any], *, wher
             _texts(value, origin)
         elif name == "resources":
             _resources(value, origin)
+    if is_cuda_worker(worker_class):
+        _check_together(options, where)
+
+
+def check_options_of(worker_class: str | type, options: Mapping[str, Any], *, where: str) -> None:
+    """Check options for a class, or for ``"auto"``: there the plan chooses CUDAWorker or Nanny, and one of them must know them.
+
+    Raises
+    ------
+    OptionError
+        As `import_worker_class` and `check_worker_options` say.
+    """
+    if worker_class != "auto":
+        check_worker_options(import_worker_class(worker_class), options, where=where)
+    elif options:
+        try:
+            check_worker_options(import_worker_class("distributed.Nanny"), options, where=where)
+        except OptionError:
+            check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where=where)
+
+
+def is_cuda_worker(worker_class: type) -> bool:
+    """Whether the class is `dask_cuda.CUDAWorker`, or made from it."""
+    return any(_is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
+
+
+def _check_together(options: Mapping[str, Any], where: str) -> None:
+    """What CUDAWorker's options say together."""
+    for one, other in EXCLUDE:
+        if options.get(one) and options.get(other):
+            raise OptionError(f"{where}: {one} and {other} exclude each other; needed: one of them")
+    for name, others in NEEDS.items():
+        if options.get(name) and not any(options.get(other) for other in others):
+            raise OptionError(f"{where}: {name} has no effect without {' or '.join(others)}; needed: both")
 
 
 def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +267,7 @@ def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> 
     """
     if not any(_is_dasks(cls) for cls in worker_class.__mro__):
         return dict(options)
-    cuda = any(_is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
+    cuda = is_cuda_worker(worker_class)
     result = dict(options)
     for name, value in options.items():
         origin = f"worker_options: {name}"

@@ -4,6 +4,7 @@ What `dask_cuda.CUDAWorker` gets wrong when it knows nothing of ranks is put rig
 
 - it makes a worker for every visible GPU: each is made with exactly one GPU visible, by UUID, so that its name and the device
   of its limits are right, and CUDA makes a context that sees one device only (half a second instead of two on four GPUs);
+  a worker of several GPUs is made with its first one visible, and its nanny is then told to show its process all of them;
 - the CPU affinity that it sets is the GPU's, whatever the rank was bound to: the plan's cores are put in its place;
 - fractions of device memory mean NVML's device 0, or the parent of a MIG slice: they become bytes of the worker's own device;
 - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`;
@@ -14,37 +15,45 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
+from .devicememory import DEVICE_SIZES, device_bytes
 from .errors import InputError
 from .messages import WorkerSettings
 from .placement import WorkerPlan
-from .worker_options import import_worker_class, normalise_worker_options
+from .ucx import shown_transports
+from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["device_bytes", "make_worker", "worker_class_for"]
+__all__ = ["make_worker", "worker_class_for"]
 
-#: Options of CUDAWorker that may be fractions of a device's memory, and the alignment that RMM wants of them (bytes).
-DEVICE_FRACTIONS = {
-    "device_memory_limit": 1,
-    "rmm_pool_size": 256,
-    "rmm_maximum_pool_size": 256,
-    "rmm_release_threshold": 256,
+#: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
+MODULES = {
+    "rmm": (
+        "rmm_pool_size",
+        "rmm_managed_memory",
+        "rmm_async",
+        "rmm_track_allocations",
+        "rmm_allocator_external_lib_list",
+    ),
+    "cudf": ("enable_cudf_spill",),
 }
-#: dask-cuda's "default" for device_memory_limit (dask_cuda.utils.parse_device_memory_limit).
-DEFAULT_DEVICE_FRACTION = 0.8
 
 
 def worker_class_for(kind: str, worker_class: str | type) -> type:
     """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported."""
     if worker_class == "auto":
         return import_worker_class("dask_cuda.CUDAWorker" if kind == "gpu" else "distributed.Nanny")
-    chosen = import_worker_class(worker_class)
-    if kind == "cpu" and chosen.__name__ == "CUDAWorker":
+    if kind == "cpu" and _may_be_cuda_worker(worker_class):
         # --cpu-workers beside GPU workers
         return import_worker_class("distributed.Nanny")
-    return chosen
+    return import_worker_class(worker_class)
+
+
+def _may_be_cuda_worker(worker_class: str | type) -> bool:
+    return worker_class == "auto" or is_cuda_worker(import_worker_class(worker_class))
 
 
 def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
@@ -79,7 +88,7 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
         "memory_limit": plan.memory_limit or None,
         "local_directory": settings.local_directory,
     }
-    if cls.__name__ == "CUDAWorker":
+    if is_cuda_worker(cls):
         return _make_cuda_worker(cls, plan, settings, base, options)
     if issubclass(cls, (distributed.Nanny, distributed.Worker)):
         base |= {"host": settings.host, "protocol": settings.protocol, "dashboard": False}
@@ -87,8 +96,10 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
         base["death_timeout"] = settings.death_timeout
         if plan.resources:
             base["resources"] = dict(plan.resources)
-        if issubclass(cls, distributed.Nanny) and plan.kind == "cpu" and settings.worker_class == "auto":
-            options = _without_gpu_options(options)
+        if plan.kind == "cpu" and _may_be_cuda_worker(settings.worker_class):
+            # Without a GPU, and beside GPU workers, the same command gives CPU workers: what only CUDAWorker knows is not theirs.
+            known = accepted_options(cls)
+            options = {key: value for key, value in options.items() if known is None or key in known}
         if plan.kind == "gpu" and plan.device is not None:
             base["env"] = {"CUDA_VISIBLE_DEVICES": plan.device}
         elif settings.device_memory and issubclass(cls, distributed.Nanny):
@@ -111,30 +122,20 @@ def _merge(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def _without_gpu_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Without a GPU the same command gives CPU workers: options that only CUDAWorker knows do not apply to them."""
-    import inspect
-
-    import distributed
-
-    known: set[str] = set()
-    for cls in (distributed.Nanny, distributed.Worker):
-        known |= set(inspect.signature(cls.__init__).parameters)
-    return {key: value for key, value in options.items() if key in known}
-
-
 def _make_cuda_worker(
     cls: type, plan: WorkerPlan, settings: WorkerSettings, base: dict[str, Any], options: dict[str, Any]
 ) -> Any:
     from dask_cuda.plugins import CPUAffinity
 
     assert plan.device is not None  # a GPU worker has a device: the plan's own invariant
-    memory = settings.device_memory.get(plan.device, 0)
+    _check_modules(plan, options)
+    _make_directory(plan, options.get("rmm_log_directory"))
+    memory = settings.device_memory.get(plan.devices[0], 0)
     options = {"device_memory_limit": "default", **options}
     if memory:
-        for key, alignment in DEVICE_FRACTIONS.items():
+        for key, alignment in DEVICE_SIZES.items():
             if key in options:
-                options[key] = device_bytes(options[key], memory, alignment, f"{key} of worker {plan.name}")
+                options[key] = device_bytes(options[key], memory, alignment)
     resources = " ".join(f"{key}={value:g}" for key, value in plan.resources.items())
     if options.get("resources"):
         resources = f"{resources} {options.pop('resources')}"
@@ -147,7 +148,7 @@ def _make_cuda_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    with visible_device(plan.device), _kept_ucx_config():
+    with visible_device(plan.devices[0]), _kept_ucx_config():
         worker = cls(**_merge(base, options))
         for nanny in worker.nannies:
             # CUDAWorker has set it in this process, too, where it would make a context
@@ -155,17 +156,41 @@ def _make_cuda_worker(
             ucx.get("environment", {}).pop("sockaddr-tls-priority", None)  # the switches say it already
             nanny.config = {**nanny.config, "distributed-ucxx": ucx}
     for nanny in worker.nannies:
-        if "UCX_TLS" in os.environ:
-            nanny.env = {
-                **nanny.env,
-                "UCX_TLS": os.environ["UCX_TLS"],
-            }  # `hide_gpus` changes it in this process
+        nanny.env = {**nanny.env, **shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
         plugins = nanny.worker_kwargs.get("plugins", set())
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
                 plugin.cores = list(plan.cpus)
         nanny.worker_kwargs["plugins"] = {*plugins, *worker_plugins(plan, settings)}
     return worker
+
+
+def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
+    """Refuse options whose modules are not installed here."""
+    missing = {
+        module: next(name for name in names if options.get(name))
+        for module, names in MODULES.items()
+        if any(options.get(name) for name in names) and find_spec(module) is None
+    }
+    imports: Iterable[str] = options.get("pre_import") or ()
+    missing |= {name: "pre_import" for name in imports if find_spec(name.partition(".")[0]) is None}
+    for module, option in missing.items():
+        raise InputError(
+            f"worker_options: {option} of worker {plan.name} on {plan.host} needs the module {module!r}, which is not installed "
+            f"there; install it ({'dask-gpu-mpi[cuda12] or [cuda13]' if module == 'rmm' else module}), or leave the option out"
+        )
+
+
+def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
+    """RMM writes its logs into this directory, and ends the worker where there is none."""
+    try:
+        if directory:
+            os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}); "
+            "needed: a directory that can be written there"
+        ) from None
 
 
 @contextmanager
@@ -206,47 +231,3 @@ def visible_device(device: str) -> Iterator[None]:
             del os.environ["CUDA_VISIBLE_DEVICES"]
         else:
             os.environ["CUDA_VISIBLE_DEVICES"] = before
-
-
-def device_bytes(value: Any, memory: int, alignment: int, what: str) -> Any:
-    """Turn a fraction of a device's memory into bytes; leave everything else as dask-cuda understands it.
-
-    Parameters
-    ----------
-    value : int, float, str or None
-        ``"default"`` = 0.8, ``"auto"`` = all, a float or its text in (0, 1] = that fraction; the rule is dask-cuda's
-        (``parse_device_memory_limit``), where 1 (int or ``"1"``) is one byte and 1.0 everything.
-    memory : int
-        Bytes of the worker's own device (of its slice, under MIG).
-    alignment : int
-        Bytes; the result is a multiple.
-    what : str
-        Names the option in the error.
-
-    Raises
-    ------
-    InputError
-        More than the device has.
-    """
-    if value == "default":
-        value = DEFAULT_DEVICE_FRACTION
-    elif value == "auto":
-        value = 1.0
-    fraction: float | None = None
-    if isinstance(value, float) or (isinstance(value, str) and value.strip() != "1"):
-        try:
-            fraction = float(value)
-        except ValueError:
-            fraction = None
-    if fraction is not None and 0.0 < fraction <= 1.0:
-        return int(memory * fraction) // alignment * alignment
-    if isinstance(value, (int, str)) and not isinstance(value, bool) and value:
-        from dask.utils import parse_bytes
-
-        size = parse_bytes(value)
-        if size > memory:
-            raise InputError(
-                f"{what}: {value!r} is more than its device has ({memory} bytes): ask for less, or for a fraction"
-            )
-        return size // alignment * alignment
-    return value

@@ -68,7 +68,8 @@ class Nvml:
         return self._get(device, "name")
 
     def nvmlDeviceGetMemoryInfo(self, device: Any) -> Any:
-        return SimpleNamespace(total=self._get(device, "memory")[0])
+        total, *used = self._get(device, "memory")
+        return SimpleNamespace(total=total, free=total - sum(used))
 
     def nvmlDeviceGetPciInfo(self, device: Any) -> Any:
         return SimpleNamespace(busId=self._get(device, "pci"))
@@ -93,7 +94,7 @@ class Nvml:
 
 
 def device(number: int, **more: Any) -> dict[str, Any]:
-    return {"uuid": f"GPU-{number}", "name": "A100", "memory": [40 * GIB], **more}
+    return {"uuid": f"GPU-{number}", "name": "A100", "memory": [40 * GIB, 2 * GIB], **more}
 
 
 def test_all_that_a_gpu_tells() -> None:
@@ -101,7 +102,16 @@ def test_all_that_a_gpu_tells() -> None:
         device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=[(77, GIB), (78, 5), (99, 100), (98, None)])
     )
     assert list_gpus(nvml, own_pid=77) == (
-        Gpu("GPU-0", 0, "A100", 40 * GIB, cpus=(0, 1, 3, 64), pci="00000000:0A:00.0", busy=105),
+        Gpu(
+            "GPU-0",
+            0,
+            "A100",
+            40 * GIB,
+            cpus=(0, 1, 3, 64),
+            pci="00000000:0A:00.0",
+            busy=105,
+            free=38 * GIB,
+        ),
     )
     assert nvml.calls == ["init", "shutdown"]
 
@@ -136,13 +146,13 @@ def test_a_rank_that_sees_none_does_not_ask_nvml(value: str) -> None:
 
 def test_mig_instances_stand_in_for_their_parent() -> None:
     instances = [
-        {"uuid": "MIG-a", "name": "A100 MIG 1g", "memory": [5 * GIB], "busy": [(1, 9)]},
+        {"uuid": "MIG-a", "name": "A100 MIG 1g", "memory": [5 * GIB, GIB], "busy": [(1, 9)]},
         None,
         {"uuid": "MIG-c"},
     ]
     nvml = Nvml(device(0, mode=[0, 0]), device(1, pci="x", cpus=[2], mig=instances))
     assert list_gpus(nvml)[1:] == (
-        Gpu("MIG-a", 1, "A100 MIG 1g", 5 * GIB, (1,), "X", parent="GPU-1", slice=0, busy=9),
+        Gpu("MIG-a", 1, "A100 MIG 1g", 5 * GIB, (1,), "X", parent="GPU-1", slice=0, busy=9, free=4 * GIB),
         Gpu("MIG-c", 1, "A100", 0, (1,), "X", parent="GPU-1", slice=2),
     )
 

@@ -17,8 +17,10 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.worker_options import (
     TAKEN,
     accepted_options,
+    check_options_of,
     check_worker_options,
     import_worker_class,
+    is_cuda_worker,
     normalise_worker_options,
 )
 
@@ -164,15 +166,92 @@ def test_right_types(options: dict[str, Any]) -> None:
     normalise_worker_options(CUDAWorker, options)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"rmm_async": True, "rmm_managed_memory": True},
+            "rmm_managed_memory and rmm_async exclude each other",
+        ),
+        ({"enable_nvlink": True, "rmm_managed_memory": True}, "rmm_managed_memory and enable_nvlink exclude"),
+        ({"rmm_release_threshold": "1GB"}, "rmm_release_threshold has no effect without rmm_async"),
+        ({"rmm_release_threshold": "1GB", "rmm_async": False}, "without rmm_async"),
+        (
+            {"rmm_maximum_pool_size": 0.5},
+            "rmm_maximum_pool_size has no effect without rmm_pool_size or rmm_async",
+        ),
+        ({"rmm_log_directory": "/x"}, "without rmm_pool_size or rmm_managed_memory or rmm_async"),
+        ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], words: str) -> None:
+    for cls in (CUDAWorker, MyCUDAWorker):
+        assert words in refused(cls, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rmm_pool_size": "1GB", "rmm_managed_memory": True, "rmm_log_directory": "/x"},
+        {
+            "rmm_async": True,
+            "rmm_release_threshold": 0.5,
+            "rmm_maximum_pool_size": 0.9,
+            "rmm_managed_memory": False,
+        },
+        {"rmm_pool_size": None, "rmm_maximum_pool_size": None, "cudf_spill_stats": 0},
+    ],
+)
+def test_options_that_do(options: dict[str, Any]) -> None:
+    check_worker_options(CUDAWorker, options, where="worker_options")
+
+
+def test_dask_cuda_refuses_the_same_pairs() -> None:
+    from dask_cuda.plugins import RMMSetup
+
+    def setup(**more: Any) -> None:
+        names = (
+            "initial_pool_size",
+            "maximum_pool_size",
+            "managed_memory",
+            "release_threshold",
+            "log_directory",
+        )
+        fixed = dict.fromkeys((*names, "track_allocations", "external_lib_list")) | {"async_alloc": False}
+        RMMSetup(**fixed | more)
+
+    setup()
+    for more in ({"async_alloc": True, "managed_memory": True}, {"release_threshold": 1}):
+        with pytest.raises(ValueError, match="incompatible|requires"):
+            setup(**more)
+
+
+def test_auto_is_cudaworker_or_nanny() -> None:
+    check_options_of("auto", {"rmm_pool_size": "1GB"}, where="worker_options")
+    check_options_of("auto", {"env": {"A": "1"}}, where="worker_options")
+    check_options_of("distributed.Nanny", {}, where="worker_options")
+    for cls, options in (("auto", {"rmm_pol": 1}), ("distributed.Nanny", {"rmm_pool_size": 1})):
+        with pytest.raises(OptionError, match="knows no option"):
+            check_options_of(cls, options, where="worker_options")
+    assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker, Nanny, Open)] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
 def test_mending_for_cudaworker() -> None:
     options = {
         "preload": "a.py", "preload_argv": "--one 'a b'", "resources": {"FOO": 1, "BAR": 0.5}, "nthreads": None,
         "rmm_allocator_external_lib_list": "cupy, torch", "rmm_pool_size": "1GB", "worker_class": "distributed.Worker",
+        "pre_import": "cudf, cupy",
     }  # fmt: skip
     before = json.dumps(options)
     assert normalise_worker_options(CUDAWorker, options) == {
         "preload": ["a.py"], "preload_argv": ["--one", "a b"], "resources": "FOO=1.0 BAR=0.5",
         "rmm_allocator_external_lib_list": ["cupy", "torch"], "rmm_pool_size": "1GB", "worker_class": Worker,
+        "pre_import": ["cudf", "cupy"],
     }  # fmt: skip
     assert json.dumps(options) == before
     assert normalise_worker_options(MyCUDAWorker, {"resources": {"A": 1}}) == {"resources": "A=1.0"}

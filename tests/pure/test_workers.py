@@ -1,4 +1,4 @@
-"""A worker's options, made right for its own device."""
+"""Workers from their lines of the plan."""
 
 from __future__ import annotations
 
@@ -6,41 +6,21 @@ import os
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.workers import device_bytes, visible_device
-
-GIB = 1 << 30
+from dask_gpu_mpi.workers import visible_device, worker_class_for
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        ("default", int(10 * GIB * 0.8)),
-        ("auto", 10 * GIB),
-        (0.5, 5 * GIB),
-        ("0.5", 5 * GIB),
-        (1.0, 10 * GIB),
-        (1, 1),
-        ("1", 1),
-        ("2 GiB", 2 * GIB),
-        (3 * GIB, 3 * GIB),
-        (0, 0),
-        (None, None),
-    ],
-)
-def test_fractions_are_of_the_workers_own_device(value: object, expected: object) -> None:
-    assert device_bytes(value, 10 * GIB, 1, "x") == expected
+def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
+    pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
+    import dask_cuda
+    import distributed
 
+    class Mine(dask_cuda.CUDAWorker):  # type: ignore[misc]
+        pass
 
-def test_a_pool_is_aligned() -> None:
-    assert device_bytes(0.333, 10 * GIB, 256, "x") % 256 == 0
-
-
-def test_more_than_the_device_has_is_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"rmm_pool_size of worker 0-0: '20 GiB' is more than its device has"
-    ):
-        device_bytes("20 GiB", 10 * GIB, 256, "rmm_pool_size of worker 0-0")
+    for cls in ("auto", "dask_cuda.CUDAWorker", dask_cuda.CUDAWorker, Mine):
+        assert worker_class_for("cpu", cls) is distributed.Nanny
+        assert issubclass(worker_class_for("gpu", cls), dask_cuda.CUDAWorker)
+    assert worker_class_for("cpu", "distributed.Worker") is distributed.Worker
 
 
 @pytest.mark.parametrize("before", [None, "0,1"])

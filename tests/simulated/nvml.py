@@ -26,6 +26,7 @@ __all__ = [
     "SimGpu",
     "SimHost",
     "SimMig",
+    "compile_library",
     "compile_nvml",
     "make_gpus",
     "simulated_environ",
@@ -64,13 +65,18 @@ def compile_nvml(directory: Path) -> Path:
     RuntimeError
         The compiler found something, warnings included; its words are in the message.
     """
-    directory.mkdir(parents=True, exist_ok=True)
+    return compile_library(SOURCE, directory / LIBRARY)
+
+
+def compile_library(source: Path, library: Path, *more: str) -> Path:
+    """Compile one file of C into a shared library; returns its directory, and raises as `compile_nvml` says."""
+    library.parent.mkdir(parents=True, exist_ok=True)
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
-    command = [os.environ.get("CC", "cc"), *flags, "-o", str(directory / LIBRARY), str(SOURCE)]
+    command = [os.environ.get("CC", "cc"), *flags, "-o", str(library), str(source), *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
-    return directory
+    return library.parent
 
 
 def _text(value: object) -> str:

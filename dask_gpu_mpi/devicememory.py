@@ -1,0 +1,155 @@
+"""How much of a GPU's memory its worker is to take, and whether that can be had."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .errors import OptionError
+from .units import format_bytes, parse_bytes
+
+if TYPE_CHECKING:
+    from .gpus import Gpu
+    from .options import Options
+    from .plan import Plan, WorkerPlan
+
+__all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options"]
+
+#: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM wants of them (bytes).
+DEVICE_SIZES = {
+    "device_memory_limit": 1,
+    "rmm_pool_size": 256,
+    "rmm_maximum_pool_size": 256,
+    "rmm_release_threshold": 256,
+}
+#: dask-cuda's "default" for device_memory_limit (dask_cuda.utils.parse_device_memory_limit).
+DEFAULT_FRACTION = 0.8
+#: Part of the free memory that a pool may take in what a message proposes: the worker's context and kernels need some too.
+PROPOSED_FRACTION = 0.9
+
+
+def device_options(options: Options) -> dict[str, Any]:
+    """The worker options that are about device memory, as far as the class is CUDAWorker (or may become it)."""
+    if options.worker_class != "auto" and options.worker_kind != "gpu":
+        return {}
+    keys = (*DEVICE_SIZES, "rmm_managed_memory")
+    return {key: options.worker_options[key] for key in keys if key in options.worker_options}
+
+
+def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
+    """Turn a size of device memory, a fraction among them, into bytes.
+
+    Parameters
+    ----------
+    value : int, float, str or None
+        ``"default"`` = 0.8, ``"auto"`` = all, a float or its text in (0, 1] = that fraction; the rule is dask-cuda's
+        (``parse_device_bytes``), where 1 (int or ``"1"``) is one byte and 1.0 everything.
+    memory : int
+        Bytes of the worker's own device (of its slice, under MIG).
+    alignment : int
+        Bytes; the result is a multiple.
+
+    Returns
+    -------
+    int or None
+        Bytes; 0 and None as they are.
+    """
+    if value is None:
+        return None
+    if value == "default":
+        value = DEFAULT_FRACTION
+    elif value == "auto":
+        value = 1.0
+    fraction: float | None = None
+    if isinstance(value, float) or (isinstance(value, str) and value.strip() != "1"):
+        try:
+            fraction = float(value)
+        except ValueError:
+            fraction = None
+    if fraction is not None and 0.0 < fraction <= 1.0:
+        return int(memory * fraction) // alignment * alignment
+    size = parse_bytes(value) if isinstance(value, str) else int(value)
+    return size // alignment * alignment
+
+
+def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> None:
+    """Refuse sizes that can't be had: before the plan is carried out, since RMM would say so in a worker's traceback.
+
+    A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
+    device. Managed memory may be more than the device has: none of this holds for it.
+
+    Parameters
+    ----------
+    plan : Plan
+        Where every worker is to be.
+    asked : mapping
+        For each rank the options of its workers (`device_options`).
+
+    Raises
+    ------
+    OptionError
+        Names the GPU, its host, its worker, its free memory, and a value that would fit.
+    """
+    gpus = {(host.host, gpu.uuid): gpu for host in plan.hosts for gpu in host.gpus}
+    problems: dict[str, list[tuple[WorkerPlan, Gpu, str, int]]] = {}
+    for worker in plan.workers:
+        options = asked.get(worker.rank, {})
+        if worker.kind == "gpu" and options and not options.get("rmm_managed_memory"):
+            gpu = gpus[worker.host, worker.devices[0]]
+            found = _problem(options, gpu) if gpu.memory else None
+            if found is not None:
+                option, text, fits = found
+                problems.setdefault(option, []).append((worker, gpu, text, fits))
+    for option, cases in problems.items():
+        worker, gpu, text, _ = cases[0]
+        others = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
+        proposed = _round(min(fits for *_, fits in cases))
+        free = f"{gpu.free} bytes ({format_bytes(gpu.free)})" if gpu.free >= 0 else "unknown"
+        raise OptionError(
+            f"worker_options: {option} of worker {worker.name} on {worker.host}{others} {text}: GPU {gpu.index} ({gpu.uuid}) "
+            f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}; "
+            + (
+                f"needed: {proposed!r} at most"
+                if proposed
+                else "nothing fits: end what uses this GPU, or leave it out"
+            )
+        )
+
+
+def _problem(options: Mapping[str, Any], gpu: Gpu) -> tuple[str, str, int] | None:
+    """The option that can't be, why, and the bytes that could."""
+    sizes = {
+        key: device_bytes(options[key], gpu.memory, alignment) or 0
+        for key, alignment in DEVICE_SIZES.items()
+        if key in options
+    }
+    for key in ("device_memory_limit", "rmm_maximum_pool_size"):
+        if sizes.get(key, 0) > gpu.memory:
+            return key, f"is {_said(options[key], sizes[key])}, more than its GPU has", gpu.memory
+    pool, maximum = sizes.get("rmm_pool_size", 0), sizes.get("rmm_maximum_pool_size", 0)
+    room = gpu.memory if gpu.free < 0 else gpu.free
+    fits = int(PROPOSED_FRACTION * room)
+    if pool > room:
+        fits = min(fits, maximum or fits)
+        why = "its GPU has" if gpu.free < 0 else "is free"
+        return "rmm_pool_size", f"is {_said(options['rmm_pool_size'], pool)}, more than {why}", fits
+    if 0 < maximum < pool:
+        text = _said(options["rmm_maximum_pool_size"], maximum)
+        return (
+            "rmm_pool_size",
+            f"is {_said(options['rmm_pool_size'], pool)}, more than rmm_maximum_pool_size, {text}",
+            min(fits, maximum),
+        )
+    return None
+
+
+def _said(value: Any, size: int) -> str:
+    return f"{value!r} ({format_bytes(size)})"
+
+
+def _round(size: int) -> str:
+    """The size as a text that is no more than it; empty: nothing worth saying."""
+    for unit, power in (("GiB", 3), ("MiB", 2)):
+        if size >= (2 if unit == "GiB" else 1) * 1024**power:
+            return f"{size // 1024**power} {unit}"
+    return ""

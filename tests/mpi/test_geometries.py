@@ -1,0 +1,276 @@
+"""Shapes of jobs on one host, with real processes and every worker looked at from inside; tests/pure has the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, facts, scratch_of
+from gpujobs import CORES, SCRIPT, SITE, check_workers, gpu_environ
+from harness import Mpi
+from simulated.nvml import GIB, ONLY_VARIABLE, SimGpu, SimMig, compile_nvml, make_gpus
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
+    pytest.mark.one_mpi,
+]
+
+#: Two sockets, where this machine has cores for them.
+SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
+EIGHT = make_gpus(8, host="one", memory=80 * GIB, cores=SOCKETS * 4)
+ERROR = "dask_gpu_mpi: error: "
+
+
+@pytest.fixture(scope="module")
+def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+def start(**options: Any) -> str:
+    words = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"from dask_gpu_mpi import initialize\ninitialize({words})\n" + SCRIPT
+
+
+BIND = """
+import os
+os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
+"""
+
+
+def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None:
+    # the first rank on the second socket, and neighbours by index on different sockets
+    cores = [{"TEST_CORES": ",".join(map(str, socket))} for socket in SOCKETS[::-1]]
+    env = gpu_environ(libdir, EIGHT)
+    told = facts(mpirun.run(BIND + start(), 2, env=env, per_rank_env=cores).check())
+    names = ["0-1", "0-3", "0-5", "0-7", "1-0", "1-2", "1-4", "1-6"]
+    if len(CORES) == 1:
+        names = [f"{place // 4}-{place}" for place in range(8)]
+    bound = {0: set(SOCKETS[1]), 1: set(SOCKETS[0])}
+    check_workers(told, EIGHT, {name: [EIGHT[int(name[2:])]] for name in names}, bound=bound)
+    assert told["plan"]["warnings"] == []
+
+
+def test_several_gpus_for_each_worker_and_a_worker_that_is_killed(
+    mpirun: Mpi, libdir: Path, tmp_path: Path
+) -> None:
+    kill = """
+import signal, time
+victim = next(row for row in rows if row["name"] == "1-5")
+os.kill(victim["pid"], signal.SIGKILL)
+deadline = time.monotonic() + 30
+while time.monotonic() < deadline:
+    there = {worker["name"]: address for address, worker in client.scheduler_info(n_workers=-1)["workers"].items()}
+    if len(there) == len(rows) and there["1-5"] != victim["address"]:
+        break
+    time.sleep(0.05)
+tell(first=rows, workers=looks(client))
+"""
+    gpus = make_gpus(8, host="one", memory=80 * GIB, cores=[SOCKETS[0], SOCKETS[1]])
+    gpus = tuple(gpus[i] for i in (0, 4, 1, 5, 2, 6, 3, 7))  # sockets take turns
+    (tmp_path / "script.py").write_text(SCRIPT + kill)
+    words = ["--gpus-per-worker", "2", "--cpu-workers", "1", str(tmp_path / "script.py")]
+    done = mpirun.run([*COMMAND, *words], 2, env=gpu_environ(libdir, gpus)).check()
+    told = facts(done)
+    together = [(0, 2), (1, 3), (4, 6), (5, 7)] if len(CORES) > 1 else [(0, 1), (2, 3), (4, 5), (6, 7)]
+    expected = {f"{i // 2}-{pair[0]}": [gpus[place] for place in pair] for i, pair in enumerate(together)}
+    before = check_workers(told | {"workers": told["first"]}, gpus, expected, cpu_workers=["0-cpu-0"])
+    # its nanny has brought it back as it was, on the same GPUs
+    after = check_workers(told, gpus, expected, cpu_workers=["0-cpu-0"])
+    assert [name for name in before if before[name]["pid"] != after[name]["pid"]] == ["1-5"]
+    alone = mpirun.run([*COMMAND, "plan", *words[:-1], "--json"], 2, env=gpu_environ(libdir, gpus)).check()
+    assert json.loads(alone.stdout) == told["plan"]
+    assert scratch_of(mpirun.jobs[0]) == []
+
+
+def test_sixteen_gpus_on_four_nodes(mpirun: Mpi, libdir: Path) -> None:
+    # nodes of more cores than the job may use, told apart by those of other jobs
+    nodes = [(CORES[i % len(CORES)], 900 + i) for i in range(4)]
+    gpus = make_gpus(16, host="one", memory=80 * GIB, cores=nodes * 4)
+    told = facts(mpirun.run(start(gpus_per_worker=4), 1, env=gpu_environ(libdir, gpus)).check())
+    check_workers(told, gpus, {f"0-{node}": gpus[node::4] for node in range(4)})
+
+
+def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
+    # slices of different sizes, in another order than the GPU's, whole and abbreviated names, one of them left out
+    slices = [
+        SimMig(f"MIG-{letter * 8}-0000-4000-8000-000000000001", size * GIB)
+        for letter, size in zip("abcd", (10, 20, 10, 40), strict=True)
+    ]
+    gpus = [
+        SimGpu(
+            uuid=f"GPU-{number * 8}-0000-4000-8000-000000000001",
+            memory=80 * GIB,
+            mig=tuple(slices[i : i + 2]),
+        )
+        for number, i in (("1", 0), ("2", 2))
+    ]
+    visible = [{"CUDA_VISIBLE_DEVICES": f"{slices[3].uuid},MIG-aaaa"}, {"CUDA_VISIBLE_DEVICES": "MIG-bb"}]
+    options = {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "9 GiB", "device_memory_limit": 0.25}
+    script = start(worker_options=options) + (
+        "tell(rmm=client.run(lambda dask_worker: (dask_worker.name, sys.modules['rmm'].calls)))\n"
+    )
+    env = gpu_environ(libdir, gpus)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
+    refused = mpirun.run(script, 2, env=env, per_rank_env=visible).check(2)
+    assert f"rmm_pool_size of worker 0-2 on {os.uname().nodename} (and 1 more)" in refused.stderr
+    assert f"GPU 1 ({slices[3].uuid}) has {40 * GIB} bytes (40.00 GiB), free" in refused.stderr
+    script = script.replace("9 GiB", "20 GiB").replace(
+        "'rmm_maximum_pool_size': '20 GiB', ", "'rmm_maximum_pool_size': 0.75, "
+    )
+    told = facts(mpirun.run(script, 2, env=env, per_rank_env=visible).check())
+    expected = {"0-0": [slices[0]], "0-2": [slices[3]], "1-1": [slices[1]]}
+    check_workers(told, gpus, expected, device_limit=0.25)
+    # fractions of the worker's own slice
+    for name, calls in told["rmm"].values():
+        ((function, asked),) = calls
+        size = expected[name][0].memory
+        assert function == "reinitialize"
+        assert (asked["initial_pool_size"], asked["maximum_pool_size"]) == (size // 2, size * 3 // 4)
+        assert (asked["pool_allocator"], asked["managed_memory"], asked["logging"]) == (True, False, False)
+
+
+def test_all_of_cudaworkers_options_as_json(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    gpus = (*make_gpus(1, host="small", memory=16 * GIB), *make_gpus(1, host="large", memory=80 * GIB))
+    logs = tmp_path / "logs"  # made where the workers are
+    options = {
+        "rmm_pool_size": "10 GiB", "rmm_maximum_pool_size": 0.75, "rmm_async": True, "rmm_release_threshold": 0.5,
+        "rmm_track_allocations": True, "rmm_log_directory": str(logs), "device_memory_limit": "8 GiB", "enable_cudf_spill": True,
+        "cudf_spill_stats": 1, "pre_import": "wave,dbm.dumb", "enable_nvlink": None, "enable_tcp_over_ucx": True,
+        "memory_limit": "1 GiB", "resources": {"FOO": 2}, "lifetime": "1 hour",
+    }  # fmt: skip
+    script = """
+def inside(dask_worker):
+    import cudf, rmm, sys
+    imported = [name in sys.modules for name in ("wave", "dbm.dumb")]
+    return str(dask_worker.name), rmm.calls, cudf.options, imported
+
+tell(inside=sorted(client.run(inside).values()))
+"""
+    (tmp_path / "script.py").write_text(SCRIPT + script)
+    env = gpu_environ(libdir, gpus) | {"DASK_CUDF_SPILL_WARNING": "False"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(SITE), env["PYTHONPATH"]]))
+    words = ["--cpu-workers", "1", "--worker-options", json.dumps(options), str(tmp_path / "script.py")]
+    done = mpirun.run([*COMMAND, *words], 1, env=env).check()
+    told = facts(done)
+    rows = {row["name"]: row for row in told["workers"]}
+    assert [rows[name]["device"] for name in ("0-0", "0-1")] == [8 * GIB] * 2
+    assert {row["memory"] for row in rows.values()} == {GIB}
+    assert rows["0-0"]["resources"] == {"GPU": 1, "FOO": 2}
+    assert told["steered"] == {"GPU": ["0-0", "0-1"], "CPU": ["0-cpu-0"]}
+    (small, large, cpu) = told["inside"]
+    for (_, calls, cudf, imported), memory in ((small, 16 * GIB), (large, 80 * GIB)):
+        assert calls == [
+            ["CudaAsyncMemoryResource", {"initial_pool_size": 10 * GIB, "release_threshold": memory // 2}],
+            ["LimitingResourceAdaptor", {"allocation_limit": memory * 3 // 4}],
+            ["enable_logging", {"log_file_name": calls[2][1]["log_file_name"]}],
+            ["TrackingResourceAdaptor", {}],
+        ]
+        assert calls[2][1]["log_file_name"].startswith(str(logs))
+        assert cudf == {"spill": True, "spill_stats": 1}
+        assert imported == [True, True]
+    # the CPU worker beside them has none of it
+    assert cpu[0] == "0-cpu-0"
+    assert cpu[1:3] == [[], {}]
+    assert logs.is_dir()
+
+
+def test_each_rank_sees_one_gpu_as_index_0(mpirun: Mpi, libdir: Path) -> None:
+    gpus = make_gpus(4, host="one", memory=80 * GIB)
+    only = [{ONLY_VARIABLE: place, "CUDA_VISIBLE_DEVICES": "0"} for place in "203"]
+    told = facts(mpirun.run(start(), 3, env=gpu_environ(libdir, gpus), per_rank_env=only).check())
+    check_workers(told, gpus, {"0-1": [gpus[2]], "1-0": [gpus[0]], "2-2": [gpus[3]]})
+
+
+def test_more_ranks_than_gpus_one_lost_and_another_order_than_pci(mpirun: Mpi, libdir: Path) -> None:
+    gpus = [
+        SimGpu(
+            uuid=f"GPU-{index}0000000-0000-4000-8000-000000000001",
+            memory=80 * GIB,
+            pci=f"0000:{9 - index}0:00.0",
+            lost=index == 0,
+        )
+        for index in range(3)
+    ]
+    done = mpirun.run(start(), 3, env=gpu_environ(libdir, gpus)).check()
+    told = facts(done)
+    check_workers(told, gpus, {"0-0": [gpus[2]], "1-1": [gpus[1]]})
+    lost, idle = told["plan"]["warnings"]
+    assert "GPU 0 is left out, NVML can't read it" in lost
+    assert "no GPU is left for rank 2 on" in idle
+
+
+def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
+    mpirun: Mpi, libdir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import dask_cuda\n\nclass Mine(dask_cuda.CUDAWorker):\n    pass\n")
+    env = gpu_environ(libdir, EIGHT)
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(tmp_path), env["PYTHONPATH"]]))
+    visible = [
+        {"CUDA_VISIBLE_DEVICES": "7,2,4"},
+        {"CUDA_VISIBLE_DEVICES": f"{EIGHT[4].uuid},7,GPU-{EIGHT[2].uuid[4:12]}"},
+    ]
+    told = facts(mpirun.run(start(worker_class="mine.Mine"), 2, env=env, per_rank_env=visible).check())
+    check_workers(told, EIGHT, {"0-0": [EIGHT[2]], "0-1": [EIGHT[4]], "1-2": [EIGHT[7]]})
+
+
+# -- what is refused
+
+
+def one_error(text: str, *words: str) -> None:
+    (line,) = (line for line in text.splitlines() if line.startswith(ERROR))
+    for word in words:
+        assert word in line
+    assert "Traceback" not in text
+
+
+def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    gpus = list(make_gpus(2, host="one", memory=80 * GIB))
+    gpus[1] = SimGpu(uuid=gpus[1].uuid, memory=80 * GIB, processes=((1, 30 * GIB),))
+    env = gpu_environ(libdir, gpus)
+    told = mpirun.run([*COMMAND, "plan"], 2, env=env).check()
+    host = os.uname().nodename
+    words = (
+        f"host {host}: GPU 1 ({gpus[1].uuid})",
+        f"{30 * GIB} bytes (30.00 GiB) in use by other processes",
+    )
+    assert all(word in told.stdout for word in words)
+    (tmp_path / "script.py").write_text("print('the script runs')\n")
+    idle = "--require-idle-gpus"
+    for line in ([*COMMAND, "plan", idle], [*COMMAND, idle, str(tmp_path / "script.py")]):
+        done = mpirun.run(line, 2, env=env)
+        one_error(done.check(2).stderr, *words, "--no-require-idle-gpus")
+        assert "the script runs" not in done.stdout
+    # a pool that fits the idle one, and not what is free of the other
+    pool = ["--worker-options", '{"rmm_pool_size": 0.7}']
+    for line in ([*COMMAND, "plan", *pool], [*COMMAND, *pool, str(tmp_path / "script.py")]):
+        done = mpirun.run(line, 2, env=env).check(2)
+        one_error(
+            done.stderr, f"rmm_pool_size of worker 1-1 on {host}", f"GPU 1 ({gpus[1].uuid})",
+            f"free: {50 * GIB} bytes (50.00 GiB)", "needed: '45 GiB' at most",
+        )  # fmt: skip
+        assert "the script runs" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--gpus-per-worker", "3"], ("rank 0 sees 8 GPU(s), of which groups of 3", "would leave 2")),
+        (
+            ["--worker-options", '{"rmm_async": true}'],
+            ("rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]"),
+        ),
+        (["--worker-options", '{"enable_cudf_spill": true}'], ("enable_cudf_spill of worker 0-0", "'cudf'")),
+        (
+            ["--worker-options", '{"pre_import": ["json", "dgm_none"]}'],
+            ("pre_import of worker 0-0", "'dgm_none'"),
+        ),
+    ],
+)
+def test_what_can_not_be(mpirun: Mpi, libdir: Path, words: list[str], says: tuple[str, ...]) -> None:
+    done = mpirun.run([*COMMAND, *words], 1, env=gpu_environ(libdir, EIGHT)).check(2)
+    one_error(done.stderr, *says)

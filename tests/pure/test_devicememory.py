@@ -1,0 +1,165 @@
+"""Sizes of device memory: fractions of the worker's own device, and what can't be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.devicememory import check_device_memory, device_bytes, device_options
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options import Options
+from dask_gpu_mpi.placement import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.pretend import pretend
+from dask_gpu_mpi.units import parse_bytes
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("default", int(10 * GIB * 0.8)),
+        ("auto", 10 * GIB),
+        (0.5, 5 * GIB),
+        ("0.5", 5 * GIB),
+        (1.0, 10 * GIB),
+        (1, 1),
+        ("1", 1),
+        ("2 GiB", 2 * GIB),
+        (2e9, 2 * 10**9),
+        (3 * GIB, 3 * GIB),
+        (0, 0),
+        (None, None),
+    ],
+)
+def test_fractions_are_of_the_workers_own_device(value: object, expected: object) -> None:
+    assert device_bytes(value, 10 * GIB) == expected
+
+
+@pytest.mark.parametrize("value", [0.5, "0.5", 1.0, 1, "1", "2 GiB", 3 * GIB, "5e9", 2e9])
+def test_sizes_are_read_as_dask_cuda_reads_them(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = pytest.importorskip("dask_cuda.utils", exc_type=ImportError)
+    monkeypatch.setattr(utils, "get_device_total_memory", lambda index: 10 * GIB)
+    monkeypatch.setattr(utils, "has_device_memory_resource", lambda index=0: True)
+    assert device_bytes(value, 10 * GIB, 256) == utils.parse_device_bytes(value, alignment_size=256)
+
+
+@given(st.floats(0.01, 1.0), st.integers(GIB, 200 * GIB))
+def test_a_pool_is_aligned(fraction: float, memory: int) -> None:
+    size = device_bytes(fraction, memory, 256)
+    assert size % 256 == 0
+    assert memory * fraction - 256 <= size <= memory
+
+
+def job(*free: int) -> Plan:
+    """A plan of one rank and one GPU of 80 GiB on each host, with so much free."""
+    ranks = [
+        replace(rank, gpus=tuple(replace(gpu, free=number) for gpu in rank.gpus))
+        for rank, number in zip(pretend(len(free), 1, 1), free, strict=True)
+    ]
+    return make_plan(ranks, PlacementOptions(cpu_workers=1))
+
+
+def check(plan: Plan, **options: Any) -> None:
+    check_device_memory(plan, {rank: options for host in plan.hosts for rank in host.ranks})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rmm_pool_size": "60 GiB"}, ("rmm_pool_size", "'60 GiB' (60.00 GiB), more than is free", "needed: '45 GiB' at most")),
+        ({"rmm_pool_size": 0.7}, ("0.7 (56.00 GiB), more than is free", "needed: '45 GiB'")),
+        ({"rmm_pool_size": "60 GiB", "rmm_maximum_pool_size": "20 GiB"}, ("more than is free", "needed: '20 GiB'")),
+        ({"rmm_pool_size": "30 GiB", "rmm_maximum_pool_size": "20 GiB"},
+         ("'30 GiB' (30.00 GiB), more than rmm_maximum_pool_size, '20 GiB'", "needed: '20 GiB'")),
+        ({"rmm_maximum_pool_size": "81 GiB", "rmm_pool_size": 1},
+         ("rmm_maximum_pool_size", "more than its GPU has", "'80 GiB'")),
+        ({"device_memory_limit": 81 * GIB}, ("device_memory_limit", "more than its GPU has", "'80 GiB'")),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_had_names_the_gpu_and_its_free_memory(options: Any, words: Any) -> None:
+    with pytest.raises(OptionError) as caught:
+        check(job(50 * GIB), **options)
+    message = str(caught.value)
+    gpu = "GPU 0 (GPU-00000000-0000-0000-0000-000000000000)"
+    for word in ("of worker 0-0 on h1", gpu, f"free: {50 * GIB} bytes (50.00 GiB)", *words):
+        assert word in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rmm_pool_size": "50 GiB"},
+        {"rmm_pool_size": 0.5, "rmm_maximum_pool_size": 0.9, "device_memory_limit": "auto"},
+        {"device_memory_limit": "default"},
+        {"device_memory_limit": None, "rmm_pool_size": None},
+        # more than the device has is what managed memory is for
+        {"rmm_pool_size": "200 GiB", "device_memory_limit": "100 GiB", "rmm_managed_memory": True},
+        {"rmm_async": True, "rmm_release_threshold": "100 GiB"},
+    ],
+)
+def test_what_can(options: Any) -> None:
+    check(job(50 * GIB), **options)
+
+
+def test_unknown_memory() -> None:
+    check(job(-1), rmm_pool_size="80 GiB")
+    with pytest.raises(
+        OptionError, match=r"more than its GPU has: .* free: unknown; needed: '72 GiB' at most"
+    ):
+        check(job(-1), rmm_pool_size="81 GiB")
+
+
+def test_a_full_gpu() -> None:
+    with pytest.raises(OptionError, match=r"free: 0 bytes \(0 B\); nothing fits: end what uses this GPU"):
+        check(job(0), rmm_pool_size="1 GiB")
+
+
+def test_the_same_trouble_on_many_hosts_is_one_line_with_what_fits_all() -> None:
+    with pytest.raises(OptionError, match=r"worker 1-0 on h2 \(and 1 more\).*needed: '18 GiB' at most"):
+        check(job(80 * GIB, 30 * GIB, 20 * GIB), rmm_pool_size="40 GiB")
+
+
+def test_ranks_may_ask_for_different_sizes() -> None:
+    plan = job(80 * GIB, 10 * GIB)
+    check_device_memory(plan, {0: {"rmm_pool_size": "70 GiB"}, 1: {"rmm_pool_size": "9 GiB"}})
+    with pytest.raises(OptionError, match="worker 1-0 on h2"):
+        check_device_memory(plan, {0: {"rmm_pool_size": "70 GiB"}, 1: {"rmm_pool_size": "11 GiB"}})
+
+
+@given(
+    st.integers(1, 80 * GIB), st.one_of(st.floats(0.01, 1.0), st.integers(2, 100 * GIB), st.just("30 GiB"))
+)
+def test_what_a_message_proposes_does_fit(free: int, size: Any) -> None:
+    plan = job(free)
+    try:
+        check(plan, rmm_pool_size=size)
+    except OptionError as error:
+        _, _, proposal = str(error).partition("needed: '")
+        if proposal:
+            assert 0 < parse_bytes(proposal.partition("'")[0]) <= free
+            check(plan, rmm_pool_size=proposal.partition("'")[0])
+    else:
+        assert device_bytes(size, 80 * GIB, 256) <= free
+
+
+def test_the_plan_is_checked_where_it_is_made() -> None:
+    ranks = [replace(rank, device_options={"rmm_pool_size": "81 GiB"}) for rank in pretend(1, 2, 2)]
+    with pytest.raises(OptionError, match=r"rmm_pool_size of worker 0-0 on h1 \(and 1 more\)"):
+        make_plan(ranks, PlacementOptions())
+    make_plan(ranks, PlacementOptions(worker_kind="cpu"))
+
+
+def test_only_cudaworkers_options_mean_that() -> None:
+    asked = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True, "nthreads": 2}
+    expected = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True}
+    assert device_options(Options(worker_options=asked)) == expected
+    assert device_options(Options(worker_options=asked, worker_class="dask_cuda.CUDAWorker")) == expected
+    assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
+    assert device_options(Options(worker_options=asked, worker_class="somebody.Else")) == {}

@@ -1,0 +1,414 @@
+"""Shapes of jobs as sites have them, from `CUDA_VISIBLE_DEVICES` and cores to the plan: properties, and what they leave open."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.errors import OptionError, PlacementError
+from dask_gpu_mpi.gpus import Gpu
+from dask_gpu_mpi.inventory import Inventory
+from dask_gpu_mpi.placement import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.pretend import pretend
+from dask_gpu_mpi.visibility import parse_visible
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One host, and how the launcher and the batch system cut it up.
+
+    Attributes
+    ----------
+    gpus, nodes, cores : int
+        GPUs, NUMA nodes, and cores of each node.
+    ranks : int
+        Ranks on the host.
+    seen : str
+        all: every rank sees all; own: each its share; isolated: the same, by a cgroup, so that each counts from 0; subset: all
+        see the same part; none.
+    spelled : str
+        How ``CUDA_VISIBLE_DEVICES`` names the GPUs: index, uuid, short.
+    bound : str
+        no: each rank may use all cores; node: one node; blocks: its share of the cores.
+    slices : int
+        MIG instances of each GPU; 0: none.
+    lost : int
+        The first so many GPUs can't be read by NVML.
+    scattered : bool
+        Whether neighbours by index sit on different nodes.
+    backwards : bool
+        Whether PCI order is not NVML's order, and ranks see GPUs in different orders.
+    memory : int
+        Bytes.
+    """
+
+    gpus: int = 4
+    nodes: int = 2
+    cores: int = 8
+    ranks: int = 1
+    seen: str = "all"
+    spelled: str = "index"
+    bound: str = "no"
+    slices: int = 0
+    lost: int = 0
+    scattered: bool = False
+    backwards: bool = False
+    memory: int = 512 * GIB
+
+    def node_of(self, index: int) -> int:
+        """The NUMA node of a GPU."""
+        return index % self.nodes if self.scattered else index * self.nodes // self.gpus
+
+    def cores_of(self, node: int) -> tuple[int, ...]:
+        """The cores of a node."""
+        return tuple(range(node * self.cores, (node + 1) * self.cores))
+
+    def devices(self, host: str) -> list[Gpu]:
+        """What NVML lists."""
+        found: list[Gpu] = []
+        for index in range(self.gpus):
+            place = self.gpus - index if self.backwards else index
+            gpu = Gpu(
+                f"GPU-{index:02x}{host}-0000",
+                index,
+                "H200",
+                80 * GIB,
+                cpus=self.cores_of(self.node_of(index)),
+                pci=f"{place:02X}:00.0",
+            )
+            if index < self.lost:
+                found.append(Gpu("", index, "GPU is lost", 0))
+            elif self.slices:
+                found += [
+                    replace(
+                        gpu, uuid=f"MIG-{index:02x}{part}{host}", memory=10 * GIB, parent=gpu.uuid, slice=part
+                    )
+                    for part in range(self.slices)
+                ]
+            else:
+                found.append(gpu)
+        return found
+
+    def inventories(self, host: str, first: int, world: int) -> list[Inventory]:
+        """What the ranks see."""
+        devices = self.devices(host)
+        there = [gpu for gpu in devices if gpu.uuid]
+        part = self.cores * self.nodes // self.ranks
+        found = []
+        for place in range(self.ranks):
+            visible, listed = self._visible(place, devices, there)
+            if self.bound == "node":
+                cpus = self.cores_of(place % self.nodes)
+            elif self.bound == "blocks" and part:
+                cpus = tuple(range(place * part, (place + 1) * part))
+            else:
+                cpus = tuple(range(self.cores * self.nodes))
+            found.append(
+                Inventory(
+                    rank=first + place,
+                    world_size=world,
+                    host=host,
+                    boot_id=f"boot of {host}",
+                    pid=1,
+                    cpus=cpus,
+                    memory=self.memory,
+                    gpus=tuple(gpu for gpu in parse_visible(visible, listed) if gpu.uuid),
+                    visible=visible,
+                )
+            )
+        return found
+
+    def _visible(self, place: int, devices: list[Gpu], there: list[Gpu]) -> tuple[str | None, list[Gpu]]:
+        if self.seen == "none":
+            return "", devices
+        if self.seen == "all":
+            return None, devices
+        mine = there[: (len(there) + 1) // 2] if self.seen == "subset" else there[place :: self.ranks]
+        if self.backwards and place % 2:
+            mine = mine[::-1]
+        if self.seen == "isolated":
+            order = list(dict.fromkeys(gpu.pci for gpu in mine))
+            mine = [replace(gpu, index=order.index(gpu.pci)) for gpu in mine]
+            by_index = place % 2 and not self.slices  # an index would mean the first slice
+            return ",".join(str(gpu.index) for gpu in mine) if by_index else None, mine
+        if self.spelled == "index" and not self.slices:
+            return ",".join(str(gpu.index) for gpu in mine), devices
+        return ",".join(
+            gpu.uuid[: 6 + bool(self.slices)] if self.spelled == "short" else gpu.uuid for gpu in mine
+        ), devices
+
+
+def job(*shapes: Shape) -> list[Inventory]:
+    world = sum(shape.ranks for shape in shapes)
+    found: list[Inventory] = []
+    for number, shape in enumerate(shapes):
+        found += shape.inventories(f"n{number}", len(found), world)
+    return found
+
+
+def plan(*shapes: Shape, **options: Any) -> Plan:
+    return make_plan(job(*shapes), PlacementOptions(**options))
+
+
+def names(found: Plan) -> list[str | int]:
+    return [worker.name for worker in found.workers]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    nodes = draw(st.sampled_from([1, 2, 4]))
+    return Shape(
+        gpus=(gpus := draw(st.sampled_from([0, 1, 2, 3, 4, 6, 8, 16]))),
+        nodes=nodes,
+        cores=draw(st.integers(1, 4)),
+        ranks=draw(st.sampled_from([1, 1, 2, 3, 4, nodes, 9])),
+        seen=draw(st.sampled_from(["all", "all", "own", "isolated", "subset", "none"])),
+        spelled=draw(st.sampled_from(["index", "uuid", "short"])),
+        bound=draw(st.sampled_from(["no", "node", "blocks"])),
+        slices=draw(st.sampled_from([0, 0, 0, 2, 7])),
+        lost=min(gpus, draw(st.sampled_from([0, 0, 0, 1]))),
+        scattered=draw(st.booleans()),
+        backwards=draw(st.booleans()),
+        memory=draw(st.integers(GIB, 512 * GIB)),
+    )
+
+
+JOBS = st.lists(shapes(), min_size=1, max_size=4)
+OPTIONS = st.builds(
+    PlacementOptions,
+    cpu_workers=st.sampled_from([0, 0, 1, 2]),
+    gpus_per_worker=st.sampled_from([1, 1, 1, 2, 3, 4]),
+)
+
+
+def full_groups(inventories: Sequence[Inventory], each: int) -> bool:
+    """Whether every set of GPUs that ranks of a host see together makes full groups, and none has slices in groups."""
+    sets = {frozenset(gpu.uuid for gpu in rank.gpus) for rank in inventories}
+    slices = any(gpu.parent for rank in inventories for gpu in rank.gpus)
+    return each == 1 or (all(len(seen) % each == 0 for seen in sets) and not slices)
+
+
+@settings(max_examples=300, deadline=None)
+@given(JOBS, OPTIONS)
+def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: PlacementOptions) -> None:
+    inventories = job(*drawn)
+    each = options.gpus_per_worker
+    if not full_groups(inventories, each):
+        with pytest.raises(PlacementError, match=r"^host n\d: ranks? [\d,-]+ sees? .*gpus_per_worker"):
+            make_plan(inventories, options)
+        return
+    found = make_plan(inventories, options)
+    visible = Counter({gpu.uuid: 1 for rank in inventories for gpu in rank.gpus})
+    assert Counter(uuid for worker in found.workers for uuid in worker.devices) == visible
+    assert len(set(names(found))) == len(found.workers)
+    for worker in found.workers:
+        rank = inventories[worker.rank]
+        host = next(host for host in found.hosts if worker.rank in host.ranks)
+        assert worker.host == host.host == rank.host
+        if worker.kind == "cpu":
+            assert worker.device is None
+            assert worker.resources == {"CPU": worker.nthreads}
+            continue
+        gpus = [gpu for gpu in host.gpus if gpu.uuid in worker.devices]
+        assert worker.device == ",".join(gpu.uuid for gpu in gpus)
+        assert len(gpus) == each == worker.resources["GPU"]
+        # what the rank itself can show to a process
+        assert set(worker.devices) <= {gpu.uuid for gpu in rank.gpus}
+        assert host.gpus[worker.gpu_index or 0] is gpus[0]
+        assert worker.name == f"{worker.rank}-{worker.gpu_index}"
+        near = {core for gpu in gpus for core in gpu.cpus} & set(rank.cpus)
+        assert set(worker.cpus) == (near or set(rank.cpus))
+    for host in found.hosts:
+        assert list(host.gpus) == sorted(host.gpus, key=lambda gpu: (gpu.pci, gpu.slice))
+        limits = [worker.memory_limit for worker in found.workers if worker.host == host.host]
+        assert set(limits) <= {host.memory // max(1, len(limits))}
+        if options.cpu_workers:
+            assert (
+                sum("-cpu-" in str(w.name) for w in found.workers if w.host == host.host)
+                == options.cpu_workers
+            )
+
+
+@settings(max_examples=200, deadline=None)
+@given(shapes(), st.sampled_from([1, 2, 4]))
+def test_ranks_that_see_the_same_share_evenly(shape: Shape, each: int) -> None:
+    shape = replace(shape, seen="all", slices=0, lost=0)
+    assume(shape.gpus and shape.gpus % each == 0)
+    found = plan(shape, gpus_per_worker=each)
+    shares = [len(found.for_rank(rank)) for rank in range(shape.ranks)]
+    assert sum(shares) == shape.gpus // each
+    assert max(shares) - min(shares) <= 1
+    idle = [rank for rank, share in enumerate(shares) if not share]
+    assert bool(idle) == any("no GPU is left" in warning for warning in found.warnings)
+
+
+@settings(max_examples=200, deadline=None)
+@given(shapes(), st.sampled_from([1, 2, 4]))
+def test_a_rank_per_socket_has_the_gpus_of_its_socket(shape: Shape, each: int) -> None:
+    assume(shape.gpus and shape.gpus % (shape.nodes * each) == 0)
+    shape = replace(shape, seen="all", slices=0, lost=0, bound="node", ranks=shape.nodes)
+    found = plan(shape, gpus_per_worker=each)
+    gpus = {gpu.uuid: gpu for gpu in found.hosts[0].gpus}
+    for worker in found.workers:
+        assert worker.cpus == shape.cores_of(worker.rank)
+        assert {gpus[uuid].cpus for uuid in worker.devices} == {worker.cpus}
+    assert found.warnings == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes(), st.sampled_from([2, 4]))
+def test_gpus_of_one_worker_are_of_one_node_where_that_can_be(shape: Shape, each: int) -> None:
+    shape = replace(shape, seen="all", slices=0, lost=0)
+    assume(shape.gpus and shape.gpus % each == 0)
+    found = plan(shape, gpus_per_worker=each)
+    gpus = {gpu.uuid: gpu for gpu in found.hosts[0].gpus}
+    apart = sum(len({gpus[uuid].cpus for uuid in worker.devices}) > 1 for worker in found.workers)
+    per_node = Counter(gpu.cpus for gpu in gpus.values())
+    assert apart == sum(count % each for count in per_node.values()) // each
+
+
+# -- examples, with the very names
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        (Shape(), "0-0 0-1 0-2 0-3"),
+        (Shape(ranks=4), "0-0 1-1 2-2 3-3"),
+        (Shape(ranks=3), "0-0 0-1 1-2 2-3"),
+        (Shape(ranks=6), "0-0 1-1 2-2 3-3"),
+        (Shape(ranks=2, bound="node", scattered=True), "0-0 0-2 1-1 1-3"),
+        (Shape(gpus=8, ranks=2, bound="node"), "0-0 0-1 0-2 0-3 1-4 1-5 1-6 1-7"),
+        (Shape(gpus=8, nodes=4, ranks=4, bound="node", scattered=True), "0-0 0-4 1-1 1-5 2-2 2-6 3-3 3-7"),
+        (Shape(gpus=16, nodes=4, ranks=8, bound="blocks"), " ".join(f"{g // 2}-{g}" for g in range(16))),
+        (Shape(gpus=16, nodes=2, ranks=16), " ".join(f"{g}-{g}" for g in range(16))),
+        (Shape(ranks=4, seen="isolated"), "0-0 1-1 2-2 3-3"),
+        (Shape(ranks=2, seen="own", spelled="short"), "0-0 0-2 1-1 1-3"),
+        (Shape(ranks=2, seen="subset", backwards=True), "0-0 1-1"),
+        (Shape(backwards=True), "0-0 0-1 0-2 0-3"),
+        (Shape(lost=1), "0-0 0-1 0-2"),
+        (Shape(gpus=2, slices=3, ranks=2), "0-0 0-1 0-2 1-3 1-4 1-5"),
+    ],
+)
+def test_names_of_one_host(shape: Shape, expected: str) -> None:
+    assert names(plan(shape)) == expected.split()
+
+
+def test_hosts_that_differ() -> None:
+    found = plan(Shape(gpus=2), Shape(seen="none"), Shape(gpus=3, ranks=2), Shape(gpus=0), cpu_workers=1)
+    assert names(found) == ["0-0", "0-1", "0-cpu-0", "1-cpu-0", "2-0", "2-1", "2-cpu-0", "3-2", "4-cpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "each", "expected", "devices"),
+    [
+        (Shape(), 2, "0-0 0-2", ["01", "23"]),
+        (Shape(), 4, "0-0", ["0123"]),
+        (Shape(scattered=True), 2, "0-0 0-1", ["02", "13"]),
+        (Shape(ranks=2, bound="node", scattered=True), 2, "0-0 1-1", ["02", "13"]),
+        (Shape(gpus=6), 2, "0-0 0-2 0-3", ["01", "25", "34"]),
+        (Shape(ranks=2, seen="own"), 2, "0-0 1-1", ["02", "13"]),
+        (Shape(ranks=3), 2, "0-0 1-2", ["01", "23"]),
+    ],
+)
+def test_several_gpus_for_each_worker(shape: Shape, each: int, expected: str, devices: list[str]) -> None:
+    found = plan(shape, gpus_per_worker=each)
+    assert names(found) == expected.split()
+    assert ["".join(uuid[5] for uuid in worker.devices) for worker in found.workers] == devices
+    assert {worker.resources["GPU"] for worker in found.workers} == {each}
+
+
+def test_the_cores_of_a_worker_are_those_of_all_its_gpus() -> None:
+    (worker,) = plan(Shape(cores=2), gpus_per_worker=4).workers
+    assert worker.cpus == (0, 1, 2, 3)
+    (worker, _) = plan(Shape(gpus=8, nodes=4, cores=2, ranks=2, bound="blocks"), gpus_per_worker=4).workers
+    assert worker.cpus == (0, 1, 2, 3)
+
+
+def test_the_table_shows_all_gpus_of_a_worker() -> None:
+    table = plan(Shape(gpus=6), gpus_per_worker=2).table()
+    assert " 2,5 H200 GPU-02n0-000 " in table
+    many = make_plan(pretend(20, 1, 4), PlacementOptions(gpus_per_worker=2)).table()
+    assert "20 hosts" in many
+    assert " 0-1 GPU " in many
+
+
+@pytest.mark.parametrize(
+    ("shape", "each", "words"),
+    [
+        (Shape(gpus=3), 2, "host n0: rank 0 sees 3 GPU(s), of which groups of 2 (gpus_per_worker, --gpus-per-worker) would"),
+        (Shape(gpus=4, ranks=4, seen="own"), 2, "rank 0 sees 1 GPU(s), of which groups of 2"),
+        (Shape(gpus=4, ranks=2), 3, "ranks 0-1 see 4 GPU(s), of which groups of 3"),
+        (Shape(gpus=2, slices=2), 2, "the MIG instance MIG-000n0, and CUDA shows a process one MIG instance at most"),
+    ],
+)  # fmt: skip
+def test_groups_that_are_not_full(shape: Shape, each: int, words: str) -> None:
+    with pytest.raises(PlacementError) as caught:
+        plan(shape, gpus_per_worker=each)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # and where no GPU worker is asked for, nobody minds
+    assert {worker.kind for worker in plan(shape, gpus_per_worker=each, worker_kind="cpu").workers} == {"cpu"}
+
+
+def test_fewer_than_one_gpu_for_each_worker() -> None:
+    with pytest.raises(OptionError, match="gpus_per_worker=0 is below 1"):
+        plan(Shape(), gpus_per_worker=0)
+
+
+# -- what else holds memory
+
+
+def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inventory]:
+    return [
+        replace(rank, gpus=tuple(replace(gpu, **more) if gpu.index == index else gpu for gpu in rank.gpus))
+        for rank in inventories
+    ]
+
+
+def test_busy_gpus_can_be_refused() -> None:
+    busy = with_gpus(job(Shape(), Shape()), 2, busy=3 * GIB)
+    found = make_plan(busy, PlacementOptions())
+    assert sum("in use by other processes" in warning for warning in found.warnings) == 2
+    with pytest.raises(PlacementError) as caught:
+        make_plan(busy, PlacementOptions(require_idle_gpus=True))
+    for words in (
+        "host n0: GPU 2 (GPU-02n0-0000)",
+        "host n1",
+        f"{3 * GIB} bytes (3.00 GiB)",
+        "--require-idle-gpus",
+    ):
+        assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+    # idle GPUs, GPUs that are not used, and a job without GPUs
+    make_plan(job(Shape()), PlacementOptions(require_idle_gpus=True))
+    make_plan(busy, PlacementOptions(require_idle_gpus=True, worker_kind="cpu"))
+    busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, busy=GIB)
+    make_plan(busy, PlacementOptions(require_idle_gpus=True, idle_ranks=frozenset({0})))
+
+
+def test_the_worst_that_a_rank_saw_counts() -> None:
+    one, other = job(Shape(ranks=2))
+    (one,) = with_gpus([one], 0, free=30 * GIB)
+    (other,) = with_gpus([other], 0, free=20 * GIB, busy=GIB)
+    gpu = make_plan([one, other], PlacementOptions()).hosts[0].gpus[0]
+    assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
+    assert make_plan([one, other], PlacementOptions()).hosts[0].gpus[1].free == -1
+
+
+def test_contexts_that_ranks_have_made() -> None:
+    ranks = [replace(rank, contexts=("device 0, UUID 12", "device 3")) for rank in job(Shape(ranks=12))]
+    ranks[0] = replace(ranks[0], contexts=())
+    (warning,) = (w for w in make_plan(ranks, PlacementOptions()).warnings if "CUDA context" in w)
+    assert "rank 1 on n0 (device 0, UUID 12, device 3), rank 2 on n0" in warning
+    assert "rank 0" not in warning
+    assert "and 3 more" in warning
