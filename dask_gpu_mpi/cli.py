@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from .checkcommand import add_check
 from .errors import DaskGpuMpiError, InputError
 from .jobscript_command import jobscript
 from .options import OPTIONS, Options, parse_text, resolve
@@ -217,6 +218,9 @@ def plan(
         click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
 
 
+add_check(cli, _option_decorators, resolve_texts)
+
+
 def _fail(error: DaskGpuMpiError) -> None:
     if not error.reported:
         print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
@@ -239,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        if arguments[0] == "jobscript":  # on a login node, where there are no ranks
+        if arguments[:1] == ["jobscript"]:  # on a login node, where there are no ranks
             _fail(InputError(f"command line: {error.format_message()}"))
         _run(InputError(f"command line: {error.format_message()}"), ())
     sys.exit(0)

@@ -73,7 +73,6 @@ class Pbs:
             "NCPUS": "8",
             "OMP_NUM_THREADS": "8",
             "DGM_PROGRAM": "analysis.py one --two",
-            "DGM_CHECK": "no",
             # what stands in for ssh, in place of a site's own
             "PRTE_MCA_plm_ssh_agent": rsh,
             "HYDRA_LAUNCHER": "ssh",
@@ -94,6 +93,7 @@ def pbs(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> Pbs:
 def test_chunk_per_host(pbs: Pbs) -> None:
     # select=2:mpiprocs=2
     done = pbs.run(SCRIPT, ["h1", "h1", "h2", "h2"], {"DASK_GPU_MPI__LOG_LEVEL": "error"}).check()
+    assert "check of 4 ranks on 2 hosts" in done.stdout
     told = facts(done)
     rows = workers_of(told)
     assert {name: row["host"] for name, row in rows.items()} == {"0": "h1", "1": "h1", "2": "h2", "3": "h2"}
@@ -124,6 +124,7 @@ def test_gpus_of_every_host(pbs: Pbs, tmp_path: Path, visible: str) -> None:
     # the cgroup hook names the GPUs of the host where the script runs
     first = {"uuids": ",".join(gpu.uuid for gpu in gpus["h1"]), "unset": None, "nothing": ""}
     env["CUDA_VISIBLE_DEVICES"] = first[visible]
+    env["DGM_CHECK"] = "no"  # its kernel does not run on GPUs that are simulated
     rows = workers_of(facts(pbs.run(SCRIPT, ["h1", "h2"], env).check()))
     if visible == "nothing":
         # no ngpus in the chunk
