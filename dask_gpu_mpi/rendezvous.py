@@ -122,6 +122,8 @@ class Mailbox:
         Where this rank runs; told to rank 0 at once, to name those who are missing.
     deadline : float
         ``time.monotonic()`` until which all ranks must have joined.
+    limit : str
+        What that deadline is called in messages.
 
     Raises
     ------
@@ -129,7 +131,15 @@ class Mailbox:
         Not all ranks joined in time; `fatal`.
     """
 
-    def __init__(self, comm: Any, host: str, deadline: float) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        host: str,
+        deadline: float,
+        *,
+        limit: str = "the start-up deadline (startup_timeout)",
+    ) -> None:
+        self._limit = limit
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
@@ -185,16 +195,14 @@ class Mailbox:
                 for host in sorted(set(hosts.values()))
             )
             text = (
-                f"{ranks_text(missing)} of {self.size} did not answer within the start-up deadline (startup_timeout)"
+                f"{ranks_text(missing)} of {self.size} did not answer within {self._limit}"
                 f"{_where(missing, beside)}; here are {by_host}"
             )
         else:
             state = _where(
                 [0], {rank: (hosts[self.rank], state) for rank, state in neighbours(os.getpid()).items()}
             )
-            text = (
-                f"rank 0 of {self.size} did not answer within the start-up deadline (startup_timeout){state}"
-            )
+            text = f"rank 0 of {self.size} did not answer within {self._limit}{state}"
         error = StartupError(
             f"{text}: a missing rank was started but does not run (stopped, swapped out, still importing, or its host is gone)",
             reported=self.rank > 1,
