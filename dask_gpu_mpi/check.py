@@ -108,6 +108,7 @@ def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Re
             _alone(error, False, show)
         elif not error.reported:
             print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        error.reported = True
         abort(error.exit_code)
         raise
     me = _Rank(mailbox, environ, host)
@@ -210,6 +211,7 @@ class _Rank:
         )
         if not error.reported:
             print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+            error.reported = True  # MPICH may come back from the abort
         abort(error.exit_code)
         raise error
 

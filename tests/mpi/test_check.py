@@ -168,13 +168,15 @@ def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
         assert done.stdout == ""
 
 
-def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path) -> None:
-    # Rank 1 hangs in its local directory, as on a file server that is gone: opening a FIFO waits for a reader.
+@pytest.mark.slow
+@pytest.mark.parametrize("silent", [1, 0])
+def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, silent: int) -> None:
+    # It hangs in its local directory, as on a file server that is gone: opening a FIFO waits for a reader.
     program = f"""
         import os, sys
         import dask_gpu_mpi.facts as facts
 
-        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "1":
+        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{silent}":
             os.mkfifo({str(tmp_path / "gone")!r})
             facts.look_at_scratch = lambda *_: open({str(tmp_path / "gone")!r}, "w")
         from dask_gpu_mpi.cli import main
@@ -183,6 +185,10 @@ def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path) -> None:
     """
     done = mpirun.run(program, 2, timeout=40)
     assert done.rc != 0
+    if silent == 0:
+        assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
+        assert done.stdout == ""
+        return
     (found,) = findings(done)
     assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
     assert "the local directory" in found["found"]
