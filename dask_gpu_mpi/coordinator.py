@@ -19,6 +19,7 @@ from .network import Interface, choose_addresses
 from .placement import Plan, WorkerPlan
 from .post import Event
 from .ranges import ranks_text
+from .timeline import Step
 
 __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
 
@@ -229,6 +230,8 @@ class Coordinator:
         self._join = join
         self._deadline = deadline
         self._hellos: dict[int, Hello] = {}
+        #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
+        self.steps: dict[int, list[Step]] = {}
         self._failures: dict[int, Failure] = {}
         self._failed_at: float | None = None
         self._ready: set[int] = set()
@@ -251,6 +254,7 @@ class Coordinator:
             self._scheduler_is_up(*payload)
         elif kind == "ready":
             self._ready.add(source)
+            self.steps[source] = payload or []
             if len(self._ready) == self.size and self.outcome is None and not self._failures:
                 self._all_ready()
         elif kind == "failed":
@@ -288,6 +292,11 @@ class Coordinator:
         return ready or 0, planned, hosts
 
     @property
+    def hosts(self) -> dict[int, str]:
+        """Host of each rank, as far as it is known."""
+        return {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
+
+    @property
     def waiting_for(self) -> list[int]:
         """The ranks that are not ready yet."""
         return [rank for rank in range(self.size) if rank not in self._ready]
@@ -298,8 +307,7 @@ class Coordinator:
             self._failed_at = now
 
     def _give_up(self, *, fatal: bool = False) -> None:
-        hosts = {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
-        self._end_with(one_report(self._failures, hosts, self.size), fatal=fatal)
+        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
 
     def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
         self.outcome = failure.error(reported=False)
