@@ -2,13 +2,14 @@
 
     python benchmarks/startup.py --ranks 1 2 4 --workers 1 2 4 --rounds 5 --json benchmarks/results/startup.json
 
-Run it with the Python of an environment that has an MPI and the peers (dask-mpi, dask-cuda): that MPI's mpirun is used. A shape is
-a number of ranks and of workers for each; a round starts every way once, one after the other, in an order that changes from round
-to round; ratios are taken within a round. ``--gpu`` starts GPU workers, one on each of the first ranks * workers GPUs.
+Run it with the Python of an environment that has an MPI and the peers (dask-mpi, dask-cuda): that MPI's mpirun is used.
+A shape is a number of ranks and of workers for each; a round starts every way once, one after the other, in an order that
+changes from round to round; ratios are taken within a round. ``--gpu`` starts GPU workers, one on each of the first
+ranks * workers GPUs.
 
-Times are wall-clock seconds: from the start of the launcher until the client sees all workers, and from the last line of the script
-until everything has exited. CPU seconds are those of all processes of a job: until it is ready, and altogether. Memory is the sum of
-their proportional set sizes (PSS: shared pages count once) when it is ready.
+Times are wall-clock seconds: from the start of the launcher until the client sees all workers, and from the last line of the
+script until everything has exited. CPU seconds are those of all processes of a job: until it is ready, and altogether. Memory is
+the sum of their proportional set sizes (PSS: shared pages count once) when it is ready.
 """
 
 from __future__ import annotations
@@ -422,6 +423,15 @@ def plot(results: dict[str, dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
+def default_launcher() -> list[str]:
+    """The mpirun of this environment, with what it needs on a small machine, and as root in a container."""
+    if os.geteuid() == 0:
+        os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    mpirun = str(Path(sys.executable).with_name("mpirun"))
+    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
+    return [mpirun, *(["--oversubscribe", "--bind-to", "none"] if "Open MPI" in said else [])]
+
+
 def machine(launcher: Sequence[str]) -> dict[str, Any]:
     """Where this ran."""
     said = subprocess.run([launcher[0], "--version"], capture_output=True, text=True).stdout
@@ -457,11 +467,7 @@ def main() -> int:
     if options.mpirun:
         options.launcher = options.mpirun.split()
     else:
-        mpirun = str(Path(sys.executable).with_name("mpirun"))
-        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
-        options.launcher = [mpirun, *(["--oversubscribe", "--bind-to", "none"] if "Open MPI" in said else [])]
-    if os.geteuid() == 0:
-        os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        options.launcher = default_launcher()
     # orphans of a job come to us, with what they have cost
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     where = machine(options.launcher)

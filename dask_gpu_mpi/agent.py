@@ -405,6 +405,8 @@ class Agent:
             logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
             await self._ucx  # it changes the environment meanwhile, which the constructors read
+        if settings.delay:
+            await asyncio.sleep(settings.delay)
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):

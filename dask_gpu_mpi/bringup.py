@@ -17,6 +17,7 @@ from typing import Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
+from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
@@ -112,7 +113,8 @@ def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSetti
         host=start.listen,
         interface=options.interface,
         local_directory=scratch,
-        death_timeout=options.startup_timeout,
+        death_timeout=max(options.startup_timeout, start.limit),
+        delay=start.delay,
         worker_class=options.worker_class,
         worker_options=dict(options.worker_options),
         device_memory=start.device_memory,
@@ -367,6 +369,8 @@ class Bringup:
             join=join,
             deadline=self._deadline,
             hosts=self._post.mailbox.hosts,
+            configured=configured_keys(),
+            patient=isinstance(options, Options) and "startup_timeout" not in options.explicit,
         )
 
     def _tick(self, coordinator: Coordinator) -> None:
@@ -526,6 +530,7 @@ class Bringup:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # as above
         self._start = start
+        self._deadline = max(self._deadline, time.monotonic() + start.limit)
         self._timeline.lap("hello: wait for the plan and the scheduler")
         try:
             if start.probe:

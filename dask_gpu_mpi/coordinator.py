@@ -9,10 +9,11 @@ Any FAILED, or the deadline, ends in one report and FAIL to all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .crowd import connection_settings, start_delay, start_limit
 from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
 from .inventory import Inventory
 from .network import Interface, choose_addresses
@@ -149,6 +150,10 @@ class Start:
         ``host:port`` to which a connection proves that this rank reaches the scheduler's host.
     scheduler : str
         Where the scheduler is, for messages.
+    delay : float
+        Seconds for which it holds back its workers, so that not all connect at once.
+    limit : float
+        Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     """
 
     address: str
@@ -160,6 +165,8 @@ class Start:
     is_client: bool = False
     probe: str = ""
     scheduler: str = ""
+    delay: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -205,6 +212,10 @@ class Coordinator:
         ``time.monotonic()`` of the start-up deadline.
     hosts : mapping, optional
         Host of each rank, for reports about those who have not even said HELLO.
+    configured : collection of str
+        Keys of `crowd` that the user has configured.
+    patient : bool
+        The deadline is nobody's wish, and may grow with the number of workers.
     """
 
     def __init__(
@@ -218,6 +229,8 @@ class Coordinator:
         join: tuple[str, str, dict[str, Any]] | None,
         deadline: float,
         hosts: Mapping[int, str] | None = None,
+        configured: Collection[str] = (),
+        patient: bool = False,
     ) -> None:
         self.size = size
         self._hosts = dict(hosts or {})
@@ -229,6 +242,9 @@ class Coordinator:
         self._credentials = credentials
         self._join = join
         self._deadline = deadline
+        self._configured = configured
+        self._patient = patient
+        self._limit = 0.0
         self._hellos: dict[int, Hello] = {}
         #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
         self.steps: dict[int, list[Step]] = {}
@@ -331,13 +347,19 @@ class Coordinator:
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
+        workers = len(self.plan.workers)
+        settings = connection_settings(workers, self._configured)
+        if self._patient:
+            self._limit = start_limit(workers)
+            self._deadline = max(self._deadline, now + self._limit)
         if self._join is not None:
-            address, _, self._config = self._join
+            address, _, theirs = self._join
+            self._config = theirs | settings
             # a UCX listener need not be a TCP one
             probe = "" if self._join[1] == "ucx" else address.partition("://")[2]
             self._scheduler_is_up(address, None, probe)
             return
-        self._config = self._credentials()
+        self._config = self._credentials() | settings
         self._send(
             self.plan.scheduler.rank,
             "scheduler",
@@ -365,7 +387,10 @@ class Coordinator:
         protocol = self._join[1] if self._join is not None else self._protocol
         role = self.plan.scheduler
         where = "of another job" if self._join is not None else f"rank {role.rank} on {role.host}"
+        before, total = 0, len(self.plan.workers)
         for rank in range(self.size):
+            delay = start_delay(before, total)
+            before += len(mine.get(rank, ()))
             self._send(
                 rank,
                 "start",
@@ -379,6 +404,8 @@ class Coordinator:
                     rank == self.plan.client.rank,
                     probe,
                     where,
+                    delay,
+                    self._limit,
                 ),
             )
 
