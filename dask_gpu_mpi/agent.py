@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import importlib.util
 import logging
@@ -62,6 +63,8 @@ def main(reply: int, *, cuda: bool, parent: int) -> None:
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     """
+    # What is imported stays: looking through it for garbage again and again is a tenth of the import.
+    gc.disable()
     ignore_signals()
     if parent:
         die_with_parent(parent)
@@ -129,6 +132,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             scratch = _configure(configuration)
             timeline.lap("configure")
             become_fork_server(scratch, [lifeline, reply], PRELOAD)
+            gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
             write_frame(reply, ("failed", str(error), error.exit_code))

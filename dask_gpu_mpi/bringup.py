@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -228,6 +229,10 @@ class Bringup:
         DaskGpuMpiError
             The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
         """
+        # The messages of thousands of ranks stay until the cluster is up: looking through them for garbage again and again would
+        # take longer than all the rest.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             return self._run()
         except BaseException as error:
@@ -243,6 +248,9 @@ class Bringup:
                 traceback.print_exc()
                 abort(1)
             raise
+        finally:
+            if collecting:
+                gc.enable()
 
     def _run(self) -> Joined:
         options, failure = self._options, None
