@@ -451,7 +451,7 @@ class Bringup:
                 COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)
             )
 
-    def _start_scheduler(self, listen: str, config: dict[str, Any]) -> None:
+    def _start_scheduler(self, listen: str, config: dict[str, Any], device: str) -> None:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # the coordinator only sends this when all is well
         self._scheduler_config = config
@@ -465,6 +465,7 @@ class Bringup:
                     dashboard=options.dashboard,
                     dashboard_address=options.dashboard_address,
                     config=config,
+                    device=device,
                 ),
             )
 

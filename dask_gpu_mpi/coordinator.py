@@ -330,11 +330,10 @@ class Coordinator:
             self._scheduler_is_up(address, None, probe)
             return
         self._config = self._credentials()
-        self._send(
-            self.plan.scheduler.rank,
-            "scheduler",
-            (self._listen[self.plan.scheduler.rank], self._config),
-        )
+        role = self.plan.scheduler
+        here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
+        device = here[0].uuid if here and self._protocol == "ucx" else ""
+        self._send(role.rank, "scheduler", (self._listen[role.rank], self._config, device))
 
     def _same_options(self, hellos: list[Hello]) -> None:
         first = hellos[0].shape
