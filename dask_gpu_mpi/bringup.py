@@ -488,12 +488,10 @@ class Bringup:
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host
             link = f"http://{'localhost' if host == '127.0.0.1' else host}:{http_port}/status"
-        target = address.partition("://")[2]
-        if options.protocol == "ucx":
-            # A UCX listener need not be a TCP one, and would complain of whoever hangs up.
-            self._probe = socket.create_server((target.rpartition(":")[0], 0), backlog=4096)
-            target = ":".join(map(str, self._probe.getsockname()[:2]))
-        self._post.send(COORDINATOR, "address", (address, link, target))
+        # Beside the scheduler's own listener, which would complain of whoever hangs up at once.
+        self._probe = socket.create_server((address.partition("://")[2].rpartition(":")[0], 0), backlog=4096)
+        probe = ":".join(map(str, self._probe.getsockname()[:2]))
+        self._post.send(COORDINATOR, "address", (address, link, probe))
 
     def _start_workers(self, start: Start) -> None:
         options, agent = self._options, self._post.agent

@@ -145,7 +145,7 @@ class Start:
     is_client : bool
         Whether the script runs here.
     probe : str
-        ``host:port`` to which a connection proves that this rank reaches the scheduler's host.
+        ``host:port`` to which a connection proves that this rank reaches the scheduler's host; empty: not asked for.
     scheduler : str
         Where the scheduler is, for messages.
     """
@@ -325,8 +325,8 @@ class Coordinator:
             return
         if self._join is not None:
             address, _, self._config = self._join
-            # a UCX listener need not be a TCP one
-            probe = "" if self._join[1] == "ucx" else address.partition("://")[2]
+            # a listener with TLS or UCX would complain
+            probe = address.partition("://")[2] if self._join[1] == "tcp" else ""
             self._scheduler_is_up(address, None, probe)
             return
         self._config = self._credentials()

@@ -156,7 +156,7 @@ def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str
     check(told, gpus, list(gpus.uuids))
     assert told["address"].startswith(f"{protocol}://127.0.0.1:")
     assert "Traceback" not in done.stderr
-    assert not any(word in done.stderr for word in ("WARN", "ERROR", "distributed", "UCX")), done.stderr
+    assert not any(word in done.stderr for word in ("WARN", "ERROR", "distributed")), done.stderr
     assert gpus.idle()
 
 
