@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -415,6 +416,7 @@ class Bringup:
                 text = f"{signal.Signals(number).name} came while the cluster started"
                 post.send(COORDINATOR, "failed", Failure(text, 128 + number))
             events = post.events(BRISK)
+            self._take_probes()
             for number, event in enumerate(events):
                 coordinator = self._coordinator
                 if coordinator is None or not coordinator.handle(event, time.monotonic()):
@@ -486,7 +488,7 @@ class Bringup:
                 COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)
             )
 
-    def _start_scheduler(self, listen: str, config: dict[str, Any]) -> None:
+    def _start_scheduler(self, listen: str, config: dict[str, Any], device: str) -> None:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # the coordinator only sends this when all is well
         self._scheduler_config = config
@@ -500,6 +502,7 @@ class Bringup:
                     dashboard=options.dashboard,
                     dashboard_address=options.dashboard_address,
                     config=config,
+                    device=device,
                 ),
             )
 
@@ -522,12 +525,17 @@ class Bringup:
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host
             link = f"http://{'localhost' if host == '127.0.0.1' else host}:{http_port}/status"
-        target = address.partition("://")[2]
-        if options.protocol == "ucx":
-            # A UCX listener need not be a TCP one, and would complain of whoever hangs up.
-            self._probe = socket.create_server((target.rpartition(":")[0], 0), backlog=4096)
-            target = ":".join(map(str, self._probe.getsockname()[:2]))
-        self._post.send(COORDINATOR, "address", (address, link, target))
+        # Beside the scheduler's own listener, which would complain of whoever hangs up at once.
+        self._probe = socket.create_server((address.partition("://")[2].rpartition(":")[0], 0), backlog=4096)
+        self._probe.setblocking(False)
+        probe = ":".join(map(str, self._probe.getsockname()[:2]))
+        self._post.send(COORDINATOR, "address", (address, link, probe))
+
+    def _take_probes(self) -> None:
+        """Take what connects to the probe: the kernel bounds its queue (128 on old ones), and there may be thousands of ranks."""
+        with contextlib.suppress(BlockingIOError):
+            while self._probe is not None:
+                self._probe.accept()[0].close()
 
     def _tell_ready(self) -> None:
         self._timeline.lap("start workers")

@@ -26,7 +26,7 @@ def own_contexts(maps: Path = MAPS) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        Such as ``"device 0, UUID 5b1f..."``, the number being CUDA's own.
+        Such as ``"device 0, GPU-5b1f..."``, the number being CUDA's own.
     """
     cuda = _loaded(maps)
     if cuda is None:
@@ -66,4 +66,4 @@ def _uuid(cuda: ctypes.CDLL, device: int) -> str:
     ask = getattr(cuda, "cuDeviceGetUuid_v2", None)
     if ask is None or ask(ctypes.byref(raw), device) != 0:
         return ""
-    return f", UUID {uuid.UUID(bytes=bytes(raw))}"
+    return f", GPU-{uuid.UUID(bytes=bytes(raw))}"

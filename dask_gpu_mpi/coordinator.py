@@ -147,7 +147,7 @@ class Start:
     is_client : bool
         Whether the script runs here.
     probe : str
-        ``host:port`` to which a connection proves that this rank reaches the scheduler's host.
+        ``host:port`` to which a connection proves that this rank reaches the scheduler's host; empty: not asked for.
     scheduler : str
         Where the scheduler is, for messages.
     delay : float
@@ -355,16 +355,15 @@ class Coordinator:
         if self._join is not None:
             address, _, theirs = self._join
             self._config = theirs | settings
-            # a UCX listener need not be a TCP one
-            probe = "" if self._join[1] == "ucx" else address.partition("://")[2]
+            # a listener with TLS or UCX would complain
+            probe = address.partition("://")[2] if self._join[1] == "tcp" else ""
             self._scheduler_is_up(address, None, probe)
             return
         self._config = self._credentials() | settings
-        self._send(
-            self.plan.scheduler.rank,
-            "scheduler",
-            (self._listen[self.plan.scheduler.rank], self._config),
-        )
+        role = self.plan.scheduler
+        here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
+        device = here[0].uuid if here and self._protocol == "ucx" else ""
+        self._send(role.rank, "scheduler", (self._listen[role.rank], self._config, device))
 
     def _same_options(self, hellos: list[Hello]) -> None:
         first = hellos[0].shape

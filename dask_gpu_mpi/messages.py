@@ -66,6 +66,9 @@ class SchedulerSettings:
         ``host:port`` of the dashboard.
     config : dict
         Dask configuration, the credentials among it.
+    device : str
+        UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (``client.run``, say); it makes no
+        context before. Empty: none.
     """
 
     host: str
@@ -74,6 +77,7 @@ class SchedulerSettings:
     dashboard: bool
     dashboard_address: str
     config: dict[str, Any] = field(repr=False)
+    device: str = ""
 
 
 @dataclass(frozen=True)

@@ -29,13 +29,14 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     Returns
     -------
     dict
-        Empty where UCX is left to choose.
+        Also that clients fetch data from the workers and not by way of the scheduler, which would have to hold it on a GPU.
     """
+    config: dict[str, Any] = {"distributed.client.direct-to-workers": True}
     # dask_cuda.utils.get_ucx_config: one that is switched off switches the others on
-    if all(worker_options.get(switch) is None for switch in SWITCHES):
-        return {}
-    priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
-    return {"distributed-ucxx.environment": {"sockaddr-tls-priority": priority}}
+    if any(worker_options.get(switch) is not None for switch in SWITCHES):
+        priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
+        config["distributed-ucxx.environment"] = {"sockaddr-tls-priority": priority}
+    return config
 
 
 def without_cuda(transports: str) -> str:
@@ -52,10 +53,18 @@ def without_cuda(transports: str) -> str:
 _transports: str | None = None
 
 
-def hide_gpus(environ: dict[str, str] | os._Environ[str]) -> None:
-    """Let this process, which moves no GPU data, start UCX without looking at GPUs: no context, and seconds less on many GPUs."""
+def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> None:
+    """Let this process, which moves no GPU data, start UCX without looking at GPUs: no context, and seconds less on many GPUs.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's.
+    but : str
+        UUID of a GPU that it may use all the same, should it have to.
+    """
     global _transports
-    environ["CUDA_VISIBLE_DEVICES"] = ""
+    environ["CUDA_VISIBLE_DEVICES"] = but
     if "UCX_TLS" in environ:
         _transports = environ["UCX_TLS"]
         environ["UCX_TLS"] = without_cuda(_transports)

@@ -56,7 +56,9 @@ def test_memory_in_use(mpirun: Mpi, gpus: Any, busy: str) -> None:
     (warning,) = plan["warnings"]
     assert busy in warning
     assert "in use by other processes" in warning
-    line = refused(mpirun.run([*COMMAND, "--require-idle-gpus", "script.py"], 2))
+    line = refused(mpirun.run([*COMMAND, "plan", "--require-idle-gpus"], 2))
+    assert busy in line
+    line = refused(mpirun.run("from dask_gpu_mpi import initialize\ninitialize(require_idle_gpus=True)\n", 2))
     assert busy in line
     line = refused(mpirun.run([*COMMAND, "plan", "--worker-options", '{"rmm_pool_size": 0.99}'], 1))
     assert busy in line
@@ -92,7 +94,7 @@ tell(workers=list(client.run(cuda).values()))
     assert sorted(rows) == [f"0-{2 * i}" for i in range(count)]
     seen = [row["uuids"] for row in rows.values()]
     assert all(len(uuids) == 2 for uuids in seen)
-    assert sorted(sum(seen, [])) == sorted(gpus.uuids[: 2 * count])
+    assert sorted(uuid for uuids in seen for uuid in uuids) == sorted(gpus.uuids[: 2 * count])
     assert all(row["resources"] == {"GPU": 2} for row in rows.values())
     assert gpus.idle()
 

@@ -43,7 +43,7 @@ def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
         [sys.executable, "-c", STAGES], env=environ, capture_output=True, text=True, timeout=60, check=True
     )
     one, three = (
-        f"device {n}, UUID {f'{n:02x}' * 4}-{'-'.join([f'{n:02x}' * 2] * 3)}-{f'{n:02x}' * 6}" for n in (1, 3)
+        f"device {n}, GPU-{f'{n:02x}' * 4}-{'-'.join([f'{n:02x}' * 2] * 3)}-{f'{n:02x}' * 6}" for n in (1, 3)
     )
     assert json.loads(done.stdout) == [[[], False], [[], True], [[], True], [[one, three], True]]
     # what the process itself asked for, and no more

