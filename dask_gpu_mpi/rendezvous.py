@@ -233,7 +233,14 @@ class Mailbox:
             return mails
         self._post()
         status = MPI.Status()
-        while (message := self._comm.improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)) is not None:
+        looks = 0
+        # Two looks in vain: the first may only have made the library take in what the second then finds (Open MPI), and the next
+        # look may be a tenth of a second away.
+        while looks < 2:
+            message = self._comm.improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)
+            if message is None:
+                looks += 1
+                continue
             source = status.Get_source()
             kind, payload = message.recv()
             mails.append(Mail(source, kind, payload))
