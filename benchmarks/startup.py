@@ -38,7 +38,7 @@ MARK = "DASK_GPU_MPI_STARTUP"
 PR_SET_CHILD_SUBREAPER = 36
 TICK = os.sysconf("SC_CLK_TCK")
 #: Seconds for a cluster to come up, and for its processes to end by themselves.
-START_LIMIT, END_LIMIT = 60.0, 12.0
+START_LIMIT, END_LIMIT = 60.0, 10.0
 OURS, PEER = "dask_gpu_mpi", "dask-mpi"
 
 HEAD = """
