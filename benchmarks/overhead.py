@@ -179,8 +179,10 @@ def main() -> int:
     )
     parser.add_argument("--ranks", type=int, default=2, help="ranks of the idle cluster")
     parser.add_argument("--workers", type=int, default=2, help="workers of the clusters that work")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--idle", type=float, default=10.0, help="seconds to look at the idle cluster")
+    parser.add_argument("--rounds", type=int, default=5, help="of tasks; 0: none")
+    parser.add_argument(
+        "--idle", type=float, default=10.0, help="seconds to look at the idle cluster; 0: not at all"
+    )
     parser.add_argument("--settle", type=float, default=4.0, help="seconds before that")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -188,7 +190,7 @@ def main() -> int:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     where = machine(options.launcher)
     print(", ".join(f"{name} {text}" for name, text in where.items()))
-    idles = [idle(way, options) for way in WAYS]
+    idles = [idle(way, options) for way in WAYS] if options.idle else []
     for row in idles:
         print(
             f"idle, {options.ranks} ranks of one worker, {row['way']}: {row['cpu_percent_per_rank_all']} % of a core per rank"

@@ -17,7 +17,7 @@ CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
-#: Seconds that the scheduler may take for one worker that joins: ten times what it took on an idle core (docs/performance.md).
+#: Seconds that the scheduler may take for one worker that joins: ten times what it took when measured (docs/performance.md).
 PER_WORKER = 0.05
 #: Seconds after which a connection has failed in any case: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0
@@ -25,8 +25,8 @@ LONGEST_CONNECT = 600.0
 CONNECTIONS = 4
 #: Linux takes no longer queue (and cuts it to net.core.somaxconn).
 LONGEST_BACKLOG = 65535
-#: Workers that may well connect all at once, and seconds between two beyond that.
-AT_ONCE, APART = 256, 0.003
+#: Workers that may well connect all at once, and seconds between two beyond that: about what the scheduler takes for one.
+AT_ONCE, APART = 256, 0.004
 
 
 def connection_settings(workers: int, configured: Collection[str] = ()) -> dict[str, Any]:
