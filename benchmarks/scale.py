@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
+import logging
 import math
 import multiprocessing
 import os
@@ -41,7 +43,7 @@ from dask_gpu_mpi.security import make_credentials
 SIZES = (64, 512, 4096, 16384, 65536)
 RANKS_PER_HOST = GPUS_PER_HOST = 4
 #: Steps shorter than this are not judged: a slope of noise.
-SHORTEST = 0.02
+SHORTEST = 0.1
 #: A slope that counts as linear, measured.
 LINEAR = 1.25
 SCRIPT = """
@@ -96,6 +98,8 @@ def simulate(size: int) -> dict[str, Any]:
         patient=True,
     )
     steps: dict[str, dict[str, Any]] = {}
+    gc.collect()
+    gc.disable()  # as a rank has it while it joins
 
     def step(name: str, begun: float, messages: list[int]) -> None:
         steps[name] = {
@@ -120,6 +124,7 @@ def simulate(size: int) -> dict[str, Any]:
         coordinator.handle(Event(rank, "ready", []), 3.0)
         coordinator.tick(3.0)
     step("go", begun, [length for kind, length, _ in sent if kind == "go"])
+    gc.enable()
     if not isinstance(coordinator.outcome, Go):
         raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
     steps["client's plan"] = {
@@ -154,6 +159,7 @@ def _serve(pipe: Any, config: dict[str, Any]) -> None:
     from distributed import Scheduler
 
     async def serve() -> None:
+        logging.getLogger("distributed").setLevel("ERROR")
         dask.config.set(config)
         async with Scheduler(host="127.0.0.1", port=0, protocol="tls", dashboard=False) as scheduler:
             before = time.process_time()
@@ -180,6 +186,7 @@ def join(count: int) -> dict[str, Any]:
     address = pipe.recv()
 
     async def work(folder: str) -> float:
+        logging.getLogger("distributed").setLevel("ERROR")
         dask.config.set({**config, "distributed.admin.system-monitor.gil.enabled": False})
         workers = [
             Worker(address, nthreads=1, memory_limit=None, dashboard=False, local_directory=folder)
