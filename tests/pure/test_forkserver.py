@@ -12,6 +12,8 @@ HEAD = """
     import decimal as heavy  # stands for what the agent imports
     heavy.MARK = "imported once"
     from dask_gpu_mpi.forkserver import become_fork_server
+    import gc
+    gc.disable()  # as the agent has it while it imports
     become_fork_server(sys.argv[1], [], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
@@ -72,3 +74,18 @@ def test_a_long_directory_is_no_obstacle(tmp_path: Path) -> None:
         deep, "process = context.Process(target=print, args=('up',)); process.start(); process.join(10)"
     )
     assert "up" in done.stdout, done.stderr
+
+
+def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        receiver, sender = context.Pipe()
+        code = "import gc; sender.send((gc.isenabled(), gc.get_freeze_count() > 1000))"
+        process = context.Process(target=exec, args=(code, {"sender": sender}))
+        process.start()
+        print(receiver.recv())
+        process.join(10)
+        """,
+    )
+    assert done.stdout == "(True, True)\n", done.stderr
