@@ -440,7 +440,7 @@ def machine(launcher: Sequence[str]) -> dict[str, Any]:
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
-        "mpi": said.strip().splitlines()[0] if said else launcher[0],
+        "mpi": ", ".join(line for line in map(str.strip, said.splitlines()[:2]) if line) or launcher[0],
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,

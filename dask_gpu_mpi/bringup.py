@@ -221,6 +221,7 @@ class Bringup:
         self._scheduler_config: dict[str, Any] | None = None
         self._file: tuple[str, str] | None = None
         self._probe: socket.socket | None = None
+        self._credentials: dict[str, Any] | None = None
 
     def run(self) -> Joined:
         """Join.
@@ -316,6 +317,9 @@ class Bringup:
             look_for_gpus=options.worker_kind != "cpu",
         )
         self._timeline.lap("inventory")
+        if self._post.rank == COORDINATOR and options.scheduler and options.protocol == "tls":
+            self._credentials = _draw_credentials()  # now, while the agent imports
+            self._timeline.lap("credentials")
         assert self._agent is not None  # started above
         while time.monotonic() < self._deadline:
             for kind, *payload in self._agent.events(0.05):
@@ -361,7 +365,7 @@ class Bringup:
             if options.timeline is not None:
                 check_path(options.timeline, self._host)
             if options.protocol == "tls":
-                credentials = _draw_credentials
+                credentials = self._drawn_credentials
             elif options.protocol == "ucx":
                 credentials = functools.partial(connection_config, options.worker_options)
 
@@ -381,6 +385,9 @@ class Bringup:
             configured=configured_keys(),
             patient=isinstance(options, Options) and "startup_timeout" not in options.explicit,
         )
+
+    def _drawn_credentials(self) -> dict[str, Any]:
+        return self._credentials or _draw_credentials()
 
     def _tick(self, coordinator: Coordinator) -> None:
         now = time.monotonic()

@@ -24,12 +24,16 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     Sends ``("up", address, dashboard_port, id)`` or ``("failed", text, exit_code)`` through `pipe`, takes ``"dashboard"`` and
     ``"close"`` from it, and ends at its end of file.
     """
-    code = 1
+
+    async def serve_and_exit() -> None:
+        # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or the dashboard's import
+        # that is still under way, must not keep the process.
+        os._exit(await _serve(settings, pipe))
+
     try:
-        code = asyncio.run(_serve(settings, pipe))
+        asyncio.run(serve_and_exit())
     finally:
-        # Not sys.exit: whatever Dask or bokeh left behind must not keep the process.
-        os._exit(code)
+        os._exit(1)
 
 
 async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
