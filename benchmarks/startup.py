@@ -435,12 +435,14 @@ def default_launcher() -> list[str]:
 def machine(launcher: Sequence[str]) -> dict[str, Any]:
     """Where this ran."""
     said = subprocess.run([launcher[0], "--version"], capture_output=True, text=True).stdout
+    lines = said.strip().splitlines() or [launcher[0]]
+    mpi = f"MPICH {said.split('Version:')[1].split()[0]}" if "HYDRA" in lines[0] else lines[0]
     versions = {}
     for name in ("dask-gpu-mpi", "distributed", "dask-mpi", "dask-cuda", "mpi4py"):
         with contextlib.suppress(PackageNotFoundError):
             versions[name] = version(name)
     return {
-        "mpi": ", ".join(line for line in map(str.strip, said.splitlines()[:2]) if line) or launcher[0],
+        "mpi": mpi,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
         "versions": versions,
