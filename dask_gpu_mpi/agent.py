@@ -39,7 +39,7 @@ from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
 from .timeline import Step, Timeline
 from .ucx import connection_config, hide_gpus, start_ucx
-from .workers import make_worker
+from .workers import make_worker, stop_ticks
 
 __all__ = ["main"]
 
@@ -402,6 +402,7 @@ class Agent:
         self, payload: tuple[WorkerSettings, tuple[WorkerPlan, ...], dict[str, Any]]
     ) -> None:
         import dask
+        from distributed import Nanny
 
         settings, plans, config = payload
         dask.config.set({"scheduler-address": settings.address, **config})
@@ -415,6 +416,9 @@ class Agent:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):
                 self._workers.append(_make(plan, settings))
+        for nanny in _nannies(self._workers):
+            if isinstance(nanny, Nanny):
+                stop_ticks(nanny)
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from clusters import TELL, cpu_seconds, ranks_of
+from clusters import TELL, cpu_seconds, facts, ranks_of
 from harness import Mpi
 
 SCRIPT = (
@@ -38,3 +38,25 @@ def test_idle_ranks_use_no_core(mpirun: Mpi) -> None:
     (job.directory / "go-on").touch()
     job.wait(30).check(0)
     assert max(shares.values()) < SHARE, shares
+
+
+WATCHED = (
+    TELL
+    + """
+from distributed import Client
+from dask_gpu_mpi import initialize
+initialize(cpu_workers=1)
+with Client() as client:
+    look = lambda dask_worker: sorted(dask_worker.periodic_callbacks)
+    tell(nannies=list(client.run(look, nanny=True).values()), workers=list(client.run(look).values()))
+"""
+)
+
+
+def test_nannies_do_not_measure_the_event_loop_that_they_share(mpirun: Mpi) -> None:
+    told = facts(mpirun.run(WATCHED, 1, timeout=60).check())
+    assert len(told["nannies"]) == len(told["workers"]) == 2
+    for callbacks in told["nannies"]:
+        assert {"tick", "ticks"}.isdisjoint(callbacks)
+        assert "memory_monitor" in callbacks
+    assert all("tick" in callbacks for callbacks in told["workers"])
