@@ -26,8 +26,8 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     """
 
     async def serve_and_exit() -> None:
-        # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or the dashboard's import
-        # that is still under way, must not keep the process.
+        # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or an import of the
+        # dashboard that is still under way, must not keep the process.
         os._exit(await _serve(settings, pipe))
 
     try:
