@@ -4,8 +4,8 @@
 
 The coordinator is a state machine without MPI: it is given the messages of ranks that do not exist, and what it sends is pickled
 as mpi4py would do it, so that bytes and seconds on the head rank are those of a real job, less the network. The exponent is the
-slope between two sizes (1 is linear), of the best of three runs. ``--join N`` measures what a joining worker costs the scheduler over TLS. ``--real`` starts
-jobs of so many ranks here, which must come up, compute and end with code 0.
+slope between two sizes (1 is linear), of the best of three runs. ``--join N`` measures what a joining worker costs the scheduler
+over TLS. ``--real`` starts jobs of so many ranks here, which must come up, compute and end with code 0.
 
 Exit code 1: a step grows faster than linearly, or a real job failed.
 """
