@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import pytest
 
-from dask_gpu_mpi.workers import visible_device, worker_class_for
+from dask_gpu_mpi.workers import stop_ticks, visible_device, worker_class_for
 
 
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
@@ -32,3 +33,22 @@ def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.Mo
     with visible_device("GPU-x"):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+
+
+def test_a_server_without_ticks_runs_and_keeps_its_other_callbacks() -> None:
+    from distributed.core import Server
+
+    async def look() -> tuple[set[str], list[bool]]:
+        server = Server({})
+        before = set(server.periodic_callbacks)
+        stop_ticks(server)
+        await server
+        server.start_periodic_callbacks()
+        running = [callback.is_running() for callback in server.periodic_callbacks.values()]
+        gone = before - set(server.periodic_callbacks)
+        await server.close()
+        return gone, running
+
+    gone, running = asyncio.run(look())
+    assert gone == {"tick", "ticks"}
+    assert running == [True, True]
