@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import importlib.util
 import logging
@@ -21,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from multiprocessing import get_context
 from typing import Any
@@ -35,6 +37,7 @@ from .placement import WorkerPlan
 from .ranges import ranks_text
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
+from .timeline import Step, Timeline
 from .ucx import connection_config, hide_gpus, start_ucx
 from .workers import make_worker
 
@@ -60,6 +63,8 @@ def main(reply: int, *, cuda: bool, parent: int) -> None:
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     """
+    # What is imported stays: looking through it for garbage again and again is a tenth of the import.
+    gc.disable()
     ignore_signals()
     if parent:
         die_with_parent(parent)
@@ -109,8 +114,11 @@ def _adopt(owner: list[int]) -> None:
 
 
 def _run(lifeline: int, reply: int, cuda: bool) -> None:
+    timeline = Timeline("agent")
+    timeline.lap("python")
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
         importlib.import_module(name)
+    timeline.lap("import")
     reader = FrameReader(lifeline)
     frames: list[Any] = []
     while not frames:
@@ -122,7 +130,10 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
     try:
         try:
             scratch = _configure(configuration)
+            timeline.lap("configure")
             become_fork_server(scratch, [lifeline, reply], PRELOAD)
+            gc.enable()
+            timeline.lap("fork")
         except DaskGpuMpiError as error:
             write_frame(reply, ("failed", str(error), error.exit_code))
             return
@@ -130,7 +141,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
-        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader).run(rest))
+        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline).run(rest))
     finally:
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
@@ -192,9 +203,16 @@ class Agent:
     """The event loop's side of the agent."""
 
     def __init__(
-        self, configuration: Configuration, scratch: str, lifeline: int, reply: int, reader: FrameReader
+        self,
+        configuration: Configuration,
+        scratch: str,
+        lifeline: int,
+        reply: int,
+        reader: FrameReader,
+        timeline: Timeline,
     ) -> None:
         self.configuration = configuration
+        self._timeline = timeline
         self.scratch = scratch
         self._lifeline = lifeline
         self._reply = reply
@@ -347,6 +365,7 @@ class Agent:
             self.tell("failed", f"{type(error).__name__}: {error}", 1)
 
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
+        begun = time.time()
         context = get_context("forkserver")
         self._scheduler_pipe, child_end = context.Pipe()
         process = context.Process(
@@ -368,6 +387,7 @@ class Agent:
 
         loop.add_reader(self._scheduler_pipe.fileno(), on_message)
         message = await up
+        self._timeline.add([Step("scheduler", "start", begun, time.time())])
         self.tell(*(("scheduler", *message[1:]) if message[0] == "up" else message))
         if message[0] == "up":
             loop.add_reader(process.sentinel, self._on_scheduler_end)
@@ -389,13 +409,16 @@ class Agent:
             logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
             await self._ucx  # it changes the environment meanwhile, which the constructors read
+        if settings.delay:
+            await asyncio.sleep(settings.delay)
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
-            self._workers.append(_make(plan, settings))
+            with self._timeline.step("make", f"worker {plan.name}"):
+                self._workers.append(_make(plan, settings))
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
-        self.tell("ready", len(plans))
+        self.tell("ready", len(plans), self._timeline.take())
         failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():
             self.tell("workers-ended", any(failed))
@@ -404,7 +427,8 @@ class Agent:
         pids: set[int] = set()
         watch = asyncio.ensure_future(_collect_pids(worker, pids))
         try:
-            await worker
+            with self._timeline.step("start", f"worker {plan.name}"):
+                await worker
         except Exception as error:
             cause: BaseException = error
             while cause.__cause__ is not None:
@@ -440,12 +464,13 @@ class Agent:
         workers, self._workers = self._workers, []
         grace = self.configuration.grace
         closing = [asyncio.ensure_future(self._close_worker(worker, grace)) for worker in workers]
-        if closing:
-            await asyncio.wait(closing, timeout=grace)
+        with self._timeline.step("close workers"):
+            if closing:
+                await asyncio.wait(closing, timeout=grace)
         for pid in filter(None, map(_process_of, _nannies(workers))):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.tell("closed")
+        self.tell("closed", self._timeline.take())
 
     async def _close(self) -> None:
         """Close what is still open: workers first, so that they find the scheduler until they are gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
+from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
@@ -31,6 +33,7 @@ from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
 from .signals import Signals
 from .supervisor import AgentProcess
+from .timeline import Step, Timeline, check_path
 from .ucx import connection_config
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
@@ -111,7 +114,8 @@ def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSetti
         host=start.listen,
         interface=options.interface,
         local_directory=scratch,
-        death_timeout=options.startup_timeout,
+        death_timeout=max(options.startup_timeout, start.limit),
+        delay=start.delay,
         worker_class=options.worker_class,
         worker_options=dict(options.worker_options),
         device_memory=start.device_memory,
@@ -145,6 +149,10 @@ class Joined:
         Whether the cluster was there before this job.
     cuda : bool
         Whether agents import dask_cuda at once.
+    timeline : Timeline
+        What this rank and its agent have done since the coordinator was last told.
+    hosts, steps : dict
+        On the coordinator, by rank: its host, and what it has told of its timeline.
     """
 
     post: Post
@@ -157,6 +165,9 @@ class Joined:
     scheduler_file: tuple[str, str] | None
     joins: bool
     cuda: bool
+    timeline: Timeline
+    hosts: dict[int, str] = field(default_factory=dict)
+    steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
 class Bringup:
@@ -188,6 +199,8 @@ class Bringup:
         started: float,
         signals: Signals,
     ) -> None:
+        self._timeline = Timeline("rank")
+        self._timeline.lap("python")
         self._signals = signals
         self._options = options
         self._environ = environ
@@ -216,6 +229,10 @@ class Bringup:
         DaskGpuMpiError
             The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
         """
+        # The messages of thousands of ranks stay until the cluster is up: looking through them for garbage again and again would
+        # take longer than all the rest.
+        collecting = gc.isenabled()
+        gc.disable()
         try:
             return self._run()
         except BaseException as error:
@@ -231,6 +248,9 @@ class Bringup:
                 traceback.print_exc()
                 abort(1)
             raise
+        finally:
+            if collecting:
+                gc.enable()
 
     def _run(self) -> Joined:
         options, failure = self._options, None
@@ -238,6 +258,7 @@ class Bringup:
             # Before everything else: it imports while MPI initialises.
             self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
             self._agent.configure(configuration(options, speaks=launchers.speaks(self._environ)))
+            self._timeline.lap("start the agent")
         else:
             failure = Failure.of(options)
         if (
@@ -250,7 +271,9 @@ class Bringup:
             except InputError as error:
                 failure = Failure.of(error)
         world = load_mpi(self._environ, self._host).COMM_WORLD
+        self._timeline.lap("import mpi4py, MPI_Init")
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
+        self._timeline.lap("join the ranks")
         self._joined_mpi = mailbox.size > 1
         self._post = Post(mailbox, self._agent)
         if self._agent is not None:
@@ -291,10 +314,12 @@ class Bringup:
             device_options=device_options(options),
             look_for_gpus=options.worker_kind != "cpu",
         )
+        self._timeline.lap("inventory")
         assert self._agent is not None  # started above
         while time.monotonic() < self._deadline:
             for kind, *payload in self._agent.events(0.05):
                 if kind == "prepared":
+                    self._timeline.lap("wait for the agent")
                     return inventory
                 if kind == "failed":
                     raise Failure(*payload).error(reported=False)
@@ -332,13 +357,16 @@ class Bringup:
                 join = (self._target.address, self._target.protocol, self._target.config)
                 name = self._target.unique_name(options.name)
             placement = placement_options(options, name=name)
+            if options.timeline is not None:
+                check_path(options.timeline, self._host)
             if options.protocol == "tls":
                 credentials = _draw_credentials
             elif options.protocol == "ucx":
                 credentials = functools.partial(connection_config, options.worker_options)
 
         def plan(inventories: list[Inventory]) -> Plan:
-            return make_plan(inventories, placement)
+            with self._timeline.step("plan"):
+                return make_plan(inventories, placement)
 
         return Coordinator(
             self._post.size,
@@ -349,6 +377,8 @@ class Bringup:
             join=join,
             deadline=self._deadline,
             hosts=self._post.mailbox.hosts,
+            configured=configured_keys(),
+            patient=isinstance(options, Options) and "startup_timeout" not in options.explicit,
         )
 
     def _tick(self, coordinator: Coordinator) -> None:
@@ -398,6 +428,7 @@ class Bringup:
                 raise StartupError(
                     f"rank {post.rank} on {self._host} heard nothing from rank 0 until the start-up deadline"
                 )
+        self._timeline.lap("ready: wait for go")
         post.push_back(self._early)
         if self._probe is not None:
             self._probe.close()
@@ -419,6 +450,9 @@ class Bringup:
             self._file,
             joins=not self._options.scheduler,
             cuda=_may_use_cuda(self._options, self._environ),
+            timeline=self._timeline,
+            hosts=coordinator.hosts if (coordinator := self._coordinator) is not None else {},
+            steps=coordinator.steps if coordinator is not None else {},
         )
 
     def _on_event(self, event: Event) -> None:
@@ -438,7 +472,8 @@ class Bringup:
         if kind == "scheduler":
             self._scheduler_is_up(*payload)
         elif kind == "ready":
-            self._post.send(COORDINATOR, "ready")
+            self._timeline.add(payload[1])
+            self._tell_ready()
         elif kind == "failed":
             self._post.send(COORDINATOR, "failed", Failure(*payload))
         elif kind == "scheduler-ended":
@@ -493,10 +528,17 @@ class Bringup:
         probe = ":".join(map(str, self._probe.getsockname()[:2]))
         self._post.send(COORDINATOR, "address", (address, link, probe))
 
+    def _tell_ready(self) -> None:
+        self._timeline.lap("start workers")
+        assert isinstance(self._options, Options)  # as above
+        self._post.send(COORDINATOR, "ready", self._timeline.take() if self._options.timeline else [])
+
     def _start_workers(self, start: Start) -> None:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # as above
         self._start = start
+        self._deadline = max(self._deadline, time.monotonic() + start.limit)
+        self._timeline.lap("hello: wait for the plan and the scheduler")
         try:
             if start.probe:
                 prove_reachable(start.probe, REACH)
@@ -508,7 +550,7 @@ class Bringup:
             self._post.send(COORDINATOR, "failed", Failure(text, 2))
             return
         if not start.workers:
-            self._post.send(COORDINATOR, "ready")
+            self._tell_ready()
         elif agent is not None:
             settings = worker_settings(options, start, agent.scratch or "")
             agent.send("workers", (settings, start.workers, start.config))

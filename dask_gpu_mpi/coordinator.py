@@ -9,16 +9,18 @@ Any FAILED, or the deadline, ends in one report and FAIL to all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .crowd import connection_settings, start_delay, start_limit
 from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
 from .inventory import Inventory
 from .network import Interface, choose_addresses
 from .placement import Plan, WorkerPlan
 from .post import Event
 from .ranges import ranks_text
+from .timeline import Step
 
 __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
 
@@ -148,6 +150,10 @@ class Start:
         ``host:port`` to which a connection proves that this rank reaches the scheduler's host; empty: not asked for.
     scheduler : str
         Where the scheduler is, for messages.
+    delay : float
+        Seconds for which it holds back its workers, so that not all connect at once.
+    limit : float
+        Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     """
 
     address: str
@@ -159,6 +165,8 @@ class Start:
     is_client: bool = False
     probe: str = ""
     scheduler: str = ""
+    delay: float = 0.0
+    limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -204,6 +212,10 @@ class Coordinator:
         ``time.monotonic()`` of the start-up deadline.
     hosts : mapping, optional
         Host of each rank, for reports about those who have not even said HELLO.
+    configured : collection of str
+        Keys of `crowd` that the user has configured.
+    patient : bool
+        The deadline is nobody's wish, and may grow with the number of workers.
     """
 
     def __init__(
@@ -217,6 +229,8 @@ class Coordinator:
         join: tuple[str, str, dict[str, Any]] | None,
         deadline: float,
         hosts: Mapping[int, str] | None = None,
+        configured: Collection[str] = (),
+        patient: bool = False,
     ) -> None:
         self.size = size
         self._hosts = dict(hosts or {})
@@ -228,7 +242,12 @@ class Coordinator:
         self._credentials = credentials
         self._join = join
         self._deadline = deadline
+        self._configured = configured
+        self._patient = patient
+        self._limit = 0.0
         self._hellos: dict[int, Hello] = {}
+        #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
+        self.steps: dict[int, list[Step]] = {}
         self._failures: dict[int, Failure] = {}
         self._failed_at: float | None = None
         self._ready: set[int] = set()
@@ -251,6 +270,7 @@ class Coordinator:
             self._scheduler_is_up(*payload)
         elif kind == "ready":
             self._ready.add(source)
+            self.steps[source] = payload or []
             if len(self._ready) == self.size and self.outcome is None and not self._failures:
                 self._all_ready()
         elif kind == "failed":
@@ -288,6 +308,11 @@ class Coordinator:
         return ready or 0, planned, hosts
 
     @property
+    def hosts(self) -> dict[int, str]:
+        """Host of each rank, as far as it is known."""
+        return {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
+
+    @property
     def waiting_for(self) -> list[int]:
         """The ranks that are not ready yet."""
         return [rank for rank in range(self.size) if rank not in self._ready]
@@ -298,8 +323,7 @@ class Coordinator:
             self._failed_at = now
 
     def _give_up(self, *, fatal: bool = False) -> None:
-        hosts = {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
-        self._end_with(one_report(self._failures, hosts, self.size), fatal=fatal)
+        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
 
     def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
         self.outcome = failure.error(reported=False)
@@ -323,13 +347,19 @@ class Coordinator:
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
+        workers = len(self.plan.workers)
+        settings = connection_settings(workers, self._configured)
+        if self._patient:
+            self._limit = start_limit(workers)
+            self._deadline = max(self._deadline, now + self._limit)
         if self._join is not None:
-            address, _, self._config = self._join
+            address, _, theirs = self._join
+            self._config = theirs | settings
             # a listener with TLS or UCX would complain
             probe = address.partition("://")[2] if self._join[1] == "tcp" else ""
             self._scheduler_is_up(address, None, probe)
             return
-        self._config = self._credentials()
+        self._config = self._credentials() | settings
         role = self.plan.scheduler
         here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
         device = here[0].uuid if here and self._protocol == "ucx" else ""
@@ -356,7 +386,10 @@ class Coordinator:
         protocol = self._join[1] if self._join is not None else self._protocol
         role = self.plan.scheduler
         where = "of another job" if self._join is not None else f"rank {role.rank} on {role.host}"
+        before, total = 0, len(self.plan.workers)
         for rank in range(self.size):
+            delay = start_delay(before, total)
+            before += len(mine.get(rank, ()))
             self._send(
                 rank,
                 "start",
@@ -370,6 +403,8 @@ class Coordinator:
                     rank == self.plan.client.rank,
                     probe,
                     where,
+                    delay,
+                    self._limit,
                 ),
             )
 

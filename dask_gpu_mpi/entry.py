@@ -90,6 +90,7 @@ def start(
         signals.give_back()
         raise
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    member.write_timeline()  # of the start, in case nobody gets so far as to write the end
     if not joined.start.is_client:
         return member, None
     announce(joined, time.monotonic() - started)
@@ -101,6 +102,7 @@ def start(
     if options.walltime_signal is not None:
         _handle(getattr(signal, f"SIG{options.walltime_signal}"))
     session._open()
+    joined.timeline.lap("open the session")
     # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
     atexit.register(session._finish)
     if signals.got is not None:
@@ -139,6 +141,7 @@ def initialize(
     walltime_signal: str | None = None,
     log_level: str | None = None,
     log_directory: str | None = None,
+    timeline: str | None = None,
     **options: Any,
 ) -> Session | bool:
     """Turn the MPI ranks that run this script into a Dask cluster.
@@ -181,7 +184,7 @@ def initialize(
         Refuse GPUs on which other processes hold memory. Default: a warning.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
-    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory
+    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, timeline
         As above. None: from the environment, the Dask configuration, or the default.
     **options
         Nothing else: unknown names are refused, with the nearest that is known.
@@ -224,6 +227,7 @@ def initialize(
         "walltime_signal": walltime_signal,
         "log_level": log_level,
         "log_directory": log_directory,
+        "timeline": timeline,
     }
     explicit = _said(given) | options
     prepare_process()

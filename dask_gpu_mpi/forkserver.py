@@ -12,6 +12,7 @@ changed (Python 3.14 added a key), the standard fork server is used instead: slo
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import os
 import signal
@@ -95,6 +96,9 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # Collections leave alone what is there now, in both processes and in all that they fork: else the first one would write
+        # into every page of it, and nothing would be shared any more.
+        gc.freeze()
         pid = os.fork()
         if pid == 0:
             _serve(listener, alive_r, [alive_w, *close], parent)
@@ -109,6 +113,7 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
     code = 1
     try:
         die_with_parent(parent)
+        gc.enable()
         for fd in close:
             os.close(fd)
         me = os.getpid()

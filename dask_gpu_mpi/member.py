@@ -21,6 +21,7 @@ from .ranges import ranks_text
 from .rendezvous import abort
 from .signals import Signals
 from .supervisor import AgentProcess
+from .timeline import write
 
 __all__ = ["Member"]
 
@@ -118,7 +119,9 @@ class Member:
             self._released = True
         # the rest is for the coordinator only
         elif kind == "closed":
-            self._closed.add(payload)
+            rank, steps = payload
+            self._closed.add(rank)
+            self.joined.steps.setdefault(rank, []).extend(steps)
         elif kind == "over":
             self._over(*payload)
         elif kind == "workers-ended":
@@ -127,7 +130,9 @@ class Member:
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         if kind == "closed":
             self._told_closed = True
-            self.post.send(COORDINATOR, "closed", self.rank)
+            self.joined.timeline.add(payload[0])
+            self.joined.timeline.lap("close workers")
+            self._tell_closed()
         elif self.stopped or self.ended is not None:
             return  # what else ends now was told to
         elif kind == "workers-ended":
@@ -294,6 +299,9 @@ class Member:
                 self.pump(BRISK)
             self.silent = [rank for rank in self.silent if rank not in self._closed]
         flushed = self.post.mailbox.flush(2.0)
+        if self.joined.options.timeline is not None and not long_ago:
+            self.pump(0.0)  # what this rank has told itself, and what others have told last
+            self.write_timeline()
         if self.ended is not None and self.rank == COORDINATOR and (self.silent or not flushed):
             names = ranks_text(self.silent) if self.silent else "a rank"
             self._say(f"{names} of {self.post.size} did not answer at the end: the job is aborted")
@@ -304,6 +312,7 @@ class Member:
         if self._wound_down:
             return
         self._wound_down = True
+        self.joined.timeline.lap("the script" if self.joined.start.is_client else "serve")
         options, post = self.joined.options, self.post
         if self.joined.scheduler_file is not None:
             # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
@@ -315,23 +324,42 @@ class Member:
                 self.pump(BRISK)
         if not self._told_closed:
             post.drop_agent(0.0)
-            post.send(COORDINATOR, "closed", self.rank)
+            self._tell_closed()
         if not self.joined.has_scheduler:
             # Removing what the workers have spilled may take longer than closing them.
             post.drop_agent(options.shutdown_timeout)
+            self.joined.timeline.lap("close the agent")
         # The others take as long as this rank, and the messages some time.
         limit = own + CLOSING_SLACK
         plan = self.joined.go.plan
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
                 self.pump(BRISK)
+            self.joined.timeline.lap("wait for the ranks")
             self.silent = [rank for rank in range(post.size) if rank not in self._closed]
             post.send(plan.scheduler.rank, "release")
         if self.joined.has_scheduler:
             while not self._released and post.agent is not None and time.monotonic() < limit + 1.0:
                 self.pump(BRISK)
+            post.drop_agent(options.shutdown_timeout)
+            self.joined.timeline.lap("close the scheduler")
         post.drop_agent(options.shutdown_timeout)
-        post.send(COORDINATOR, "closed", self.rank)  # also when its agent could not say so any more
+        self._tell_closed()  # also when its agent could not say so any more
+
+    def _tell_closed(self) -> None:
+        """Tell the coordinator that this rank's workers have closed, and what it has done since it was ready."""
+        steps = self.joined.timeline.take() if self.joined.options.timeline is not None else []
+        self.post.send(COORDINATOR, "closed", (self.rank, steps))
+
+    def write_timeline(self) -> None:
+        """Write what the coordinator knows of the timeline, where the user wants it."""
+        path = self.joined.options.timeline
+        if path is None or self.rank != COORDINATOR:
+            return
+        try:
+            write(path, self.joined.hosts, self.joined.steps)
+        except OSError as error:  # no reason to end a job that works
+            self._say(f"warning: the timeline {path!r} could not be written: {error.strerror}")
 
 
 class _Restarts:

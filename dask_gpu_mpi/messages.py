@@ -106,6 +106,8 @@ class WorkerSettings:
         Bytes of each device, by UUID.
     log_directory : str or None
         Where each worker's log file goes.
+    delay : float
+        Seconds to wait before they are started.
     """
 
     address: str
@@ -118,3 +120,4 @@ class WorkerSettings:
     worker_options: dict[str, Any] = field(default_factory=dict)
     device_memory: dict[str, int] = field(default_factory=dict)
     log_directory: str | None = None
+    delay: float = 0.0

@@ -128,6 +128,10 @@ _TABLE = (
     Option("log_directory", "path", None,
            "Directory for a log file of each rank, instead of the standard error.",
            ("--log-directory",)),
+    Option("timeline", "path", None,
+           "File, written by rank 0, with the time of each step of the start and the end on every rank, for "
+           "Perfetto or chrome://tracing.",
+           ("--timeline",)),
 )
 # fmt: on
 
@@ -178,6 +182,7 @@ class Options:
     walltime_signal: str | None = None
     log_level: str = "warning"
     log_directory: str | None = None
+    timeline: str | None = None
     warnings: tuple[str, ...] = ()
     explicit: frozenset[str] = frozenset()
 

@@ -193,3 +193,49 @@ def test_a_report_is_bounded() -> None:
     text = str(driver.coordinator.outcome)
     assert "disk 5 is full; and 14 more failures" in text
     assert "disk 6" not in text
+
+
+def crowded(size: int, **changes: Any) -> Driver:
+    """A coordinator whose ranks have all been told to start."""
+    driver = Driver(size, **changes)
+    for rank in range(size):
+        driver.tell(rank, "hello", hello(rank, size, f"h{rank}"))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
+    return driver
+
+
+def test_many_workers_are_given_time() -> None:
+    driver = crowded(700, patient=True)
+    (scheduler,) = [payload for _, kind, payload in driver.sent if kind == "scheduler"]
+    starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+    for config in (scheduler[1], starts[0].config, starts[-1].config):
+        assert config == {
+            "key": "secret",
+            "distributed.comm.timeouts.connect": "35s",
+            "distributed.comm.socket-backlog": 2800,
+        }
+    delays = [start.delay for start in starts]
+    assert delays[0] == 0.0
+    assert delays == sorted(set(delays))
+    assert starts[0].limit == 70.0
+
+
+def test_a_deadline_that_nobody_said_grows_with_the_workers() -> None:
+    patient, strict = crowded(1200, patient=True), crowded(1200)
+    for driver in (patient, strict):
+        driver.coordinator.tick(110.0)
+    assert patient.coordinator.outcome is None
+    assert isinstance(strict.coordinator.outcome, StartupError)
+    patient.coordinator.tick(122.0)
+    assert isinstance(patient.coordinator.outcome, StartupError)
+
+
+def test_no_rank_is_sent_what_belongs_to_another_host() -> None:
+    import pickle
+
+    sizes = []
+    for size in (10, 100):
+        driver = crowded(size)
+        starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+        sizes.append(max(len(pickle.dumps(start)) for start in starts))
+    assert sizes[1] < sizes[0] + 50

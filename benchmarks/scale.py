@@ -1,0 +1,289 @@
+"""How the start grows with the number of ranks: plan, gather and scatter of up to 65,536 simulated ranks, and real jobs.
+
+    python benchmarks/scale.py --real 8 16 32 --json benchmarks/results/scale.json
+
+The coordinator is a state machine without MPI: it is given the messages of ranks that do not exist, and what it sends is pickled
+as mpi4py would do it, so that bytes and seconds on the head rank are those of a real job, less the network. The exponent is the
+slope between two sizes (1 is linear). ``--join N`` measures what a joining worker costs the scheduler over TLS. ``--real`` starts
+jobs of so many ranks here, which must come up, compute and end with code 0.
+
+Exit code 1: a step grows faster than linearly, or a real job failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import math
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from startup import default_launcher, machine
+
+from dask_gpu_mpi.coordinator import Coordinator, Go, Hello
+from dask_gpu_mpi.network import Interface
+from dask_gpu_mpi.placement import PlacementOptions, make_plan
+from dask_gpu_mpi.post import Event
+from dask_gpu_mpi.pretend import pretend
+from dask_gpu_mpi.security import make_credentials
+
+SIZES = (64, 512, 4096, 16384, 65536)
+RANKS_PER_HOST = GPUS_PER_HOST = 4
+#: Steps shorter than this are not judged: a slope of noise.
+SHORTEST = 0.02
+#: A slope that counts as linear, measured.
+LINEAR = 1.25
+SCRIPT = """
+import sys
+from distributed import Client
+with Client() as client:
+    n = len(client.scheduler_info(n_workers=-1)["workers"])
+    total = sum(client.gather(client.map(abs, range(10 * n))))
+    print("RESULT", n, total == sum(range(10 * n)))
+"""
+
+
+def pickled(value: Any) -> bytes:
+    """As mpi4py sends it."""
+    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+
+
+def simulate(size: int) -> dict[str, Any]:
+    """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on the head rank."""
+    inventories = pretend(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
+    hellos = []
+    for inventory in inventories:
+        host = inventory.rank // RANKS_PER_HOST
+        network = tuple(
+            Interface(name, f"10.{number}.{host // 256}.{host % 256}", f"10.{number}.0.0/16")
+            for number, name in enumerate(("hsn0", "hsn1", "eth0"))
+        )
+        shape = tuple((f"option{number}", None) for number in range(10))
+        interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"), *network)
+        hellos.append(pickled(("hello", Hello(inventory.host, inventory, interfaces, None, shape))))
+    sent: list[tuple[str, int, float]] = []
+
+    def send(rank: int, kind: str, payload: Any) -> None:
+        sent.append((kind, len(pickled((kind, payload))), time.perf_counter()))
+
+    plans: list[float] = []
+
+    def plan(found: Any) -> Any:
+        begun = time.perf_counter()
+        made = make_plan(found, PlacementOptions())
+        plans.append(time.perf_counter() - begun)
+        return made
+
+    coordinator = Coordinator(
+        size,
+        protocol="tls",
+        plan=plan,
+        send=send,
+        credentials=lambda: make_credentials().dask_config(),
+        join=None,
+        deadline=1e9,
+        patient=True,
+    )
+    steps: dict[str, dict[str, Any]] = {}
+
+    def step(name: str, begun: float, messages: list[int]) -> None:
+        steps[name] = {
+            "seconds": time.perf_counter() - begun,
+            "bytes": sum(messages),
+            "largest": max(messages, default=0),
+        }
+
+    begun = time.perf_counter()
+    for rank, data in enumerate(hellos):
+        kind, hello = pickle.loads(data)
+        coordinator.handle(Event(rank, kind, hello), 1.0)
+    step("gather", begun, [len(data) for data in hellos])
+    steps["gather"]["seconds"] -= plans[0]
+    steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
+    address = ("tls://10.0.0.1:40000", "http://localhost:8787/status", "10.0.0.1:40000")
+    begun = time.perf_counter()
+    coordinator.handle(Event(0, "address", address), 2.0)
+    step("scatter", begun, [length for kind, length, _ in sent if kind == "start"])
+    begun = time.perf_counter()
+    for rank in range(size):
+        coordinator.handle(Event(rank, "ready", []), 3.0)
+        coordinator.tick(3.0)
+    step("go", begun, [length for kind, length, _ in sent if kind == "go"])
+    if not isinstance(coordinator.outcome, Go):
+        raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
+    steps["client's plan"] = {
+        "seconds": 0.0,
+        "bytes": 0,
+        "largest": len(pickled(("go", coordinator.outcome))),
+    }
+    return {
+        "ranks": size,
+        "workers": len(coordinator.plan.workers) if coordinator.plan else 0,
+        "steps": steps,
+    }
+
+
+def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Slope of each step between neighbouring sizes, of what is long enough to have one."""
+    found: dict[str, dict[str, float]] = {}
+    for small, large in itertools.pairwise(rows):
+        grown = math.log(large["ranks"] / small["ranks"])
+        for name, step in large["steps"].items():
+            for key, least in (("seconds", SHORTEST), ("bytes", 1)):
+                before = small["steps"][name][key]
+                if before >= least:
+                    slope = round(math.log(step[key] / before) / grown, 2)
+                    found.setdefault(f"{name}, {key}", {})[f"{small['ranks']}-{large['ranks']}"] = slope
+    return found
+
+
+def _serve(pipe: Any, config: dict[str, Any]) -> None:
+    """A scheduler that tells its address, and at the end its CPU seconds."""
+    import dask
+    from distributed import Scheduler
+
+    async def serve() -> None:
+        dask.config.set(config)
+        async with Scheduler(host="127.0.0.1", port=0, protocol="tls", dashboard=False) as scheduler:
+            before = time.process_time()
+            pipe.send(scheduler.address)
+            while not pipe.poll():
+                await asyncio.sleep(0.05)
+            pipe.send(time.process_time() - before)
+
+    asyncio.run(serve())
+
+
+def join(count: int) -> dict[str, Any]:
+    """CPU seconds of the scheduler for each of `count` workers that join at the same time, over TLS."""
+    import dask
+    from distributed import Worker
+
+    config = make_credentials().dask_config()
+    context = multiprocessing.get_context("spawn")
+    pipe, other = context.Pipe()
+    process = context.Process(target=_serve, args=(other, config), daemon=True)
+    process.start()
+    if not pipe.poll(60):
+        raise RuntimeError("the scheduler did not start")
+    address = pipe.recv()
+
+    async def work(folder: str) -> float:
+        dask.config.set({**config, "distributed.admin.system-monitor.gil.enabled": False})
+        workers = [
+            Worker(address, nthreads=1, memory_limit=None, dashboard=False, local_directory=folder)
+            for _ in range(count)
+        ]
+        begun = time.perf_counter()
+        await asyncio.gather(*workers)
+        seconds = time.perf_counter() - begun
+        pipe.send("enough")
+        for worker in workers:
+            await worker.close(nanny=False)
+        return seconds
+
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = asyncio.run(work(folder))
+    cpu = pipe.recv()
+    process.join(10)
+    return {
+        "workers": count,
+        "seconds": round(seconds, 3),
+        "scheduler_cpu_s": round(cpu, 3),
+        "scheduler_cpu_ms_each": round(1e3 * cpu / count, 2),
+    }
+
+
+def real(ranks: int, launcher: list[str]) -> dict[str, Any]:
+    """One job of this many ranks: seconds, and whether all went well."""
+    with tempfile.TemporaryDirectory(prefix="sc-") as folder:
+        script = Path(folder) / "script.py"
+        script.write_text(SCRIPT)
+        environ = {**os.environ, "TMPDIR": folder}
+        command = [
+            *launcher,
+            "-np",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "dask_gpu_mpi",
+            "--nthreads",
+            "1",
+            str(script),
+        ]
+        begun = time.monotonic()
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
+        seconds = time.monotonic() - begun
+    noise = [line for line in done.stderr.splitlines() if not line.startswith("dask_gpu_mpi: ")]
+    ready = [
+        float(line.split("after ")[1].split()[0])
+        for line in done.stderr.splitlines()
+        if "ready after" in line
+    ]
+    right = done.returncode == 0 and f"RESULT {ranks} True" in done.stdout and not noise
+    if not right:
+        sys.stderr.write(done.stdout[-500:] + done.stderr[-3000:])
+    return {
+        "ranks": ranks,
+        "seconds": round(seconds, 2),
+        "ready_s": ready[0] if ready else None,
+        "code": done.returncode,
+        "right": right,
+        "noise": noise[:5],
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="simulated ranks")
+    parser.add_argument("--real", type=int, nargs="*", default=[], help="ranks of real jobs")
+    parser.add_argument(
+        "--join", type=int, default=0, help="workers that join one scheduler at the same time"
+    )
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    launcher = default_launcher()
+    document: dict[str, Any] = {"benchmark": "scale", **machine(launcher), "load": os.getloadavg()[0]}
+    rows = [simulate(size) for size in options.sizes]
+    slopes = exponents(rows)
+    print(f"{'ranks':>7} {'step':14} {'seconds':>9} {'bytes':>12} {'largest message':>16}")
+    for row in rows:
+        for name, step in row["steps"].items():
+            print(
+                f"{row['ranks']:7} {name:14} {step['seconds']:9.3f} {step['bytes']:12} {step['largest']:16}"
+            )
+    for name, slope in slopes.items():
+        print(f"exponent of {name}: {slope}")
+    worse = [name for name, slope in slopes.items() if any(value > LINEAR for value in slope.values())]
+    print("worse than linear:", ", ".join(worse) or "nothing")
+    document |= {"simulated": rows, "exponents": slopes, "worse_than_linear": worse}
+    if options.join:
+        document["join"] = join(options.join)
+        print(document["join"])
+    document["real"] = []
+    for ranks in options.real:
+        document["real"].append(real(ranks, launcher))
+        print(document["real"][-1], flush=True)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return int(bool(worse) or not all(row["right"] for row in document["real"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

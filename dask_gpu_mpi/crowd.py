@@ -1,0 +1,80 @@
+"""What a large number of workers needs, so that nothing times out by being many.
+
+All workers of a job connect to one scheduler at the same moment, and it takes them one after the other: with Dask's defaults
+1,300 workers were lost to handshakes that took too long (dask/distributed#3691). So from some hundreds of workers on the time
+to connect and the scheduler's queue of connections grow with their number, ranks start their workers one after the other, and
+the start-up deadline leaves the scheduler the time it needs. What the user has configured stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+__all__ = ["BACKLOG", "CONNECT", "configured_keys", "connection_settings", "start_delay", "start_limit"]
+
+CONNECT = "distributed.comm.timeouts.connect"
+BACKLOG = "distributed.comm.socket-backlog"
+#: distributed's defaults (2026.7), in seconds and in connections.
+DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
+#: Seconds that the scheduler may take for one worker that joins: ten times what it took on an idle core (docs/performance.md).
+PER_WORKER = 0.05
+#: Seconds after which a connection has failed in any case: it is also how long a host that has died goes unnoticed.
+LONGEST_CONNECT = 600.0
+#: Connections that a worker and its nanny open to the scheduler while they start.
+CONNECTIONS = 4
+#: Linux takes no longer queue (and cuts it to net.core.somaxconn).
+LONGEST_BACKLOG = 65535
+#: Workers that may well connect all at once, and seconds between two beyond that.
+AT_ONCE, APART = 256, 0.003
+
+
+def connection_settings(workers: int, configured: Collection[str] = ()) -> dict[str, Any]:
+    """Dask configuration for every process of a cluster of this size; empty where Dask's defaults will do.
+
+    Parameters
+    ----------
+    workers : int
+        Planned workers.
+    configured : collection of str
+        Keys that the user has configured, which are left out.
+    """
+    settings: dict[str, Any] = {}
+    connect = min(LONGEST_CONNECT, PER_WORKER * workers)
+    if connect > DEFAULT_CONNECT and CONNECT not in configured:
+        settings[CONNECT] = f"{connect:g}s"
+    backlog = min(LONGEST_BACKLOG, CONNECTIONS * workers)
+    if backlog > DEFAULT_BACKLOG and BACKLOG not in configured:
+        settings[BACKLOG] = backlog
+    return settings
+
+
+def start_limit(workers: int) -> float:
+    """Seconds that starting this many workers may take, for a start-up deadline that nobody has said."""
+    return 2 * PER_WORKER * workers
+
+
+def start_delay(before: int, workers: int) -> float:
+    """Seconds for which a rank holds back its workers.
+
+    Parameters
+    ----------
+    before : int
+        Workers of the ranks before it.
+    workers : int
+        All planned workers.
+    """
+    return 0.0 if workers <= AT_ONCE else APART * before
+
+
+def configured_keys() -> frozenset[str]:
+    """Which of our keys the user has configured: in a file, in the environment or in the program."""
+    import dask.config
+
+    def said(key: str) -> bool:
+        value = dask.config.get(key, None)
+        # distributed registers its own defaults when it is imported
+        defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
+        return value is not None and value not in defaults
+
+    return frozenset(key for key in (CONNECT, BACKLOG) if said(key))
