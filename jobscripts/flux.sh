@@ -1,0 +1,43 @@
+#!/bin/bash
+# One Dask cluster on whole nodes, a worker on every GPU:
+#   flux batch -N2 flux.sh my.py ARGS...
+# Options of flux batch win over the lines below. The settings: edit them, or export DGM_...=
+# shellcheck disable=SC1090,SC1091  # files of yours
+# flux: --job-name=dask-gpu-mpi
+# flux: --nodes=1
+# flux: --exclusive
+# flux: --time-limit=60m
+# flux: --output=dask-gpu-mpi-{{id}}.log
+
+setup=${DGM_SETUP:-}  # file to source: modules, venv, conda; or write them below
+container=${DGM_CONTAINER:-}  # Apptainer image to run in
+mpi=${DGM_MPI:-}  # flux run -o pmi=...; empty: what the MPI library of mpi4py needs
+logs=${DGM_LOGS:-logs}  # directory for the log files of ranks and workers
+check=${DGM_CHECK:-yes}  # no: without the preflight
+ranks=${DGM_RANKS_PER_NODE:-1}
+modules=()
+program=("$@")
+
+set --  # a sourced file takes the arguments for its own
+((${#program[@]})) || { echo "usage: flux batch [OPTIONS] flux.sh SCRIPT ARGS..." >&2; exit 2; }
+
+# -- environment. Here or in $DGM_SETUP:
+#   module load cuda; source ~/venv/bin/activate; conda activate NAME
+#   export DASK_GPU_MPI__INTERFACE=hsn0 DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme  # node-local and short; default $TMPDIR or /tmp
+if ((${#modules[@]})); then
+  type -t module > /dev/null || source /etc/profile
+  module load "${modules[@]}" || exit 2
+fi
+if [[ -n $setup ]]; then source "$setup" || exit 2; fi
+python=(python)
+if [[ -n $container ]]; then python=(apptainer exec --nv "$container" python); fi
+
+# -- launcher: ranks that are left all cores and GPUs of their node
+if [[ -z $mpi ]]; then
+  case $("${python[@]}" -m mpi4py --mpi-lib-version) in *"Open MPI"*) mpi=pmix ;; esac  # others speak Flux's own
+fi
+launch=(flux run --nodes="$(flux getattr size)" --tasks-per-node="$ranks" --exclusive
+  -o cpu-affinity=off -o gpu-affinity=off ${mpi:+-o "pmi=$mpi"})
+[[ $check == no ]] || "${launch[@]}" "${python[@]}" -m dask_gpu_mpi check || exit
+# its exit code is the job's: 75 after a checkpoint of session.on_walltime. Flux does not requeue.
+exec "${launch[@]}" "${python[@]}" -m dask_gpu_mpi run --log-directory "$logs/$(flux getattr jobid)" "${program[@]}"
