@@ -12,7 +12,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
@@ -152,6 +152,10 @@ class BatchJob:
             time.sleep(POLL)
         return ended
 
+    def members(self, count: int) -> list[BatchJob]:
+        """The members of this array, numbered from 0; they share a directory and, to `processes`, are one."""
+        return [replace(self, number=f"{self.number}_{index}") for index in range(count)]
+
     def processes(self) -> dict[int, str]:
         """Live processes of the job, on all hosts: command line by PID."""
         found = {}
@@ -262,6 +266,10 @@ class Slurm:
         """Files in that host's /dev/shm."""
         holder = (self.bed.state / f"{host}.holder").read_text().split()[0]
         return sorted(path.name for path in Path(f"/proc/{holder}/root/dev/shm").iterdir())
+
+    def meeting_place(self) -> Path:
+        """A folder for what several jobs share, removed with them."""
+        return Path(tempfile.mkdtemp(prefix="meet-", dir=self.conf.parent.parent))
 
     def submit(
         self,

@@ -69,7 +69,8 @@ def test_one_worker_for_each_gpu(either: Slurm, launcher: str, flag: str, hosts:
     code = 7 if hosts == 2 else 0
     job = either.submit(
         template(TEMPLATES[launcher], asked),
-        *(f"--nodes={hosts}", f"--ntasks-per-node={ranks}", f"--mem={MEMORY}"),
+        # a job alone on its hosts is given all of their GPUs, whatever it asks for
+        *(f"--nodes={hosts}", f"--ntasks-per-node={ranks}", f"--mem={MEMORY}", "--exclusive=user"),
         args=["script.py", str(code)],
         files={"script.py": SCRIPT},
     )
