@@ -19,9 +19,25 @@ def main(prefix: str) -> int:
         wrong.append(f"import dask_gpu_mpi loads {', '.join(sorted(heavy))}")
     if not Path(dask_gpu_mpi.__file__ or "").is_relative_to(prefix):
         wrong.append(f"dask_gpu_mpi comes from {dask_gpu_mpi.__file__}, not from {prefix}")
-    for name in ("gpu-mpi.yaml", "py.typed"):
+    scripts = Path(__file__).resolve().parents[1] / "jobscripts"
+    for name in ("gpu-mpi.yaml", "py.typed", *(f"jobscripts/{path.name}" for path in scripts.iterdir())):
         if not resources.files("dask_gpu_mpi").joinpath(name).is_file():
             wrong.append(f"{name} is not in the package")
+    asked = [
+        "jobscript",
+        "slurm",
+        "--nodes",
+        "2",
+        "--gpus-per-node",
+        "4",
+        "--time",
+        "01:00:00",
+        "--",
+        "my.py",
+    ]
+    made = subprocess.run([f"{prefix}/bin/dask-gpu-mpi", *asked], capture_output=True, text=True, cwd="/")
+    if made.returncode or "\n#SBATCH --nodes=2\n" not in made.stdout:
+        wrong.append(f"jobscript exits {made.returncode}: {made.stdout}{made.stderr}")
     if not metadata.metadata("dask-gpu-mpi")["License-Expression"]:
         wrong.append("no license in the metadata")
     # all ways to the command line, Dask's plugin point included

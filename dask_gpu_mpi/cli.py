@@ -11,9 +11,10 @@ from typing import Any, Literal
 import click
 
 from .errors import DaskGpuMpiError, InputError
+from .jobscript_command import jobscript
 from .options import OPTIONS, Options, parse_text, resolve
 
-__all__ = ["cli", "main"]
+__all__ = ["cli", "main", "resolve_texts", "run"]
 
 #: What tells an address from a script: a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
@@ -62,7 +63,8 @@ def _option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], An
     return decorate
 
 
-def _resolve(given: dict[str, Any]) -> Options | InputError:
+def resolve_texts(given: dict[str, Any]) -> Options | InputError:
+    """The options from what the command line said, or what is wrong with them: to be told once for all ranks."""
     try:
         explicit = {
             name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
@@ -87,7 +89,7 @@ def run(words: tuple[str, ...], **given: Any) -> None:
         and _ADDRESS.fullmatch(words[0])
     ):
         given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
-    _run(_resolve(given), words)
+    _run(resolve_texts(given), words)
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
@@ -184,7 +186,7 @@ def plan(
     from .bringup import placement_options
     from .placement import make_plan
 
-    options = _resolve(given)
+    options = resolve_texts(given)
     try:
         if nodes is None:
             from .preview import plan_of_allocation
@@ -221,6 +223,9 @@ def _fail(error: DaskGpuMpiError) -> None:
     sys.exit(error.exit_code)
 
 
+cli.add_command(jobscript)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit.
 
@@ -234,5 +239,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
+        if arguments[0] == "jobscript":  # on a login node, where there are no ranks
+            _fail(InputError(f"command line: {error.format_message()}"))
         _run(InputError(f"command line: {error.format_message()}"), ())
     sys.exit(0)

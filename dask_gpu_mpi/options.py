@@ -280,6 +280,8 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
         raise OptionError(f"configuration gpu-mpi: {show(section)} can't be used; needed: names and values")
     found = []
     for key, value in section.items():
+        if key == "jobscript":
+            continue  # a section of its own: jobscript_command
         name = str(key).replace("-", "_").lower()
         variable = next((v for v in environ if v.upper() == f"DASK_GPU_MPI__{name.upper()}"), "")
         if variable:

@@ -16,6 +16,7 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.jobscript_command import JOB_OPTIONS
 from dask_gpu_mpi.options import OPTIONS, Options, parse_text, resolve
 
 YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
@@ -47,14 +48,19 @@ def refused(given: dict[str, Any], source: Any = "keyword") -> str:
 
 def test_yaml_and_table_agree() -> None:
     configured = yaml.safe_load(YAML.read_text())["gpu-mpi"]
+    section = configured.pop("jobscript")
+    assert section == {name.replace("_", "-"): None for name in JOB_OPTIONS} | {
+        "modules": [],
+        "directives": [],
+    }
     assert configured == {option.key: option.default for option in OPTIONS.values() if option.config}
 
 
 def test_every_key_of_the_yaml_is_explained() -> None:
     lines = YAML.read_text().splitlines()
     for before, line in itertools.pairwise(lines):
-        if re.match(r"  [a-z]", line):
-            assert before.startswith("  # "), line
+        if match := re.match(r" +(?=[a-z])", line):
+            assert before.startswith(f"{match[0]}# "), line
 
 
 def test_options_have_a_field_for_every_option() -> None:

@@ -1,0 +1,219 @@
+"""``python -m dask_gpu_mpi jobscript``: what a job script is to ask for, from the command line and Dask's configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .errors import DaskGpuMpiError, InputError, OptionError
+from .jobscripts import SYSTEMS, JobRequest, render, submit, template_cpus
+from .option_types import Option, convert, show, suggest
+
+__all__ = ["JOB_OPTIONS", "jobscript", "request"]
+
+# Directives can't be quoted: these texts must be harmless as they are.
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
+_NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
+_CLOCK = re.compile(r"(\d{1,4}):([0-5]\d):([0-5]\d)")
+
+# fmt: off
+#: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
+JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
+    Option("nodes", "int", None, "Hosts.", ("--nodes", "-N"), minimum=1),
+    Option("gpus_per_node", "int", None, "GPUs of each host.", ("--gpus-per-node",), minimum=0),
+    Option("ranks_per_node", "int", None, "MPI ranks on each host; one is enough. Default: 1.",
+           ("--ranks-per-node",), minimum=1),
+    Option("cpus_per_node", "int", None, "Cores of each host, which PBS has to be told.", ("--cpus-per-node",), minimum=1),
+    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_CLOCK.pattern, needs="HH:MM:SS, such as 01:30:00"),
+    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, needs=_NAMED),
+    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, needs=_NAMED),
+    Option("launcher", "choice", None, "What starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
+           ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
+    Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
+           ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
+    Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
+    Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
+)}
+#: Options that can be given several times.
+_LISTS: Mapping[str, Option] = {option.name: option for option in (
+    Option("modules", "str", None, "Module to load.", ("--module",)),
+    Option("directives", "str", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
+           pattern=r"-[ -~]+", needs="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
+)}
+# fmt: on
+
+
+def _clicks(function: Any) -> Any:
+    """All texts, so that errors are found, and told, in one place."""
+    for several, table in ((True, _LISTS), (False, JOB_OPTIONS)):
+        for option in reversed(list(table.values())):
+            metavar = "|".join(option.choices) if option.choices else option.kind.upper()
+            function = click.option(
+                *option.flags, option.name, default=None, multiple=several, metavar=metavar, help=option.help
+            )(function)
+    return function
+
+
+@click.command()
+@click.argument("system", metavar="|".join(SYSTEMS))
+@_clicks
+@click.option("-o", "--output", metavar="FILE", help="Write the script there instead of printing it.")
+@click.option("--submit", "submits", is_flag=True, help="Submit it, and print the job's number.")
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
+def jobscript(system: str, program: tuple[str, ...], output: str | None, submits: bool, **given: Any) -> None:
+    """Print a job script for a batch system, or submit it.
+
+    Options that are not given come from the section gpu-mpi.jobscript of Dask's configuration.
+    """
+    try:
+        job = request(system, program, given)
+        text = render(job)
+        if output is not None:
+            _write(output, text)
+        elif not submits:
+            sys.stdout.buffer.write(os.fsencode(text))
+            sys.stdout.flush()
+        if submits:
+            print(submit(job, text))
+    except DaskGpuMpiError as error:
+        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        sys.exit(error.exit_code)
+
+
+def _write(output: str, text: str) -> None:
+    try:
+        Path(output).write_bytes(os.fsencode(text))
+    except OSError as error:
+        raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
+
+
+def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> JobRequest:
+    """Add up command line and configuration, and check that such a job can be.
+
+    Parameters
+    ----------
+    system : str
+        A name in `SYSTEMS`.
+    program : sequence of str
+        The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
+    given : mapping
+        Texts of the command line by option name; None or empty: not said.
+
+    Raises
+    ------
+    OptionError
+        An option is missing, unknown or of the wrong form.
+    InputError
+        GPUs of the job would have no worker, or the program's options can't be.
+    """
+    if system not in SYSTEMS:
+        raise OptionError(
+            f"command line: {show(system)} is no batch system known here; valid: {', '.join(SYSTEMS)}"
+        )
+    values: dict[str, Any] = _configured()
+    for name, said in given.items():
+        option = JOB_OPTIONS.get(name) or _LISTS[name]
+        origin = f"command line: {option.flags[0]}"
+        if name in _LISTS:
+            # a site's own directives stay; the user's modules are instead of the site's
+            added = tuple(convert(option, text, origin, "command line") for text in said or ())
+            values[name] = (
+                values.get(name, ()) + added if name == "directives" else added or values.get(name, ())
+            )
+        elif said is not None:
+            values[name] = convert(option, said, origin, "command line")
+    for name in ("nodes", "gpus_per_node", "time"):
+        if values.get(name) is None:
+            raise OptionError(
+                f"command line: {JOB_OPTIONS[name].flags[0]} is missing; needed: {_needs(name)}"
+            )
+    seconds = _seconds(values.pop("time"))
+    values["ranks_per_node"] = values.get("ranks_per_node") or 1
+    if system == "pbs" and not values.get("cpus_per_node"):
+        _note(f"--cpus-per-node is not given: the job asks for {template_cpus('pbs.pbs')} cores of each host")
+    job = JobRequest(system=system, program=tuple(program), seconds=seconds, **values)
+    _check_workers(job)
+    return job
+
+
+def _needs(name: str) -> str:
+    return JOB_OPTIONS[name].needs or "a number"
+
+
+def _seconds(text: str) -> int:
+    match = _CLOCK.fullmatch(text)
+    assert match is not None, text
+    hours, minutes, seconds = map(int, match.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    if not total:
+        raise OptionError(f"command line: --time {text}: a job needs time; needed: more than 00:00:00")
+    return total
+
+
+def _configured() -> dict[str, Any]:
+    """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
+    import dask.config
+
+    from .options import register_defaults
+
+    register_defaults()
+    section = dask.config.get("gpu-mpi.jobscript", None) or {}
+    if not isinstance(section, Mapping):
+        raise OptionError(
+            f"configuration gpu-mpi.jobscript: {show(section)} can't be used; needed: names and values"
+        )
+    values: dict[str, Any] = {}
+    for key, value in section.items():
+        origin, name = f"configuration gpu-mpi.jobscript.{key}", str(key).replace("-", "_").lower()
+        if name in _LISTS:
+            texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+            values[name] = tuple(convert(_LISTS[name], text, origin, "configuration") for text in texts)
+        elif name in JOB_OPTIONS:
+            if name == "time" and isinstance(value, int):
+                # YAML 1.1 reads 01:30:00 as a number of base 60
+                value = f"{value // 3600:02}:{value // 60 % 60:02}:{value % 60:02}"
+            values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")
+        else:
+            raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
+    return values
+
+
+def _check_workers(job: JobRequest) -> None:
+    """Plan the job as its ranks will, to refuse now what would fail, or waste GPUs, hours later."""
+    from .bringup import placement_options
+    from .cli import resolve_texts, run
+    from .placement import make_plan
+    from .pretend import pretend
+
+    try:
+        with run.make_context("run", list(job.program)) as context:
+            said = dict(context.params)
+    except click.ClickException as error:
+        raise InputError(f"command line: {error.format_message()} (before the script)") from None
+    except click.exceptions.Exit:
+        raise InputError("command line: the script is missing; needed: -- SCRIPT ARGS...") from None
+    words = said.pop("words")
+    if not words and said["scheduler_file"] is None:
+        raise InputError("command line: the script is missing; needed: -- SCRIPT ARGS...")
+    options = resolve_texts(said)
+    if isinstance(options, InputError):
+        raise options
+    made = make_plan(pretend(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options))
+    gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in made.workers)
+    if busy < gpus and options.worker_kind != "cpu":
+        raise InputError(
+            f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} hosts: "
+            f"{made.warnings[0] if made.warnings else 'see dask-gpu-mpi plan'}"
+        )
+    for warning in made.warnings:
+        _note(warning)
+
+
+def _note(text: str) -> None:
+    print(f"dask_gpu_mpi: {text}", file=sys.stderr)

@@ -1,0 +1,245 @@
+"""The job scripts as they are, under bash with stand-ins for launchers and batch systems."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.jobscripts import SYSTEMS, template
+from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
+
+ROOT = Path(__file__).resolve().parents[2]
+TEMPLATES = sorted((ROOT / "jobscripts").iterdir())
+
+
+def system_of(path: Path) -> str:
+    return next(system for system, row in SYSTEMS.items() if path.name in row.templates.values())
+
+
+@pytest.fixture
+def batch() -> Iterator[FakeBatch]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = FakeBatch(Path(folder))
+        (made.directory / "nodes").write_text("h1\nh2\n")
+        yield made
+
+
+def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
+    path = ROOT / "jobscripts" / name
+    return batch.run(path, args, {**ENVIRON[system_of(path)], **env})
+
+
+# --- the templates as they are
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_template_is_a_short_script(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert lines[0] == "#!/bin/bash"
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 130
+    assert path.name in lines[2]
+    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_template_has_its_launcher_and_is_in_the_package() -> None:
+    assert {path.name for path in TEMPLATES} == {
+        name for row in SYSTEMS.values() for name in row.templates.values()
+    }
+    for path in TEMPLATES:
+        assert template(path.name) == path.read_text()
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_template_runs_check_and_then_the_script(batch: FakeBatch, path: Path) -> None:
+    words = ("my.py", "a b", "--lr=3")
+    ran = batch.run(path, words, ENVIRON[system_of(path)])
+    assert ran.rc == 0, ran.output
+    assert ran.program() == list(words)
+    ours = [argv[2] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
+    assert ours == ["check", "run"]
+    # the first one is refused: nothing is run
+    batch.answers["python -m dask_gpu_mpi"] = ("", 1)
+    ran = batch.run(path, words, ENVIRON[system_of(path)])
+    assert (ran.rc, ran.program()) == (1, None)
+    # without the first one, the script's own exit code is the job's
+    batch.answers["python -m dask_gpu_mpi"] = ("", 7)
+    ran = batch.run(path, words, {**ENVIRON[system_of(path)], "DGM_CHECK": "no"})
+    assert (ran.rc, ran.program()) == (7, list(words))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_template_without_a_script_says_how_to_use_it(batch: FakeBatch, path: Path) -> None:
+    ran = batch.run(path, (), ENVIRON[system_of(path)])
+    assert ran.rc == 2
+    assert ran.output.startswith("usage: ")
+    assert path.name in ran.output
+    assert ran.rows == []
+
+
+@pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs", "lsf.bsub"])
+def test_script_and_arguments_from_the_environment(batch: FakeBatch, name: str) -> None:
+    ran = run_template(batch, name, DGM_PROGRAM="my.py *  $(touch gone) --lr=3")
+    assert ran.program() == ["my.py", "*", "$(touch", "gone)", "--lr=3"]
+    assert not (batch.directory / "gone").exists()
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
+    (batch.directory / "my setup").write_text("export SEEN=$# MINE=yes\n")
+    env = {"DGM_SETUP": "./my setup", "DGM_CONTAINER": "im age.sif", **ENVIRON[system_of(path)]}
+    ran = batch.run(path, ("my.py",), env)
+    assert ran.rc == 0, ran.output
+    last = [row for row in ran.rows if row["name"] == "python"][-1]
+    # conda's activate would take the script's arguments for its own
+    assert (last["env"]["SEEN"], last["env"]["MINE"]) == ("0", "yes")
+    assert ran.of("apptainer")[-1][:4] == ["exec", "--nv", "im age.sif", "python"]
+    env["DGM_SETUP"] = "gone"
+    ran = batch.run(path, ("my.py",), env)
+    assert (ran.rc, ran.program()) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("library", "options"),
+    [
+        (OPEN_MPI, ["--mpi=pmix", "--cpu-bind=none"]),
+        (MPICH, ["--mpi=pmi2", "--cpu-bind=none"]),
+        ("Intel(R) MPI Library 2021.18 for Linux* OS", ["--mpi=pmi2", "--cpu-bind=none"]),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28.15", ["--cpu-bind=none"]),
+        ("", ["--cpu-bind=none"]),
+    ],
+)
+def test_slurm_meets_the_mpi_library(batch: FakeBatch, library: str, options: list[str]) -> None:
+    batch.answers["python -m mpi4py"] = (library, 0)
+    assert run_template(batch, "slurm.sbatch", "my.py").launched("srun") == options
+    ran = run_template(batch, "slurm.sbatch", "my.py", DGM_MPI="pmix_v4")
+    assert ran.launched("srun") == ["--mpi=pmix_v4", "--cpu-bind=none"]
+
+
+@pytest.mark.parametrize(("library", "options"), [(OPEN_MPI, ["-o", "pmi=pmix"]), (MPICH, [])])
+def test_flux_meets_the_mpi_library(batch: FakeBatch, library: str, options: list[str]) -> None:
+    batch.answers["python -m mpi4py"] = (library, 0)
+    assert run_template(batch, "flux.sh", "my.py", DGM_RANKS_PER_NODE="4").launched("flux") == [
+        *(
+            "run",
+            "--nodes=2",
+            "--tasks-per-node=4",
+            "--exclusive",
+            "-o",
+            "cpu-affinity=off",
+            "-o",
+            "gpu-affinity=off",
+        ),
+        *options,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("slurm-mpirun.sbatch", ["-np", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]),
+        ("pbs.pbs", ["-np", "2", "--hostfile", "nodes", "--map-by", "slot", "--bind-to", "none"]),
+        ("lsf.bsub", ["-np", "2", "--hostfile", "nodes", "--map-by", "slot", "--bind-to", "none"]),
+    ],
+)
+def test_open_mpi_is_told_which_variables_to_take_along(
+    batch: FakeBatch, name: str, start: list[str]
+) -> None:
+    (batch.bin / "jsrun").unlink()
+    ran = run_template(batch, name, "my.py", DASK_GPU_MPI__LAYOUT="shared", PYTHONPATH="/p", SECRET="x")
+    options = ran.launched("mpirun")
+    assert options[: len(start)] == start
+    named = options[len(start) :]
+    assert set(named[::2]) == {"-x"}
+    assert {"PATH", "PYTHONPATH", "DASK_GPU_MPI__LAYOUT"} <= set(named[1::2])
+    assert {"SECRET", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"}.isdisjoint(named)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("slurm-mpirun.sbatch", ["-n", "2", "-ppn", "1", "-bind-to", "none"]),
+        ("pbs.pbs", ["-n", "2", "-f", "nodes", "-bind-to", "none"]),
+        ("lsf.bsub", ["-n", "2", "-f", "nodes", "-bind-to", "none"]),
+    ],
+)
+def test_options_of_hydra(batch: FakeBatch, name: str, options: list[str]) -> None:
+    batch.answers["mpiexec --version"] = ("HYDRA build details:\n    Version: 5.0.2", 0)
+    assert run_template(batch, name, "my.py", DGM_LAUNCHER="mpiexec").launched("mpiexec") == options
+
+
+def test_options_of_pals_and_jsrun(batch: FakeBatch) -> None:
+    (batch.directory / "nodes").write_text("h1\nh1\nh2\nh2\n")
+    ran = run_template(batch, "pbs-pals.pbs", "my.py", CUDA_VISIBLE_DEVICES="GPU-1,GPU-2")
+    assert ran.launched("mpiexec") == ["-n", "4", "--ppn", "2", "--cpu-bind", "none"]
+    assert ran.rows[-1]["env"]["MPICH_GPU_SUPPORT_ENABLED"] == "0"
+    assert "CUDA_VISIBLE_DEVICES" not in ran.rows[-1]["env"]
+    ran = run_template(batch, "lsf.bsub", "my.py")
+    assert ran.launched("jsrun") == [
+        "-n",
+        "ALL_HOSTS",
+        "-r",
+        "1",
+        "-a",
+        "1",
+        "-c",
+        "ALL_CPUS",
+        "-g",
+        "ALL_GPUS",
+        "-b",
+        "none",
+    ]
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
+    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    assert (ran.rc, ran.of("scontrol")) == (75, [["requeue", "42"]])
+    # 2030-01-02T03:04:05
+    assert ran.rows[-1]["env"]["SLURM_JOB_END_TIME"] == "1893553445"
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no", SLURM_RESTART_COUNT="10")
+    assert (ran.rc, ran.of("scontrol")) == (75, [])
+    batch.answers |= {"python -m dask_gpu_mpi": ("", 3), "squeue": ("N/A", 0)}
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    assert (ran.rc, ran.of("scontrol")) == (3, [])
+    assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
+
+
+QSTAT = """Job Id: 42.server
+    Job_Name = dask-gpu-mpi
+    Account_Name = abc
+    Resource_List.ncpus = 128
+    Resource_List.ngpus = 8
+    Resource_List.place = scatter:excl
+    Resource_List.select = 2:ncpus=64:mpiprocs=1:ngpus=4
+    Resource_List.walltime = 02:00:00
+    Submit_arguments = -v DGM_PROGRAM=my.py pbs.pbs
+"""
+
+
+@pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs"])
+def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
+    batch.answers |= {"python -m dask_gpu_mpi": ("", 75), "qstat": (QSTAT, 0)}
+    env = {"DGM_CHECK": "no", "DGM_PROGRAM": "my.py a,b", "DASK_GPU_MPI__LAYOUT": "shared"}
+    ran = run_template(batch, name, **env)
+    assert ran.rc == 75
+    (argv,) = ran.of("qsub")
+    assert argv[:6] == [
+        *("-q", "batch", "-Aabc", "-lplace=scatter:excl", "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4"),
+        "-lwalltime=02:00:00",
+    ]
+    assert argv[6] == "-v"
+    # names alone: qsub takes their values, which may hold commas, from its environment
+    assert argv[7].split(",") == ["DGM_CHECK", "DGM_PROGRAM", "DGM_RESTART", "DASK_GPU_MPI__LAYOUT"]
+    assert argv[8] == str(ROOT / "jobscripts" / name)
+    environ = next(row["env"] for row in ran.rows if row["name"] == "qsub")
+    assert (environ["DGM_RESTART"], environ["DGM_PROGRAM"]) == ("1", "my.py a,b")
+    # PBS has no variable that counts restarts: this is ours
+    ran = run_template(batch, name, **env, DGM_RESTART="10")
+    assert (ran.rc, ran.of("qsub")) == (75, [])

@@ -1,0 +1,421 @@
+"""The generator of job scripts: what it writes, refuses, quotes and submits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.cli import cli
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.jobscripts import SYSTEMS, JobRequest, quote, render, template
+from dask_gpu_mpi.options import resolve
+from fakebatch import ENVIRON, FakeBatch, directives
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHERS = [(system, launcher) for system, row in SYSTEMS.items() for launcher in row.templates]
+HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
+
+
+@pytest.fixture
+def batch() -> Iterator[FakeBatch]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = FakeBatch(Path(folder))
+        (made.directory / "nodes").write_text("h1\nh2\n")
+        yield made
+
+
+@pytest.fixture
+def configured(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the section gpu-mpi.jobscript for a test; Dask's configuration is what it was afterwards."""
+    before = dask.config.config.copy()
+    with dask.config.set({}):
+        yield lambda section: dask.config.config.update({"gpu-mpi": {"jobscript": section}})
+    dask.config.config.clear()
+    dask.config.config.update(before)
+
+
+def command(*words: str, rc: int = 0) -> str:
+    """Run the command; its output, or what it says on standard error."""
+    done = CliRunner().invoke(cli, ["jobscript", *words])
+    assert done.exit_code == rc, done.output
+    return done.stdout if rc == 0 else done.stderr
+
+
+def asked(system: str, *words: str, program: tuple[str, ...] = ("my.py",)) -> str:
+    shape = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:30:10")
+    return command(system, *shape, *words, "--", *program)
+
+
+# --- the generator
+
+
+@pytest.mark.parametrize(("system", "launcher"), LAUNCHERS)
+def test_script_is_the_template_but_for_directives_and_settings(system: str, launcher: str) -> None:
+    made = asked(system, "--launcher", launcher) if launcher != "auto" else asked(system)
+    name = SYSTEMS[system].templates[launcher]
+    new = set(made.splitlines()) - set(template(name).splitlines())
+    prefix = SYSTEMS[system].prefix
+    kinds = (re.escape(prefix), r"# 2 nodes, 4 GPUs and 1 MPI ranks", "program=", "launcher=", "ranks=")
+    assert all(re.match("|".join(kinds), line) for line in new), new
+    body = template(name).partition("\nset --")[2]
+    assert made.endswith(body)
+
+
+@pytest.mark.parametrize(
+    ("system", "words", "expected"),
+    [
+        (
+            "slurm",
+            ["--account", "abc", "--partition", "gpu,gpu2", "--ranks-per-node", "2"],
+            [
+                "--nodes=2",
+                "--ntasks-per-node=2",
+                "--gpus-per-node=4",
+                "--time=01:30:10",
+                "--account=abc",
+                "--partition=gpu,gpu2",
+                "--exclusive",
+                "--mem=0",
+            ],
+        ),
+        (
+            "pbs",
+            [
+                "--account",
+                "abc",
+                "--queue",
+                "gpu",
+                "--cpus-per-node",
+                "32",
+                "--directive",
+                "-l filesystems=home:eagle",
+            ],
+            [
+                "-l select=2:ncpus=32:mpiprocs=1:ngpus=4",
+                "-l place=scatter:excl",
+                "-l walltime=01:30:10",
+                "-A abc",
+                "-q gpu",
+                "-l filesystems=home:eagle",
+            ],
+        ),
+        (
+            "lsf",
+            ["--account", "abc", "--queue", "gpu", "--ranks-per-node", "2"],
+            [
+                "-n 4",
+                '-R "span[ptile=2]"',
+                '-gpu "num=4:mode=shared:j_exclusive=yes"',
+                "-W 01:31",
+                "-P abc",
+                "-q gpu",
+            ],
+        ),
+        (
+            "flux",
+            ["--account", "abc", "--queue", "gpu"],
+            ["--nodes=2", "--exclusive", "--time-limit=5410s", "--bank=abc", "--queue=gpu"],
+        ),
+    ],
+)
+def test_directives(system: str, words: list[str], expected: list[str]) -> None:
+    found = directives(asked(system, *words), SYSTEMS[system].prefix)
+    assert set(expected) <= set(found)
+    assert len({re.split("[= ]", line.replace("-l ", "-l", 1))[0] for line in found}) == len(found)
+
+
+def test_a_job_without_gpus() -> None:
+    for system, row in SYSTEMS.items():
+        made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
+        assert "gpu" not in "".join(directives(made, row.prefix)).replace("dask-gpu-mpi", "")
+
+
+SELECT = re.compile(r"-l select=\d+(:(ncpus|mpiprocs|ngpus)=\d+)+")
+
+
+@pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs"])
+@pytest.mark.parametrize("generated", [False, True])
+def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
+    launcher = "pals" if "pals" in name else "mpirun"
+    text = asked("pbs", "--launcher", launcher) if generated else template(name)
+    found = directives(text, "#PBS ")
+    assert len(found) == text.count("\n#PBS "), "PBS reads no directive below the first command"
+    for line in found:
+        assert re.fullmatch(r"-[A-Za-z] \S+", line), "one option, one blank, one word"
+        assert not re.search(r"nodes=|ppn=|gpus=(?<!ngpus=)", line), "Torque's, not PBS's"
+    options = [line.split(" ", 1) for line in found]
+    (select,) = [line for line in found if line.startswith("-l select")]
+    assert SELECT.fullmatch(select)
+    chunk = dict(item.split("=") for item in select.split(":")[1:])
+    assert int(chunk["mpiprocs"]) <= int(chunk["ncpus"])
+    # without scatter small chunks share a host
+    assert ["-l", "place=scatter:excl"] in options
+    assert any(re.fullmatch(r"walltime=\d+:\d\d:\d\d", value) for _, value in options)
+    # resources of the whole job contradict those of chunks
+    assert all(value.startswith(("select=", "place=", "walltime=")) for key, value in options if key == "-l")
+    # a name of 15 characters is what every version takes
+    assert all(len(value) <= 15 and not value[0].isdigit() for key, value in options if key == "-N")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["slurm", "--nodes", "0"], "--nodes: '0' can't be used"),
+        (["slurm", "--time", "90"], "--time: '90' can't be used; needed: HH:MM:SS"),
+        (["slurm", "--time", "00:60:00"], "--time: '00:60:00' can't be used"),
+        (["slurm", "--time", "00:00:00"], "a job needs time"),
+        (["slurm", "--gpus-per-node", "-1"], "--gpus-per-node: '-1' can't be used"),
+        (["slurm", "--account", "a b"], "--account: 'a b' can't be used"),
+        (["slurm", "--account", "a\n#SBATCH --wrap=x"], "--account: "),
+        (["pbs", "--queue", "$(id)"], "--queue: '$(id)' can't be used"),
+        (["slurm", "--directive", "--a\n--b"], "--directive: "),
+        (["slurm", "--directive", "rm -rf /"], "--directive: "),
+        (["slurm", "--launcher", "jsrun"], "Slurm has no such launcher; valid: srun, mpirun, mpiexec"),
+        (["slurm", "--launcher", "mpirun", "--mpi", "pmix"], "mpirun under Slurm has no such option"),
+        (["slurm", "--launcher", "srub"], "did you mean 'srun'?"),
+        (["moab"], "'moab' is no batch system known here; valid: slurm, pbs, lsf, flux"),
+    ],
+)
+def test_refused(words: list[str], message: str) -> None:
+    shape = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:00:00")
+    told = command(words[0], *shape, *words[1:], "--", "my.py", rc=2)
+    assert message in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("missing", ["--nodes", "--gpus-per-node", "--time"])
+def test_what_a_job_must_say(missing: str) -> None:
+    said = {"--nodes": "2", "--gpus-per-node": "4", "--time": "01:00:00"}
+    del said[missing]
+    words = [word for pair in said.items() for word in pair]
+    assert f"{missing} is missing" in command("slurm", *words, "--", "my.py", rc=2)
+
+
+def test_script_is_missing_or_its_options_are_wrong() -> None:
+    shape = ("slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "01:00:00")
+    assert "the script is missing" in command(*shape, rc=2)
+    assert "the script is missing" in command(*shape, "--", "--layout", "shared", rc=2)
+    assert "'--layuot'" in command(*shape, "--", "--layuot", "shared", "my.py", rc=2)
+    assert "--nthreads" in command(*shape, "--", "--nthreads", "0", "my.py", rc=2)
+
+
+def test_gpus_without_a_worker_are_counted() -> None:
+    shape = ("--nodes", "4", "--gpus-per-node", "4", "--time", "01:00:00")
+    told = command("slurm", *shape, "--", "--layout", "exclusive", "my.py", rc=2)
+    assert "8 of 16 GPUs would have no worker" in told
+    # three ranks on each host: both roles are on the first one, whose third rank has its GPUs
+    made = command("slurm", *shape, "--ranks-per-node", "3", "--", "--layout", "exclusive", "my.py")
+    assert "--ntasks-per-node=3" in made
+
+
+def test_ranks_without_a_gpu_are_told() -> None:
+    done = CliRunner().invoke(
+        cli,
+        [
+            "jobscript",
+            "slurm",
+            "--nodes",
+            "1",
+            "--gpus-per-node",
+            "2",
+            "--ranks-per-node",
+            "3",
+            "--time",
+            "1:00:00",
+            "--",
+            "my.py",
+        ],
+    )
+    assert done.exit_code == 0
+    assert "no GPU is left for rank 2" in done.stderr
+
+
+def test_an_unknown_option_is_told_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dask_gpu_mpi", "jobscript", "slurm", "--noodles", "2", "--", "my.py"],
+        capture_output=True, text=True, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"dask_gpu_mpi: error: command line: .*--noodles.*\n", done.stderr)
+
+
+# --- what is hostile stays text
+
+
+def is_a_file_name(text: str) -> bool:
+    return 0 < len(os.fsencode(text)) < 80
+
+
+#: Everything that an argument can be: text of any kind, and bytes that are none.
+WORDS = st.one_of(
+    st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20),
+    st.text("'\"\\$`(){}[]<>|&;*?~!#=- \t\r\n", max_size=12),
+    st.binary(max_size=8).filter(lambda raw: b"\0" not in raw).map(os.fsdecode),
+    st.just(HOSTILE),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(WORDS, max_size=6))
+def test_words_are_what_bash_reads(words: list[str]) -> None:
+    script = f"printf '%s\\0' x {' '.join(map(quote, words))}"
+    done = subprocess.run(["bash", "-c", os.fsencode(script)], capture_output=True, timeout=30, check=True)
+    assert [os.fsdecode(word) for word in done.stdout.split(b"\0")[1:-1]] == words
+    assert "\n" not in script
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(LAUNCHERS),
+    st.lists(WORDS, min_size=1, max_size=4),
+    st.lists(WORDS, max_size=2),
+    WORDS.map(lambda text: text.replace("/", "|")).filter(is_a_file_name),
+    WORDS.filter(bool),
+)
+def test_hostile_values_arrive_unchanged(
+    pair: tuple[str, str], program: list[str], modules: list[str], setup: str, container: str
+) -> None:
+    system, launcher = pair
+    with tempfile.TemporaryDirectory() as folder:
+        batch = FakeBatch(Path(folder))
+        (batch.directory / "nodes").write_text("h1\nh2\n")
+        (batch.directory / "setup").mkdir()
+        (batch.directory / "setup" / setup).write_text("export SETUP_RAN=yes\n")
+        job = JobRequest(
+            system=system,
+            launcher=launcher,
+            program=tuple(program),
+            nodes=2,
+            gpus_per_node=4,
+            seconds=60,
+            modules=tuple(modules),
+            setup=f"setup/{setup}",
+            container=container,
+        )
+        script = batch.directory / "job"
+        script.write_bytes(os.fsencode(render(job)))
+        before = set(batch.directory.iterdir())
+        ran = batch.run(script, (), ENVIRON[system])
+        assert ran.rc == 0, ran.output
+        assert ran.program() == program
+        assert ran.of("module") == ([["load", *modules]] if modules else [])
+        assert ran.of("apptainer")[-1][:4] == ["exec", "--nv", container, "python"]
+        assert ran.rows[-1]["env"]["SETUP_RAN"] == "yes"
+        assert {path.name for path in set(batch.directory.iterdir()) - before} == {"record"}
+        # nothing that a batch system takes for a directive of its own
+        prefix = SYSTEMS[system].prefix
+        assert render(job).count(f"\n{prefix}") == len(directives(render(job), prefix))
+        assert "\r" not in render(job)  # sbatch refuses scripts with line breaks of DOS
+
+
+def test_hostile_values_through_the_command_line(batch: FakeBatch) -> None:
+    setup = batch.directory / "a '$(touch gone)' file"
+    setup.write_text("true\n")
+    out = batch.directory / "job"
+    shape = ["slurm", "--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
+    words = [*shape, "--setup", str(setup), "-o", str(out), "--", "my.py", os.fsencode(HOSTILE), ""]
+    done = subprocess.run(
+        [sys.executable, "-m", "dask_gpu_mpi", "jobscript", *words],
+        capture_output=True, text=True, cwd=ROOT, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    ran = batch.run(out, (), ENVIRON["slurm"])
+    assert ran.program() == ["my.py", HOSTILE, ""]
+    assert not (batch.directory / "gone").exists()
+
+
+# --- configuration
+
+
+def test_a_site_can_ship_its_defaults(configured: Any) -> None:
+    site = {
+        "nodes": 1,
+        "gpus-per-node": 8,
+        "time": 5400,  # YAML reads 01:30:00 as a number of base 60
+        "account": 123,
+        "modules": ["cuda", "openmpi"],
+        "directives": ["--constraint=gpu"],
+        "launcher": "mpirun",
+    }
+    configured(site)
+    resolve({}, source="keyword")  # its section is no option of a cluster
+    made = command("slurm", "--nodes", "3", "--module", "my module", "--directive", "--qos=q", "--", "my.py")
+    found = directives(made, "#SBATCH ")
+    for line in (
+        "--nodes=3",
+        "--gpus-per-node=8",
+        "--time=01:30:00",
+        "--account=123",
+        "--constraint=gpu",
+        "--qos=q",
+    ):
+        assert line in found
+    assert "\nmodules=('my module')\n" in made
+    assert "\nlauncher=mpirun  # " in made
+    # the command line's other name for a queue
+    configured({"partition": "x"})
+    assert "configuration gpu-mpi.jobscript.partition: unknown option" in command(
+        "slurm", "--", "my.py", rc=2
+    )
+
+
+def test_configuration_from_the_environment(batch: FakeBatch) -> None:
+    env = {
+        **os.environ,
+        "DASK_GPU_MPI__JOBSCRIPT__ACCOUNT": "007",
+        "DASK_GPU_MPI__JOBSCRIPT__GPUS_PER_NODE": "4",
+    }
+    words = ["slurm", "--nodes", "1", "--time", "01:00:00", "--", "my.py"]
+    done = subprocess.run(
+        [sys.executable, "-m", "dask_gpu_mpi", "jobscript", *words],
+        capture_output=True, text=True, cwd=ROOT, env=env, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "--account=007" in directives(done.stdout, "#SBATCH ")
+    assert "--gpus-per-node=4" in directives(done.stdout, "#SBATCH ")
+
+
+# --- submitting
+
+
+@pytest.mark.parametrize(
+    ("system", "name", "answer", "number"),
+    [
+        ("slurm", "sbatch", "4711;cluster\n", "4711"),
+        ("pbs", "qsub", "4711.server\n", "4711.server"),
+        ("lsf", "bsub", "Job <4711> is submitted to queue <gpu>.\n", "4711"),
+        ("flux", "flux", "f2Xyz\n", "f2Xyz"),
+    ],
+)
+def test_submit(
+    batch: FakeBatch, monkeypatch: pytest.MonkeyPatch, system: str, name: str, answer: str, number: str
+) -> None:
+    batch.answers[name] = (answer, 0)
+    for key, value in batch.environ().items():
+        monkeypatch.setenv(key, value)
+    assert asked(system, "--submit", program=("my.py", "a b")) == f"{number}\n"
+    (row,) = [row for row in batch.rows() if row["name"] == name]
+    assert "\nprogram=(my.py 'a b')\n" in row["stdin"]
+    batch.answers[name] = ("error: invalid account\n", 1)
+    monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
+    shape = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:30:10", "--submit")
+    assert "exits 1: error: invalid account" in command(system, *shape, "--", "my.py", rc=2)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert f"the command {name} is not here" in command(system, *shape, "--", "my.py", rc=2)
+
+
+def test_render_refuses_what_the_system_has_not() -> None:
+    with pytest.raises(InputError, match="PBS has no such launcher"):
+        render(JobRequest("pbs", ("my.py",), 1, 1, 60, launcher="srun"))
