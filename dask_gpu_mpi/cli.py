@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from .checkcommand import add_check
 from .errors import DaskGpuMpiError, InputError
 from .jobscript_command import jobscript
 from .options import OPTIONS, Options, parse_text, resolve
@@ -215,6 +216,9 @@ def plan(
         _fail(error)
     if made is not None:
         click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
+
+
+add_check(cli, _option_decorators, _resolve)
 
 
 def _fail(error: DaskGpuMpiError) -> None:

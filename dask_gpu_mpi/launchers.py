@@ -22,6 +22,7 @@ __all__ = [
     "detect",
     "job_tag",
     "keeps_silent",
+    "library_name",
     "scrub",
     "speaks",
 ]
@@ -314,7 +315,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
             return
     remedy = _remedy(launched, library) if launched is not None else f"use {_srun(library)}, or {_OWN_MPIRUN}"
     raise LauncherError(
-        f"{who} on {host}: the MPI library ({_short(library)}) does not speak PMIx, and {started} speaks nothing else: "
+        f"{who} on {host}: the MPI library ({library_name(library)}) does not speak PMIx, and {started} speaks nothing else: "
         f"they do not belong together; {remedy}"
     )
 
@@ -341,7 +342,7 @@ def cross_check(
         The two disagree: each rank would be a cluster of its own, and all would run the script.
     """
     launched = _all_launched(environ)
-    library = _short(library)
+    library = library_name(library)
     mine = f"the MPI library ({library})" if library else "the MPI library"
     if not launched:
         tasks = _number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
@@ -422,7 +423,7 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _short(library: str) -> str:
+def library_name(library: str) -> str:
     """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2" and a line break: their first few words."""
     return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from .ranges import fold_names, fold_numbers, ranks_text
+from .ranges import counted, fold_names, fold_numbers, ranks_text
 from .units import format_bytes
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def render(plan: Plan) -> str:
     blocks = [(_title(hosts), _rows(hosts, by_host)) for hosts in groups.values()]
     widths = [max(len(row[i]) for _, rows in blocks for row in (_HEADER, *rows)) for i in range(len(_HEADER))]
     lines = [
-        f"layout {plan.layout}: {_count(plan.world_size, 'rank')} on {_count(len(plan.hosts), 'host')}, "
-        f"{_count(len(plan.workers), 'worker')}",
+        f"layout {plan.layout}: {counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}, "
+        f"{counted(len(plan.workers), 'worker')}",
         f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
         f"client: rank {plan.client.rank} on {plan.client.host}",
     ]
@@ -59,7 +59,7 @@ def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
 def _title(hosts: Sequence[HostPlan]) -> str:
     first = hosts[0]
     memory = format_bytes(first.memory) if first.memory else "memory unknown"
-    gpus = _count(len(first.gpus), "GPU")
+    gpus = counted(len(first.gpus), "GPU")
     if len(hosts) == 1:
         return f"host {first.host}: {ranks_text(first.ranks)}, {memory}, {gpus}"
     ranks = ranks_text(rank for host in hosts for rank in host.ranks)
@@ -99,7 +99,3 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
         for cell, width, numeric in zip(row, widths, _NUMERIC, strict=True)
     )
     return f"  {'  '.join(cells)}".rstrip()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["fold_names", "fold_numbers", "ranks_text"]
+__all__ = ["counted", "fold_names", "fold_numbers", "ranks_text"]
 
 _TAIL = re.compile(r"(.*?)([0-9]*)", re.DOTALL)
+
+
+def counted(number: int, what: str) -> str:
+    """Write a number of things: ``"1 rank"``, ``"4 ranks"``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def fold_numbers(numbers: Iterable[int]) -> str:

@@ -115,6 +115,8 @@ class Mailbox:
         Where this rank runs; told to rank 0 at once, to name those who are missing.
     deadline : float
         ``time.monotonic()`` until which all ranks must have joined.
+    limit : str
+        What that deadline is called in messages.
 
     Raises
     ------
@@ -122,7 +124,15 @@ class Mailbox:
         Not all ranks joined in time; `fatal`.
     """
 
-    def __init__(self, comm: Any, host: str, deadline: float) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        host: str,
+        deadline: float,
+        *,
+        limit: str = "the start-up deadline (startup_timeout)",
+    ) -> None:
+        self._limit = limit
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
@@ -162,9 +172,9 @@ class Mailbox:
                 f"{ranks_text(rank for rank in hosts if hosts[rank] == host)} on {host}"
                 for host in sorted(set(hosts.values()))
             )
-            text = f"{missing} of {self.size} did not answer within the start-up deadline (startup_timeout); here are {by_host}"
+            text = f"{missing} of {self.size} did not answer within {self._limit}; here are {by_host}"
         else:
-            text = f"rank 0 of {self.size} did not answer within the start-up deadline (startup_timeout)"
+            text = f"rank 0 of {self.size} did not answer within {self._limit}"
         error = StartupError(
             f"{text}: a missing rank was started but does not run (stopped, swapped out, still importing, or its host is gone)",
             reported=self.rank > 1,

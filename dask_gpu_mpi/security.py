@@ -15,6 +15,8 @@ __all__ = ["Credentials", "make_credentials"]
 
 #: Days that the certificate is valid: longer than any batch job, short enough that a stolen one goes stale.
 VALID_DAYS = 90
+#: Seconds by which its begin is dated back, since the hosts of one job may disagree about the time by some minutes.
+BACKDATED = 3600
 _USAGES = (
     "digital_signature",
     "content_commitment",
@@ -95,8 +97,7 @@ def make_credentials() -> Credentials:
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            # hosts of one job may disagree about the time by some minutes
-            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_before(now - datetime.timedelta(seconds=BACKDATED))
             .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
             .add_extension(
                 x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True

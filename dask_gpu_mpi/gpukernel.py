@@ -1,0 +1,131 @@
+"""A kernel on one GPU, with its answer checked: `run_kernels` in the rank, `main` in a child of it that sees that GPU alone.
+
+In a child, since CUDA is initialised once per process with what it sees then, and since a GPU that hangs must not hold the rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from .forkserver import die_with_parent
+from .launchers import scrub
+from .visibility import VARIABLE
+
+__all__ = ["KernelResult", "run_kernels"]
+
+_SIZE = 1 << 20
+_LETTERS = 200
+
+
+@dataclass(frozen=True)
+class KernelResult:
+    """How the kernel went.
+
+    Attributes
+    ----------
+    uuid : str
+        The GPU.
+    kind : str
+        Empty: the answer was right. ``"import"``: numba can't be imported; ``"cuda"``: CUDA refused; ``"wrong"``: the answer
+        was wrong; ``"late"``: no answer in time; ``"died"``: the child ended without an answer.
+    text : str
+        What was seen.
+    seconds : float
+        From the start of the child until its answer.
+    """
+
+    uuid: str
+    kind: str = ""
+    text: str = ""
+    seconds: float = 0.0
+
+
+def run_kernels(uuids: Sequence[str], environ: Mapping[str, str], seconds: float) -> tuple[KernelResult, ...]:
+    """Run the kernel on each of these GPUs, at the same time.
+
+    Parameters
+    ----------
+    uuids : sequence of str
+        The GPUs, or MIG instances.
+    environ : mapping
+        The rank's environment; the children get it without the launcher's identity.
+    seconds : float
+        Until a child is killed.
+    """
+    if not uuids:
+        return ()
+    with ThreadPoolExecutor(len(uuids)) as pool:
+        return tuple(pool.map(lambda uuid: _run(uuid, environ, seconds), uuids))
+
+
+def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
+    started = time.monotonic()
+    # The child dies with this thread, which waits for it; so it dies with the rank, however that ends.
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, str(os.getpid())],
+        env={**scrub(environ), VARIABLE: uuid},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    try:
+        out, err = child.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        # One that hangs in the driver does not even die of it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=1.0)
+        return KernelResult(uuid, "late", f"no answer within {seconds:.0f} s", time.monotonic() - started)
+    taken = time.monotonic() - started
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        answer = json.loads(out.splitlines()[-1])
+        return KernelResult(uuid, str(answer["kind"]), str(answer["text"]), taken)
+    words = (err.strip().splitlines() or ["it said nothing"])[-1]
+    return KernelResult(uuid, "died", f"exit code {child.returncode}: {words[:_LETTERS]}", taken)
+
+
+def main() -> None:
+    """The child: one line of JSON on standard output."""
+    die_with_parent(int(sys.argv[1]))
+    try:
+        kind, text = _try()
+    except Exception as error:  # whatever numba, the driver or the compiler raises is the answer
+        kind, text = "cuda", f"{type(error).__name__}: {error}"
+    print(json.dumps({"kind": kind, "text": " ".join(text.split())[:_LETTERS]}), flush=True)
+
+
+def _try() -> tuple[str, str]:
+    try:
+        import numpy as np
+
+        cuda: Any = importlib.import_module("numba.cuda")
+    except ImportError as error:
+        return "import", str(error)
+
+    def element(x, y):  # type: ignore[no-untyped-def]  # numba finds the types
+        i = cuda.grid(1)
+        if i < x.size:
+            y[i] = 3 * x[i] + i
+
+    kernel = cuda.jit(element)
+    x = np.arange(_SIZE, dtype=np.int64)[::-1].copy()
+    y = cuda.device_array_like(x)
+    kernel[_SIZE // 256, 256](cuda.to_device(x), y)
+    wrong = int(np.count_nonzero(y.copy_to_host() != 3 * x + np.arange(_SIZE)))
+    return ("wrong", f"{wrong} of {_SIZE} elements are wrong") if wrong else ("", "")
+
+
+if __name__ == "__main__":
+    main()

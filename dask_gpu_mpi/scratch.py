@@ -1,0 +1,113 @@
+"""The directory in which a rank's workers put their files: where it is, on what file system, and whether it can be written."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch"]
+
+MOUNTS = Path("/proc/self/mountinfo")
+#: What is written to see that it can be: more than a block, so that a full quota shows.
+_PROBE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """What a rank found at its local directory.
+
+    Attributes
+    ----------
+    path : str
+        The directory.
+    filesystem : str
+        Its type as the kernel calls it, such as ``"ext4"`` or ``"nfs4"``; empty: unknown.
+    mount : str
+        Where that file system is mounted.
+    free : int
+        Bytes that this user may still write; -1: unknown.
+    error : str
+        Why it can't be written; empty: it can.
+    ignored : str
+        A ``TMPDIR`` that Python passes over, since it can't be written.
+    """
+
+    path: str
+    filesystem: str = ""
+    mount: str = ""
+    free: int = -1
+    error: str = ""
+    ignored: str = ""
+
+
+def local_directory(option: str | None) -> str:
+    """The directory that the workers would use: the option, Dask's ``temporary-directory``, or Python's choice (``TMPDIR``)."""
+    import dask.config
+
+    return str(option or dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+
+
+def look_at_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
+    """Write a megabyte to a directory, take it away again, and tell what is known about the place.
+
+    Parameters
+    ----------
+    path : str
+        The directory; made if missing, as the workers would.
+    tmpdir : str, optional
+        ``TMPDIR`` where the directory comes from it, to tell when Python does not follow it.
+    mounts : Path
+        The process's ``mountinfo`` (proc(5)).
+    """
+    path = os.path.abspath(path)
+    ignored = tmpdir if tmpdir and os.path.abspath(tmpdir) != path else ""
+    error, free = "", -1
+    try:
+        os.makedirs(path, exist_ok=True)
+        with tempfile.TemporaryFile(prefix="dgm-check-", dir=path) as file:
+            file.write(b"\0" * _PROBE)
+            file.flush()
+            os.fsync(file.fileno())
+        status = os.statvfs(path)
+        free = status.f_bavail * status.f_frsize
+        if status.f_files and not status.f_favail:
+            error = "no inode is left for new files"
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    try:
+        kind, mount = filesystem_of(os.path.realpath(path), mounts.read_text(errors="replace"))
+    except OSError:
+        kind = mount = ""
+    return Scratch(path, kind, mount, free, error, ignored)
+
+
+def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
+    """Find the file system that a path lies on.
+
+    Parameters
+    ----------
+    path : str
+        Absolute, without symbolic links.
+    mountinfo : str
+        The text of ``/proc/self/mountinfo`` (proc(5)).
+
+    Returns
+    -------
+    (type, mount point)
+        Of the mount with the longest fitting mount point; of several on one point the last, which hides the others. Empty
+        texts: none fits.
+    """
+    best = ("", "")
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or not kind:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best[1]):
+            best = (kind[0], point)
+    return best
