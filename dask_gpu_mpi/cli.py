@@ -218,7 +218,7 @@ def plan(
         click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
 
 
-add_check(cli, _option_decorators, _resolve)
+add_check(cli, _option_decorators, resolve_texts)
 
 
 def _fail(error: DaskGpuMpiError) -> None:
