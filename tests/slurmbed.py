@@ -124,8 +124,18 @@ class BatchJob:
                 raise JobTimeout(f"no {pattern!r}; {self.show()['JobState']}\n{self.output}")
             time.sleep(POLL)
 
-    def wait(self, timeout: float = 90) -> Ended:
-        """Wait for its end; then nothing of it may be left on any host.
+    def start_again(self, timeout: float = 30) -> None:
+        """Wait until it is requeued; then have it start soon: Slurm would wait two minutes (AuthInfo's cred_expire)."""
+        deadline = time.monotonic() + timeout
+        while (shown := self.show())["Reason"] != "BeginTime":
+            if shown["JobState"] in FINAL or time.monotonic() > deadline:
+                raise JobTimeout(f"not requeued: {shown['JobState']}\n{self.output}")
+            time.sleep(POLL)
+        # not at once: the daemons tell credentials of the first run from those of the second by their second
+        self.slurm.ask("scontrol", "update", f"jobid={self.number}", "StartTime=now+2seconds")
+
+    def wait(self, timeout: float = 90, *, allowed: str = "^$") -> Ended:
+        """Wait for its end; then nothing of it may be left on any host, but files whose names match `allowed`.
 
         Raises
         ------
@@ -146,7 +156,7 @@ class BatchJob:
         row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
         RESULTS.append(f"{row:64} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s")
         deadline = time.monotonic() + GRACE
-        while left := [*self.processes().values(), *self.scratch()]:
+        while left := [*self.processes().values(), *self.scratch(allowed)]:
             if time.monotonic() > deadline:
                 raise JobError(f"left behind by {ended}:\n" + "\n".join(left) + "\n" + self.output)
             time.sleep(POLL)
@@ -168,11 +178,12 @@ class BatchJob:
                     found[int(proc.name)] = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
         return found
 
-    def scratch(self) -> list[str]:
-        """What is left of it in its TMPDIR, and in the shared memory of all hosts."""
+    def scratch(self, allowed: str = "^$") -> list[str]:
+        """What is left of it in its TMPDIR, and in the shared memory of its hosts."""
         patterns = ("dgm-*", "dask*", "distributed*", "ompi.*", "prte.*")
-        left = [str(path) for pattern in patterns for path in self.directory.glob(pattern)]
-        return left + [f"{host}: /dev/shm/{name}" for host in self.slurm.bed.hosts for name in self.slurm.shared_memory(host)]
+        left = [path for pattern in patterns for path in self.directory.glob(pattern)]
+        left += [Path("/dev/shm") / host / name for host in self.gpus for name in self.slurm.shared_memory(host)]
+        return [str(path) for path in left if not re.match(allowed, path.name)]
 
     def close(self) -> None:
         """Cancel it and kill what is left."""
