@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusters import TELL, facts, workers_of
+from clusters import TELL, facts, until, workers_of
 from slurmbed import Slurm, template
 
 LOOKS = (
@@ -34,6 +34,8 @@ tell(met=len(os.listdir(here)))
     files = {"script.py": LOOKS + meets}
     with_place = {"MEETING": str(slurm.meeting_place())}
     jobs = [slurm.submit(text, *options, args=["script.py"], env=with_place, files=files) for _ in range(2)]
+    # what they were given Slurm tells while they run
+    until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
     seen = []
     for job in jobs:
         told = facts(job.wait().check().output)
