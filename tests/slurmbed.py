@@ -65,7 +65,8 @@ class Ended:
         """Return self, or raise `JobError` with the whole output."""
         if (self.state, self.code) != (state, code):
             raise JobError(
-                f"{self.state} with {self.code}:{self.signal} after {self.seconds:.1f} s, expected {state} with {code}\n{self.output}"
+                f"{self.state} with {self.code}:{self.signal} after {self.seconds:.1f} s, expected {state} with {code}\n"
+                + self.output
             )
         return self
 
@@ -96,7 +97,9 @@ class BatchJob:
     @property
     def output(self) -> str:
         """What it wrote so far, on standard output and standard error."""
-        return "".join(path.read_text(errors="replace") for path in sorted(self.directory.glob("slurm-*.out")))
+        return "".join(
+            path.read_text(errors="replace") for path in sorted(self.directory.glob("slurm-*.out"))
+        )
 
     def show(self) -> dict[str, str]:
         """What ``scontrol show job`` tells of it."""
@@ -175,14 +178,18 @@ class BatchJob:
                 continue
             with contextlib.suppress(OSError):
                 if needle in (proc / "environ").read_bytes().split(b"\0"):
-                    found[int(proc.name)] = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found[int(proc.name)] = (
+                        (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    )
         return found
 
     def scratch(self, allowed: str = "^$") -> list[str]:
         """What is left of it in its TMPDIR, and in the shared memory of its hosts."""
         patterns = ("dgm-*", "dask*", "distributed*", "ompi.*", "prte.*")
         left = [path for pattern in patterns for path in self.directory.glob(pattern)]
-        left += [Path("/dev/shm") / host / name for host in self.gpus for name in self.slurm.shared_memory(host)]
+        left += [
+            Path("/dev/shm") / host / name for host in self.gpus for name in self.slurm.shared_memory(host)
+        ]
         return [str(path) for path in left if not re.match(allowed, path.name)]
 
     def close(self) -> None:
@@ -206,7 +213,9 @@ def _range(text: str) -> Iterator[int]:
 def _hosts(text: str) -> list[str]:
     """Names in ``h1``, ``h[1-3]``, ``h[1,3]``."""
     found = re.fullmatch(r"(\w+)\[([\d,-]+)\]", text)
-    return [text] if found is None else [f"{found[1]}{n}" for part in found[2].split(",") for n in _range(part)]
+    return (
+        [text] if found is None else [f"{found[1]}{n}" for part in found[2].split(",") for n in _range(part)]
+    )
 
 
 @dataclass
@@ -263,7 +272,12 @@ class Slurm:
         """End it, and the hosts."""
         self.end_jobs()
         for script in ("slurm-down", "hosts-down"):
-            subprocess.run([TESTBED / script], env={**os.environ, "TESTBED_DIR": str(self.bed.state)}, check=True, timeout=60)
+            subprocess.run(
+                [TESTBED / script],
+                env={**os.environ, "TESTBED_DIR": str(self.bed.state)},
+                check=True,
+                timeout=60,
+            )
 
     def ask(self, *argv: str) -> str:
         """Run one of Slurm's commands on h1."""
@@ -317,7 +331,9 @@ class Slurm:
         for name, text in (files or {}).items():
             (directory / name).write_text(text)
         mark = uuid.uuid4().hex
-        foreign = re.compile(r"DASK_|OMPI_|PRTE_|PMIX_|PMI|MPI_|HYDRA_|MPICH_|SLURM_|PBS_|PYTHONDONTWRITEBYTECODE$")
+        foreign = re.compile(
+            r"DASK_|OMPI_|PRTE_|PMIX_|PMI|MPI_|HYDRA_|MPICH_|SLURM_|PBS_|PYTHONDONTWRITEBYTECODE$"
+        )
         base_env = {name: value for name, value in os.environ.items() if not foreign.match(name)}
         device = str(self.conf.parent.parent / "dev" / "gpu")
         hosts = {host: SimHost(gpus, files=device) for host, gpus in self.gpus.items()}
@@ -335,7 +351,9 @@ class Slurm:
         }
         line = ["sbatch", "--parsable", "--chdir", str(directory), "--output", f"{directory}/slurm-%j.out"]
         line += [*options, str(script), *args]
-        done = subprocess.run(self.bed.on("h1", line), env=job_env, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            self.bed.on("h1", line), env=job_env, capture_output=True, text=True, timeout=30
+        )
         if done.returncode:
             raise JobError(f"{' '.join(line)}: {done.stderr}")
         job = BatchJob(self, done.stdout.strip(), directory, mark)

@@ -57,7 +57,9 @@ def test_a_limit_of_resident_memory_counts(tmp_path: Path) -> None:
 def test_the_limit_of_this_process() -> None:
     script = "from dask_gpu_mpi.hostmemory import host_memory; print(host_memory())"
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_RSS, (1 << 20, 1 << 20)); {script}"
-    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout == f"{1 << 20}\n"
 
 

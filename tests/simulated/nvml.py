@@ -252,7 +252,12 @@ class SimHost:
 
     def describe(self) -> str:
         """Render this host's items in the grammar of ``nvml.c``, without a pattern."""
-        attributes = {"init-fail": self.init_fail, "driver": self.driver, "cuda": self.cuda, "files": self.files}
+        attributes = {
+            "init-fail": self.init_fail,
+            "driver": self.driver,
+            "cuda": self.cuda,
+            "files": self.files,
+        }
         items = [_item(f"{key}={_text(value)}") for key, value in attributes.items() if value is not None]
         if self.only is not None:
             items.append(f"only={'+'.join(map(str, self.only))}")

@@ -44,7 +44,9 @@ TWO = ("--nodes=2", *SMALL[1:])
 def timed(open_slurm: Slurm) -> Iterator[BatchJob]:
     """A job that runs out of its minute while the other tests of this module run."""
     text = template("slurm.sbatch", ONE)
-    job = open_slurm.submit(text, *SMALL[:-1], "--nodelist=h3", "--time=1", args=["script.py"], files={"script.py": WAITS})
+    job = open_slurm.submit(
+        text, *SMALL[:-1], "--nodelist=h3", "--time=1", args=["script.py"], files={"script.py": WAITS}
+    )
     open_slurm.jobs.remove(job)
     yield job
     job.close()
@@ -94,7 +96,9 @@ def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: 
 def test_requeued_before_the_time_limit(slurm: Slurm) -> None:
     # the limit is a minute: with less than 57 seconds left, the callback
     script = CHECKPOINTS.replace("BEFORE", "57")
-    job = slurm.submit(template("slurm.sbatch", ONE), *SMALL, "--time=1", args=["script.py"], files={"script.py": script})
+    job = slurm.submit(
+        template("slurm.sbatch", ONE), *SMALL, "--time=1", args=["script.py"], files={"script.py": script}
+    )
     job.start_again()
     ended = job.wait().check()
     assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}

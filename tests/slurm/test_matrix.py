@@ -35,6 +35,7 @@ FLAGS = {
 #: The job scripts, by how they start the ranks.
 TEMPLATES = {"srun": "slurm.sbatch", "mpirun": "slurm-mpirun.sbatch"}
 
+
 @pytest.fixture(params=["open", "cgroups"])
 def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
     slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")

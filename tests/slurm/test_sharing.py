@@ -42,7 +42,9 @@ tell(met=len(os.listdir(here)))
         rows = workers_of(told)
         assert told["met"] == 2
         assert sorted(rows) == ["0-0", "0-1"]
-        assert {row["visible"] for row in rows.values()} == {slurm.gpus["h1"][place].uuid for place in job.gpus["h1"]}
+        assert {row["visible"] for row in rows.values()} == {
+            slurm.gpus["h1"][place].uuid for place in job.gpus["h1"]
+        }
         assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
         seen += [row["visible"] for row in rows.values()]
     assert sorted(seen) == sorted(gpu.uuid for gpu in slurm.gpus["h1"])
@@ -77,7 +79,9 @@ tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32)))
 
 def test_hosts_that_differ(slurm: Slurm) -> None:
     options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
-    job = slurm.submit(template("slurm.sbatch", ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS})
+    job = slurm.submit(
+        template("slurm.sbatch", ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS}
+    )
     rows = workers_of(facts(job.wait().check().output))
     assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]
     for rank, host in enumerate(("h1", "h2", "h3")):
