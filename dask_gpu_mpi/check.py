@@ -24,7 +24,7 @@ from .bringup import placement_options
 from .coordinator import Failure, one_report
 from .errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from .facts import Facts, take_facts
-from .findings import Evidence, Finding, Listening, Report, Tested
+from .findings import Evidence, Finding, Listening, Outcome, Report
 from .gpukernel import run_kernels
 from .judgement import judge, split_remedy
 from .network import choose_addresses
@@ -137,7 +137,7 @@ class _Rank:
         self._host = host
         self._listener: Listener | None = None
         self._pool = ThreadPoolExecutor(1)
-        self._testing: Future[Tested] | None = None
+        self._testing: Future[Outcome] | None = None
 
     def look(self, options: Options | InputError, library: str, problems: Iterable[tuple[str, str]]) -> None:
         """Tell rank 0 what this rank sees."""
@@ -188,13 +188,13 @@ class _Rank:
             return Listening(error=error.strerror or str(error), dashboard=blocked)
         return Listening(self._listener.port, dashboard=blocked)
 
-    def _test(self, test: _Test) -> Tested:
+    def _test(self, test: _Test) -> Outcome:
         # In a thread, so that rank 0 can hear the others meanwhile; MPI is left alone here.
         with ThreadPoolExecutor(1) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Tested(reach, kernels.result())
+            return Outcome(reach, kernels.result())
 
     def until_told(self, deadline: float) -> int:
         """Serve rank 0 until it says how it ended."""

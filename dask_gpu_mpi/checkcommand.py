@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .errors import DaskGpuMpiError, InputError
 from .options import Options
+
+if TYPE_CHECKING:
+    from .findings import Report
 
 __all__ = ["add_check"]
 
@@ -64,14 +67,13 @@ def add_check(
         from .check import run_check
         from .checktable import as_data, render
 
+        def show(report: Report) -> None:
+            # Open MPI gives its ranks a terminal for their output, wherever that goes; but none for their errors.
+            color = None if sys.stderr.isatty() else False
+            click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
+
         try:
-            code = run_check(
-                resolve(given),
-                kernel=kernel,
-                show=lambda report: click.echo(
-                    json.dumps(as_data(report), indent=1) if as_json else render(report)
-                ),
-            )
+            code = run_check(resolve(given), kernel=kernel, show=show)
         except DaskGpuMpiError as error:
             if not error.reported:
                 print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)

@@ -243,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        if arguments[0] == "jobscript":  # on a login node, where there are no ranks
+        if arguments[:1] == ["jobscript"]:  # on a login node, where there are no ranks
             _fail(InputError(f"command line: {error.format_message()}"))
         _run(InputError(f"command line: {error.format_message()}"), ())
     sys.exit(0)

@@ -11,7 +11,7 @@ from .gpukernel import KernelResult
 from .plan import Plan
 from .reach import Reach
 
-__all__ = ["Evidence", "Finding", "Level", "Listening", "Report", "Tested"]
+__all__ = ["Evidence", "Finding", "Level", "Listening", "Outcome", "Report"]
 
 Level = Literal["ok", "warning", "error"]
 
@@ -64,7 +64,7 @@ class Listening:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Outcome:
     """What a rank's tests gave."""
 
     reach: Reach | None = None
@@ -116,7 +116,7 @@ class Evidence:
     port: int = 0
     dashboard_address: str = ""
     listening: Listening | None = None
-    tests: Mapping[int, Tested] = field(default_factory=dict)
+    tests: Mapping[int, Outcome] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
     kernel: bool = True
     protocol: str = "tls"

@@ -31,6 +31,7 @@ Every option has one name. It can be said in four places; the first one that say
 Unknown names and values of the wrong type are refused before anything starts, in one line and with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 `execute()` calls the option `name` by dask-mpi's word, `worker_name`.
+The section `gpu-mpi.jobscript` of the YAML files has the defaults of job scripts: see [slurm.md](slurm.md#the-generator).
 
 | keyword | command line | environment | YAML key | kind | default |
 |---|---|---|---|---|---|

@@ -143,8 +143,8 @@ def test_flux_meets_the_mpi_library(batch: FakeBatch, library: str, options: lis
     ("name", "start"),
     [
         ("slurm-mpirun.sbatch", ["-np", "2", "--map-by", "ppr:1:node", "--bind-to", "none"]),
-        ("pbs.pbs", ["-np", "2", "--hostfile", "nodes", "--map-by", "slot", "--bind-to", "none"]),
-        ("lsf.bsub", ["-np", "2", "--hostfile", "nodes", "--map-by", "slot", "--bind-to", "none"]),
+        ("pbs.pbs", ["-np", "2", "--host", "h1:1,h2:1", "--map-by", "slot", "--bind-to", "none"]),
+        ("lsf.bsub", ["-np", "2", "--host", "h1:1,h2:1", "--map-by", "slot", "--bind-to", "none"]),
     ],
 )
 def test_open_mpi_is_told_which_variables_to_take_along(

@@ -1,0 +1,209 @@
+"""`check` over real ranks: what is well is green, and what is wrong is told with the rank, the host and the remedy."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, ranks_of, until
+from harness import CompletedJob, Mpi
+from simulated.nvml import GIB, SimGpu, SimHost, compile_nvml, make_gpus, simulated_environ
+
+HOST = socket.gethostname()
+CHECK = (*COMMAND, "check", "--interface", "lo")
+compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+
+
+@pytest.fixture(scope="module")
+def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
+    return {"CUDA_VISIBLE_DEVICES": None, **simulated_environ(libdir, there, {})}
+
+
+def findings(done: CompletedJob, level: str = "error") -> list[dict[str, Any]]:
+    return [found for found in json.loads(done.stdout)["findings"] if found["level"] == level]
+
+
+def red(done: CompletedJob) -> dict[str, Any]:
+    """The one red line; the others are not."""
+    assert json.loads(done.check(1).stdout)["level"] == "error"
+    (found,) = findings(done)
+    assert found["remedy"]
+    return found
+
+
+def test_all_is_well(mpirun: Mpi) -> None:
+    done = mpirun.run(CHECK, 4).check()
+    assert "ERROR" not in done.stdout
+    assert "\x1b" not in done.stdout  # colours are for terminals
+    assert "check of 4 ranks on 1 host" in done.stdout
+    assert f"host {HOST}: ranks 0-3" in done.stdout
+    for what in ("launcher", "versions", "placement", "network", "clocks"):
+        assert any(line.split()[:2] == ["ok", what] for line in done.stdout.splitlines()), done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_json(mpirun: Mpi) -> None:
+    done = mpirun.run([*CHECK, "--json"], 2).check()
+    data = json.loads(done.stdout)
+    assert (data["exit_code"], data["world_size"]) == (0, 2)
+    assert data["seconds"] < 20
+    assert data["scheduler"] == {"rank": 0, "host": HOST, "address": "127.0.0.1"}
+    (host,) = data["hosts"]
+    assert (host["host"], host["ranks"], host["gpus"]) == (HOST, [0, 1], [])
+    assert host["memory"] > 0
+    assert set(host["cpus"]) <= set(range(os.cpu_count() or 1))
+    assert [scratch["ranks"] for scratch in host["scratch"]] == [[0, 1]]
+    (versions,) = data["versions"]
+    assert versions["ranks"] == [0, 1]
+    assert versions["versions"]["Python"] == sys.version.split()[0]
+    assert findings(done) == []
+
+
+@compiler
+def test_gpus(mpirun: Mpi, libdir: Path) -> None:
+    there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
+    env = gpus(libdir, SimHost(there, driver="570.1"))
+    done = mpirun.run([*CHECK, "--no-kernel", "--json"], 2, env=env)
+    found = red(done)
+    assert found["what"] == "GPUs"
+    assert "GPU-bad" in found["found"]
+    assert "7 uncorrected memory errors" in found["found"]
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert host["driver"] == "570.1"
+    assert [(gpu["uuid"], gpu["memory"], gpu["kernel"]) for gpu in host["gpus"]] == [
+        (gpu.uuid, 80 * GIB, None) for gpu in there
+    ]
+    assert [gpu["ecc_uncorrected"] for gpu in host["gpus"]] == [0, 0, 0, 7]
+    table = mpirun.run([*CHECK, "--no-kernel"], 2, env=env).check(1)
+    assert all(gpu.uuid in table.stdout for gpu in there)
+    assert "4 GPU workers, 0 CPU workers" in table.stdout
+
+
+@compiler
+def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
+    # The GPUs are simulated, so nothing can compute on them: each is tried, by one rank, and told.
+    there = make_gpus(2, host="one")
+    env = gpus(libdir, there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
+    done = mpirun.run([*CHECK, "--json"], 2, env=env)
+    found = red(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0, 1], [HOST])
+    assert all(gpu.uuid in found["found"] for gpu in there)
+    assert "driver" in found["remedy"]
+    (host,) = json.loads(done.stdout)["hosts"]
+    assert [gpu["kernel"] for gpu in host["gpus"]] == ["cuda", "cuda"]
+
+
+def test_version_that_differs_on_one_rank(mpirun: Mpi, tmp_path: Path) -> None:
+    fake = tmp_path / "dask-2020.1.0.dist-info"
+    fake.mkdir()
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: dask\nVersion: 2020.1.0\n")
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    done = mpirun.run([*CHECK, "--json"], 2, per_rank_env=[{}, {"PYTHONPATH": path}])
+    found = red(done)
+    assert found["what"] == "versions"
+    assert f"2020.1.0 for rank 1 on {HOST}" in found["found"]
+
+
+def test_scratch_that_one_rank_cannot_write(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    extra = [{}, {"DASK_GPU_MPI__LOCAL_DIRECTORY": str(tmp_path / "file")}]
+    found = red(mpirun.run([*CHECK, "--json"], 2, per_rank_env=extra))
+    assert (found["what"], found["ranks"], found["hosts"]) == ("scratch", [1], [HOST])
+    assert "--local-directory" in found["remedy"]
+
+
+def test_port_that_is_taken(mpirun: Mpi) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        line = [*CHECK, "--json", "--scheduler-port", str(port), "--dashboard-address", f"127.0.0.1:{port}"]
+        found = red(mpirun.run(line, 2))
+    assert (found["what"], found["ranks"]) == ("ports", [0])
+    assert f"port {port}" in found["found"]
+    assert "--scheduler-port" in found["remedy"]
+
+
+def test_interface_that_is_not_there(mpirun: Mpi) -> None:
+    found = red(mpirun.run([*COMMAND, "check", "--json", "--interface", "ib9"], 2))
+    assert found["what"] == "network"
+    assert "'ib9'" in found["found"]
+
+
+def test_worlds_of_one(mpirun: Mpi) -> None:
+    # what a foreign launcher makes of two ranks; rank 0 speaks for both
+    rank = "PMI_RANK=$r PMI_SIZE=2 MPI_LOCALRANKID=$r"
+    if mpirun.name == "mpich":
+        rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
+    start = f"env {rank} {sys.executable} -m dask_gpu_mpi check --json & pids[$r]=$!"
+    shell = f"for r in 0 1; do {start}; done; code=0; for p in ${{pids[@]}}; do wait $p || code=$?; done; exit $code"
+    found = red(mpirun.run(["bash", "-c", shell], None))
+    assert found["what"] == "launcher"
+    assert "world of 1 rank" in found["found"]
+    assert "use the mpirun of" in found["remedy"]
+
+
+def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
+    env = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
+    found = red(mpirun.run([*CHECK, "--json"], None, env=env))
+    assert "finds no MPI library" in found["found"]
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
+    for option in ("--no-such-option", "--memory-limit=lots"):
+        done = mpirun.run([*CHECK, option], ranks)
+        assert done.rc == 2, done.output
+        assert done.stderr.count("dask_gpu_mpi: error: command line: ") == 1
+        assert done.stdout == ""
+
+
+def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path) -> None:
+    # Rank 1 hangs in its local directory, as on a file server that is gone: opening a FIFO waits for a reader.
+    program = f"""
+        import os, sys
+        import dask_gpu_mpi.facts as facts
+
+        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "1":
+            os.mkfifo({str(tmp_path / "gone")!r})
+            facts.look_at_scratch = lambda *_: open({str(tmp_path / "gone")!r}, "w")
+        from dask_gpu_mpi.cli import main
+
+        main(["check", "--interface", "lo", "--json"])
+    """
+    done = mpirun.run(program, 2, timeout=40)
+    assert done.rc != 0
+    (found,) = findings(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
+    assert "the local directory" in found["found"]
+    assert json.loads(done.stdout)["seconds"] < 20
+
+
+def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "numba").mkdir()
+    (tmp_path / "numba" / "__init__.py").write_text(
+        "import time\nprint('asleep', flush=True)\ntime.sleep(600)"
+    )
+    program = """
+        import os
+        from dask_gpu_mpi.gpukernel import run_kernels
+
+        print("ready", flush=True)
+        run_kernels(["GPU-none"], os.environ, 600.0)
+    """
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    job = mpirun.start(program, 2, env={"PYTHONPATH": path})
+    job.wait_for("ready(.|\n)*ready")
+    until(lambda: len(job.processes("gpukernel")) == 2, 20)
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    job.wait(20)  # finds what is left
