@@ -31,12 +31,12 @@ GRACE = 5.0
 FINAL = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE"}
 
 
-def template(name: str, asked: Sequence[str] = ()) -> str:
+def template(name: str, asked: Sequence[str]) -> str:
     """Text of one of the project's job scripts, as a user edits it: with these options instead of its own about GPUs."""
     text = (ROOT / "jobscripts" / name).read_text()
     own = re.findall(r"^#SBATCH --gpus-per-node=\d+\n", text, re.MULTILINE)
     assert len(own) == 1
-    return text.replace(own[0], "".join(f"#SBATCH {option}\n" for option in asked)) if asked else text
+    return text.replace(own[0], "".join(f"#SBATCH {option}\n" for option in asked))
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,11 @@ class Slurm:
         job_env = {
             **simulated_environ(self.libdir, hosts, base_env),
             MARK: mark,
+            # CUDA is not simulated: the preflight refuses a GPU that runs no kernel
+            "DGM_CHECK": "no",
             "TMPDIR": str(directory),
             "SLURM_CONF": str(self.conf),
             "PATH": f"{prefix / 'bin'}:{os.environ['PATH']}",
-            "DGM_CHECK": "no",
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
             **(env or {}),

@@ -63,7 +63,7 @@ def test_nothing_is_left(slurm: Slurm, ending: str) -> None:
                 return [_command(pid) for pid in pids]
 
             until(
-                lambda: sum(command.startswith("sleep 600") for command in commands()) == 2,
+                lambda: sum(command.endswith("/sleep 600") for command in commands()) == 2,
                 30,
                 "the job runs",
             )
