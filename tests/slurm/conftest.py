@@ -54,10 +54,25 @@ def confining_slurm(libdir: Path) -> Iterator[Slurm]:
 
 
 @pytest.fixture
+def confined(confining_slurm: Slurm) -> Iterator[Slurm]:
+    """For rows that need cgroups."""
+    yield confining_slurm
+    confining_slurm.end_jobs()
+
+
+@pytest.fixture
 def slurm(open_slurm: Slurm) -> Iterator[Slurm]:
     """For rows to which cgroups do not matter; its jobs do not outlive the test."""
     yield open_slurm
     open_slurm.end_jobs()
+
+
+@pytest.fixture(params=["open", "cgroups"])
+def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """For rows with and without cgroups."""
+    slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")
+    yield slurm
+    slurm.end_jobs()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -66,10 +66,10 @@ def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
-def test_scancel(slurm: Slurm, name: str) -> None:
-    job = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
+def test_scancel(either: Slurm, name: str) -> None:
+    job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
     job.wait_for("the script runs")
-    slurm.ask("scancel", job.number)
+    either.ask("scancel", job.number)
     ended = job.wait(30)
     assert ended.state == "CANCELLED"
     assert "Traceback" not in ended.output

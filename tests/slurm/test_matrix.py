@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -34,13 +33,6 @@ FLAGS = {
 }
 #: The job scripts, by how they start the ranks.
 TEMPLATES = {"srun": "slurm.sbatch", "mpirun": "slurm-mpirun.sbatch"}
-
-
-@pytest.fixture(params=["open", "cgroups"])
-def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")
-    yield slurm
-    slurm.end_jobs()
 
 
 def check(job: BatchJob, told: dict[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,16 +14,10 @@ OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")
 NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
-@pytest.fixture
-def confining(confining_slurm: Slurm) -> Iterator[Slurm]:
-    yield confining_slurm
-    confining_slurm.end_jobs()
-
-
 @pytest.mark.parametrize("name", NAMES)
-def test_a_job_that_it_lets_pass(confining: Slurm, name: str) -> None:
+def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
     # without GPUs, which the cgroup hides all
-    job = confining.submit(
+    job = confined.submit(
         template(name, ()),
         *OPTIONS,
         args=["script.py"],
