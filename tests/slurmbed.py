@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -85,6 +85,8 @@ class BatchJob:
         Its processes have it in their environment.
     gpus : dict
         The GPUs that Slurm gave it, by host: places on that host. Known once it was seen running.
+    before : frozenset of Path
+        What lay in the hosts' shared memory before it.
     """
 
     slurm: Slurm
@@ -93,6 +95,7 @@ class BatchJob:
     mark: str
     start: float = field(default_factory=time.monotonic)
     gpus: dict[str, list[int]] = field(default_factory=dict)
+    before: frozenset[Path] = frozenset()
 
     @property
     def output(self) -> str:
@@ -287,10 +290,15 @@ class Slurm:
             raise JobError(f"{' '.join(argv)}: {done.stderr}")
         return done.stdout
 
-    def shared_memory(self, host: str) -> list[str]:
-        """Files in that host's /dev/shm."""
-        holder = (self.bed.state / f"{host}.holder").read_text().split()[0]
-        return sorted(path.name for path in Path(f"/proc/{holder}/root/dev/shm").iterdir())
+    def shared_memory(self, hosts: Iterable[str]) -> set[Path]:
+        """Files in the /dev/shm of these hosts."""
+        holders = {host: (self.bed.state / f"{host}.holder").read_text().split()[0] for host in hosts}
+        folders = {host: Path(f"/proc/{pid}/root/dev/shm") for host, pid in holders.items()}
+        return {
+            Path("/dev/shm") / host / path.name
+            for host, folder in folders.items()
+            for path in folder.iterdir()
+        }
 
     def meeting_place(self) -> Path:
         """A folder for what several jobs share, removed with them."""
@@ -352,11 +360,12 @@ class Slurm:
         }
         line = ["sbatch", "--parsable", "--chdir", str(directory), "--output", f"{directory}/slurm-%j.out"]
         line += [*options, str(script), *args]
+        before = frozenset(self.shared_memory(self.bed.hosts))
         done = subprocess.run(
             self.bed.on("h1", line), env=job_env, capture_output=True, text=True, timeout=30
         )
         if done.returncode:
             raise JobError(f"{' '.join(line)}: {done.stderr}")
-        job = BatchJob(self, done.stdout.strip(), directory, mark)
+        job = BatchJob(self, done.stdout.strip(), directory, mark, before=before)
         self.jobs.append(job)
         return job
