@@ -190,9 +190,7 @@ class BatchJob:
         """What is left of it in its TMPDIR, and in the shared memory of its hosts."""
         patterns = ("dgm-*", "dask*", "distributed*", "ompi.*", "prte.*")
         left = [path for pattern in patterns for path in self.directory.glob(pattern)]
-        left += [
-            Path("/dev/shm") / host / name for host in self.gpus for name in self.slurm.shared_memory(host)
-        ]
+        left += self.slurm.shared_memory(self.gpus) - self.before
         return [str(path) for path in left if not re.match(allowed, path.name)]
 
     def close(self) -> None:
