@@ -116,7 +116,12 @@ def simulate(size: int) -> dict[str, Any]:
     step("gather", begun, [len(data) for data in hellos])
     steps["gather"]["seconds"] -= plans[0]
     steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
-    address = ("tls://10.0.0.1:40000", "http://localhost:8787/status", "10.0.0.1:40000")
+    begun = time.perf_counter()
+    coordinator.handle(Event(0, "probing", "10.0.0.1:40000"), 2.0)
+    for rank in range(size):
+        coordinator.handle(Event(rank, "reached", None), 2.0)
+    step("prove", begun, [length for kind, length, _ in sent if kind == "prove"])
+    address = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
     begun = time.perf_counter()
     coordinator.handle(Event(0, "address", address), 2.0)
     step("scatter", begun, [length for kind, length, _ in sent if kind == "start"])

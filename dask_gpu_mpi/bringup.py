@@ -7,6 +7,7 @@ import functools
 import gc
 import importlib
 import os
+import queue
 import signal
 import socket
 import sys
@@ -25,11 +26,12 @@ from .errors import DaskGpuMpiError, InputError, StartupError
 from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
-from .network import list_interfaces, prove_reachable
+from .network import list_interfaces
 from .options import Options
 from .placement import PlacementOptions, Plan, make_plan
 from .post import BRISK, Event, Post
 from .progress import Progress
+from .reach import Listener, Tokens, connect_only, connect_to
 from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
 from .signals import Signals
@@ -47,8 +49,6 @@ COORDINATOR_GRACE = 30.0
 MPI_GRACE = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
-#: Seconds for a connection to the scheduler's host.
-REACH = 5.0
 #: Options that must be the same on all ranks.
 SHARED = (
     "layout",
@@ -220,8 +220,10 @@ class Bringup:
         self._start: Start | None = None
         self._scheduler_config: dict[str, Any] | None = None
         self._file: tuple[str, str] | None = None
-        self._probe: socket.socket | None = None
         self._credentials: dict[str, Any] | None = None
+        self._listener: Listener | None = None
+        #: What came of connecting to the scheduler's host, once it is known.
+        self._proofs: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
 
     def run(self) -> Joined:
         """Join.
@@ -422,8 +424,10 @@ class Bringup:
                 number = self._signals.got[0]
                 text = f"{signal.Signals(number).name} came while the cluster started"
                 post.send(COORDINATOR, "failed", Failure(text, 128 + number))
+            with contextlib.suppress(queue.Empty):
+                failure = self._proofs.get_nowait()
+                post.send(COORDINATOR, "failed" if failure else "reached", failure)
             events = post.events(BRISK)
-            self._take_probes()
             for number, event in enumerate(events):
                 coordinator = self._coordinator
                 if coordinator is None or not coordinator.handle(event, time.monotonic()):
@@ -439,8 +443,6 @@ class Bringup:
                 )
         self._timeline.lap("ready: wait for go")
         post.push_back(self._early)
-        if self._probe is not None:
-            self._probe.close()
         assert isinstance(self._options, Options)  # else there is no plan
         assert self._start is not None  # nobody is ready before it
         has_scheduler = self._scheduler_config is not None
@@ -470,6 +472,11 @@ class Bringup:
             self._on_agent(kind, payload)
         elif kind == "scheduler":
             self._start_scheduler(*payload)
+        elif kind == "probe":
+            self._listen_for_ranks(*payload)
+        elif kind == "prove":
+            # In a thread: it may take seconds, and rank 0 has others to hear.
+            threading.Thread(target=self._connect, args=payload, daemon=True).start()
         elif kind == "start":
             self._start_workers(payload)
         elif kind == "go":
@@ -495,10 +502,34 @@ class Bringup:
                 COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)
             )
 
+    def _listen_for_ranks(self, address: str, tokens: Tokens) -> None:
+        """Listen where the scheduler will, so that all ranks can prove that they reach it, before anything starts there."""
+        options = self._options
+        assert isinstance(options, Options)  # the coordinator only asks for this when all is well
+        try:
+            self._listener = Listener(address, options.scheduler_port or 0, tokens)
+        except OSError:
+            self._post.send(COORDINATOR, "probing", "")
+        else:
+            self._post.send(COORDINATOR, "probing", f"{address}:{self._listener.port}")
+
+    def _connect(self, target: str, where: str, tokens: Tokens | None) -> None:
+        host, _, port = target.rpartition(":")
+        host = host.strip("[]")
+        error = connect_to(host, int(port), tokens).error if tokens else connect_only(host, int(port))
+        text = (
+            f"can't reach the scheduler's host at {target} ({where}): {error}; choose a network that leads there with interface "
+            "(--interface), or let the port through the firewall"
+        )
+        self._proofs.put(Failure(text, 2) if error else None)
+
     def _start_scheduler(self, listen: str, config: dict[str, Any], device: str) -> None:
         options, agent = self._options, self._post.agent
         assert isinstance(options, Options)  # the coordinator only sends this when all is well
         self._scheduler_config = config
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if agent is not None:
             agent.send(
                 "scheduler",
@@ -532,17 +563,7 @@ class Bringup:
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host
             link = f"http://{'localhost' if host == '127.0.0.1' else host}:{http_port}/status"
-        # Beside the scheduler's own listener, which would complain of whoever hangs up at once.
-        self._probe = socket.create_server((address.partition("://")[2].rpartition(":")[0], 0), backlog=4096)
-        self._probe.setblocking(False)
-        probe = ":".join(map(str, self._probe.getsockname()[:2]))
-        self._post.send(COORDINATOR, "address", (address, link, probe))
-
-    def _take_probes(self) -> None:
-        """Take what connects to the probe: the kernel bounds its queue (128 on old ones), and there may be thousands of ranks."""
-        with contextlib.suppress(BlockingIOError):
-            while self._probe is not None:
-                self._probe.accept()[0].close()
+        self._post.send(COORDINATOR, "address", (address, link))
 
     def _tell_ready(self) -> None:
         self._timeline.lap("start workers")
@@ -555,16 +576,6 @@ class Bringup:
         self._start = start
         self._deadline = max(self._deadline, time.monotonic() + start.limit)
         self._timeline.lap("hello: wait for the plan and the scheduler")
-        try:
-            if start.probe:
-                prove_reachable(start.probe, REACH)
-        except OSError as error:
-            text = (
-                f"can't reach the scheduler at {start.address} ({start.scheduler}): {error.strerror or error}; choose a network "
-                "that leads there with interface (--interface), or let the port through the firewall"
-            )
-            self._post.send(COORDINATOR, "failed", Failure(text, 2))
-            return
         if not start.workers:
             self._tell_ready()
         elif agent is not None:

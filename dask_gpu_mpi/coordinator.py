@@ -4,6 +4,8 @@ A state machine without MPI, processes or clocks of its own: it is given message
 
     HELLO from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
 
+Over several hosts, between the plan and the scheduler: PROBE to one -> PROBING from it -> PROVE to all -> REACHED from all.
+
 Any FAILED, or the deadline, ends in one report and FAIL to all.
 """
 
@@ -20,6 +22,7 @@ from .network import Interface, choose_addresses
 from .placement import Plan, WorkerPlan
 from .post import Event
 from .ranges import ranks_text
+from .reach import CONNECT_TIMEOUT, Tokens
 from .timeline import Step
 
 __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
@@ -28,6 +31,8 @@ __all__ = ["Coordinator", "Failure", "Go", "Hello", "Start", "one_report"]
 MOST_PARTS = 6
 #: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
 GATHER_FAILURES = 1.0
+#: The same while ranks connect to the scheduler's host: some are told at once that there is no way, others wait in vain.
+GATHER_PROOFS = 2 * CONNECT_TIMEOUT + 1.0
 
 
 @dataclass(frozen=True)
@@ -146,10 +151,6 @@ class Start:
         Dask configuration with the credentials.
     is_client : bool
         Whether the script runs here.
-    probe : str
-        ``host:port`` to which a connection proves that this rank reaches the scheduler's host; empty: not asked for.
-    scheduler : str
-        Where the scheduler is, for messages.
     delay : float
         Seconds for which it holds back its workers, so that not all connect at once.
     limit : float
@@ -163,8 +164,6 @@ class Start:
     device_memory: dict[str, int]
     config: dict[str, Any] = field(repr=False)
     is_client: bool = False
-    probe: str = ""
-    scheduler: str = ""
     delay: float = 0.0
     limit: float = 0.0
 
@@ -251,6 +250,9 @@ class Coordinator:
         self._failures: dict[int, Failure] = {}
         self._failed_at: float | None = None
         self._ready: set[int] = set()
+        self._tokens: Tokens | None = None
+        self._proving = False
+        self._reached: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
         self._go: Go | None = None
@@ -268,6 +270,17 @@ class Coordinator:
                 self._all_here(now)
         elif kind == "address":
             self._scheduler_is_up(*payload)
+        elif kind == "probing":
+            assert self.plan is not None  # it was asked for after the plan
+            role = self.plan.scheduler
+            if payload:
+                self._prove(payload, f"rank {role.rank} on {role.host}", self._tokens)
+            else:
+                self._start_scheduler()  # which says better why nobody can listen there
+        elif kind == "reached":
+            self._reached.add(source)
+            if len(self._reached) == self.size and not self._failures:
+                self._all_reach()
         elif kind == "ready":
             self._ready.add(source)
             self.steps[source] = payload or []
@@ -284,8 +297,8 @@ class Coordinator:
         if self.outcome is not None:
             return
         if self._failed_at is not None:
-            heard = len(self._failures) == self.size
-            if heard or now > self._failed_at + GATHER_FAILURES:
+            heard = len(self._failures) + len(self._reached if self._proving else ()) == self.size
+            if heard or now > self._failed_at + (GATHER_PROOFS if self._proving else GATHER_FAILURES):
                 self._give_up()
         elif now > self._deadline:
             silent = [rank for rank in range(self.size) if rank not in self._hellos]
@@ -355,11 +368,34 @@ class Coordinator:
         if self._join is not None:
             address, _, theirs = self._join
             self._config = theirs | settings
-            # a listener with TLS or UCX would complain
-            probe = address.partition("://")[2] if self._join[1] == "tcp" else ""
-            self._scheduler_is_up(address, None, probe)
+            if self._join[1] == "tcp":
+                self._prove(address.partition("://")[2], "of another job", None)
+            else:  # a listener with TLS or UCX would complain of whoever hangs up
+                self._scheduler_is_up(address, None)
             return
         self._config = self._credentials() | settings
+        role = self.plan.scheduler
+        if len(set(hosts)) > 1:
+            self._tokens = Tokens()
+            self._send(role.rank, "probe", (self._listen[role.rank], self._tokens))
+        else:
+            self._start_scheduler()
+
+    def _prove(self, target: str, where: str, tokens: Tokens | None) -> None:
+        """Have every rank connect to where the scheduler is, or will be."""
+        self._proving = True
+        for rank in range(self.size):
+            self._send(rank, "prove", (target, where, tokens))
+
+    def _all_reach(self) -> None:
+        self._proving = False
+        if self._join is not None:
+            self._scheduler_is_up(self._join[0], None)
+        else:
+            self._start_scheduler()
+
+    def _start_scheduler(self) -> None:
+        assert self.plan is not None  # it says where
         role = self.plan.scheduler
         here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
         device = here[0].uuid if here and self._protocol == "ucx" else ""
@@ -375,7 +411,7 @@ class Coordinator:
                         "it must be the same on all ranks"
                     )
 
-    def _scheduler_is_up(self, address: str, dashboard: str | None, probe: str) -> None:
+    def _scheduler_is_up(self, address: str, dashboard: str | None) -> None:
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._go = Go(address, dashboard)
         memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in self.plan.hosts}
@@ -384,8 +420,6 @@ class Coordinator:
         for worker in self.plan.workers:
             mine.setdefault(worker.rank, []).append(worker)
         protocol = self._join[1] if self._join is not None else self._protocol
-        role = self.plan.scheduler
-        where = "of another job" if self._join is not None else f"rank {role.rank} on {role.host}"
         before, total = 0, len(self.plan.workers)
         for rank in range(self.size):
             delay = start_delay(before, total)
@@ -401,8 +435,6 @@ class Coordinator:
                     memory[host_of[rank]],
                     self._config,
                     rank == self.plan.client.rank,
-                    probe,
-                    where,
                     delay,
                     self._limit,
                 ),

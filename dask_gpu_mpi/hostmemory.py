@@ -1,4 +1,4 @@
-"""What the control groups (cgroups, version 1 and 2) of this process leave it: memory and cores.
+"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory and cores.
 
 Batch systems and containers limit a job by cgroups. A limit may stand on any ancestor, so all are read, up to
 the mount point (which in a container is the container's own group). See cgroups(7), cgroup_namespaces(7), the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -18,7 +19,7 @@ __all__ = ["allowed_cpus", "host_memory", "parse_cpu_list"]
 PROC = Path("/proc/self")
 
 
-def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
+def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | None = None) -> int:
     """Tell how many bytes of memory this process may use on its host.
 
     Parameters
@@ -27,15 +28,21 @@ def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
         The directory with the process's ``cgroup`` and ``mountinfo``.
     physical : int, optional
         Bytes of physical memory; asked of the system unless given.
+    resident : int, optional
+        The hard limit ``RLIMIT_RSS``, negative for none; asked of the system unless given. The kernel does not
+        enforce it: Slurm tells a job's ``--mem`` by it where no cgroup does, and distributed heeds it as well.
 
     Returns
     -------
     int
-        The smallest of physical memory and every memory limit on the path (v2 ``memory.max``; v1
+        The smallest of physical memory, ``RLIMIT_RSS`` and every memory limit on the path (v2 ``memory.max``; v1
         ``memory.limit_in_bytes`` and the ``hierarchical_memory_limit`` of ``memory.stat``, which also tells
         limits of ancestors that a container hides). 0 if nothing is known.
     """
-    limits = [_physical() if physical is None else physical]
+    limits = [
+        _physical() if physical is None else physical,
+        resource.getrlimit(resource.RLIMIT_RSS)[1] if resident is None else resident,
+    ]
     for group in _groups(proc, "memory"):
         for file in ("memory.max", "memory.limit_in_bytes"):
             # "max" in v2 and 2**63 less a page in v1 are "no limit": the first is no number, the second no

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .errors import InputError
 
-__all__ = ["Interface", "choose_addresses", "list_interfaces", "prove_reachable"]
+__all__ = ["Interface", "choose_addresses", "list_interfaces"]
 
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d+$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
@@ -123,25 +123,6 @@ def choose_addresses(
     return None, {
         rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
     }
-
-
-def prove_reachable(target: str, timeout: float) -> None:
-    """Connect, and hang up.
-
-    Parameters
-    ----------
-    target : str
-        ``host:port``.
-    timeout : float
-        Seconds.
-
-    Raises
-    ------
-    OSError
-        Nobody answers there, or the way there is closed.
-    """
-    host, _, port = target.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
 
 
 def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | None) -> str:

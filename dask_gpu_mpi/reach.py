@@ -15,7 +15,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 
-__all__ = ["CONNECT_TIMEOUT", "Listener", "Reach", "Tokens", "connect_to", "port_problem"]
+__all__ = ["CONNECT_TIMEOUT", "Listener", "Reach", "Tokens", "connect_only", "connect_to", "port_problem"]
 
 #: Seconds that a rank tries to connect.
 CONNECT_TIMEOUT = 5.0
@@ -135,6 +135,17 @@ def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT
         return Reach("something else answers there")
     (there,) = _CLOCK.unpack(got[len(wanted) :])
     return Reach("", sent + round_trip / 2 - there, round_trip)
+
+
+def connect_only(address: str, port: int, timeout: float = CONNECT_TIMEOUT) -> str:
+    """Connect to a listener of somebody else's, and hang up; why that failed, or nothing."""
+    try:
+        socket.create_connection((address, port), timeout=timeout).close()
+    except TimeoutError:
+        return f"no answer within {timeout:g} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def port_problem(address: str, port: int) -> str:

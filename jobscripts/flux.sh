@@ -34,7 +34,7 @@ if [[ -n $container ]]; then python=(apptainer exec --nv "$container" python); f
 
 # -- launcher: ranks that are left all cores and GPUs of their node
 if [[ -z $mpi ]]; then
-  case $("${python[@]}" -m mpi4py --mpi-lib-version) in *"Open MPI"*) mpi=pmix ;; esac  # others speak Flux's own
+  case $("${python[@]}" -m mpi4py --mpi-lib-version | tr -d '\0') in *"Open MPI"*) mpi=pmix ;; esac  # others speak Flux's own
 fi
 launch=(flux run --nodes="$(flux getattr size)" --tasks-per-node="$ranks" --exclusive
   -o cpu-affinity=off -o gpu-affinity=off ${mpi:+-o "pmi=$mpi"})

@@ -47,3 +47,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.mpi)
         if "hosts" in names:
             item.add_marker(pytest.mark.hosts)
+        if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
+            item.add_marker(pytest.mark.slurm)

@@ -22,3 +22,30 @@ holder() {
   [[ $(start_time "$pid") == "$start" ]] || return 1
   echo "$pid"
 }
+
+# --- cgroups (version 1) of slurm-up's daemons. Debian's slurmd calls its own after its node, so one test bed has them at a time.
+# shellcheck disable=SC2034  # used by who sources this
+groups=/sys/fs/cgroup
+# shellcheck disable=SC2034
+controllers=(devices freezer memory)
+
+# remove_groups GROUP...: what still runs in them is killed. The kernel lets go of a group some time after its last process.
+remove_groups() {
+  local group pid try
+  for group in "$@"; do
+    for ((try = 0; try < 50; try++)); do
+      [[ -d $group ]] || break
+      while read -r pid; do kill -KILL "$pid" 2> /dev/null || true; done \
+        < <(find "$group" -name cgroup.procs -exec cat {} + 2> /dev/null)
+      find "$group" -depth -type d -exec rmdir {} + 2> /dev/null || sleep 0.05
+    done
+  done
+}
+
+# remove_slurm: the files and the cgroups of slurm-up, when its daemons are gone
+remove_slurm() {
+  local made=()
+  if [[ -e $state/slurm/groups ]]; then mapfile -t made < "$state/slurm/groups"; fi
+  remove_groups "${made[@]}"
+  rm -rf "$state/slurm"
+}

@@ -75,7 +75,7 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.sent == []
     driver.tell(0, "hello", hello(0, 2))
     assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}, ""))]
-    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status", "127.0.0.1:5"))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status"))
     starts = [payload for _, kind, payload in driver.sent if kind == "start"]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
     assert [start.is_client for start in starts] == [True, False]
@@ -121,7 +121,7 @@ def test_a_late_failure_is_a_start_up_error() -> None:
     driver = Driver(2)
     for rank in (0, 1):
         driver.tell(rank, "hello", hello(rank, 2))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
     driver.tell(0, "ready")
     driver.tell(1, "failed", Failure("worker 1 did not start", 1))
     driver.coordinator.tick(9.0)
@@ -148,7 +148,7 @@ def test_the_deadline_names_who_has_not_started_workers() -> None:
     driver = Driver(2)
     for rank in (0, 1):
         driver.tell(rank, "hello", hello(rank, 2, "ab"[rank]))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
     driver.tell(0, "ready")
     assert driver.coordinator.progress() == (1, 2, ["b"])
     driver.coordinator.tick(100.5)
@@ -200,8 +200,73 @@ def crowded(size: int, **changes: Any) -> Driver:
     driver = Driver(size, **changes)
     for rank in range(size):
         driver.tell(rank, "hello", hello(rank, size, f"h{rank}"))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None, "127.0.0.1:5"))
+    driver.tell(0, "probing", "10.0.0.0:5")
+    for rank in range(size):
+        driver.tell(rank, "reached")
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
     return driver
+
+
+def proving(size: int) -> Driver:
+    """A coordinator whose ranks, each on a host of its own, are about to connect to the scheduler's host."""
+    driver = Driver(size)
+    for rank in range(size):
+        driver.tell(rank, "hello", hello(rank, size, f"h{rank}"))
+    ((rank, kind, (address, tokens)),) = driver.sent
+    assert (rank, kind, address) == (0, "probe", "10.0.0.0")
+    driver.tell(0, "probing", "10.0.0.0:5")
+    proofs = driver.sent[1:]
+    assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, "prove") for rank in range(size)]
+    assert {payload for *_, payload in proofs} == {("10.0.0.0:5", "rank 0 on h0", tokens)}
+    return driver
+
+
+def test_the_scheduler_starts_when_all_reach_its_host() -> None:
+    driver = proving(3)
+    for rank in (2, 0):
+        driver.tell(rank, "reached")
+    assert driver.kinds()[-1] == (2, "prove")
+    driver.tell(1, "reached")
+    assert driver.sent[-1] == (0, "scheduler", ("10.0.0.0", {"key": "secret"}, ""))
+
+
+def test_all_that_do_not_reach_it_are_named() -> None:
+    """Some are told at once that there is no way, others wait in vain for seconds."""
+    driver = proving(4)
+    unreached = Failure("no way", 2)
+    driver.tell(0, "reached")
+    driver.tell(1, "failed", unreached, now=1.0)
+    driver.tell(2, "reached")
+    driver.coordinator.tick(6.0)
+    assert driver.coordinator.outcome is None
+    driver.tell(3, "failed", unreached, now=6.1)
+    driver.coordinator.tick(6.2)
+    error = driver.coordinator.outcome
+    assert isinstance(error, InputError)
+    assert str(error) == "ranks 1,3 of 4 on h1, h3: no way"
+    assert not any(kind in ("scheduler", "start") for _, kind, _ in driver.sent)
+
+
+def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
+    driver = proving(2)
+    driver.tell(1, "failed", Failure("no way", 2), now=1.0)
+    driver.coordinator.tick(13.0)
+    assert isinstance(driver.coordinator.outcome, InputError)
+
+
+def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
+    driver = Driver(2)
+    for rank in range(2):
+        driver.tell(rank, "hello", hello(rank, 2, f"h{rank}"))
+    driver.tell(0, "probing", "")
+    assert driver.kinds()[-1] == (0, "scheduler")
+
+
+def test_nobody_connects_on_one_host() -> None:
+    driver = Driver(2)
+    for rank in range(2):
+        driver.tell(rank, "hello", hello(rank, 2))
+    assert driver.kinds() == [(0, "scheduler")]
 
 
 def test_many_workers_are_given_time() -> None:

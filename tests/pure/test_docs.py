@@ -71,3 +71,9 @@ def test_the_checks_find_what_is_wrong() -> None:
     ]
     assert anchors("# One `two`: three\n```\n# no\n```\n") == {"one-two-three"}
     assert ci_commands("```bash\nbash ci/gone.sh x\n```\n```\nci/no.sh\n```\n") == ["ci/gone.sh"]
+
+
+def test_the_design_names_every_module() -> None:
+    page = (ROOT / "docs" / "design.md").read_text()
+    modules = {path.stem for path in (ROOT / "dask_gpu_mpi").glob("*.py")} - {"__init__", "__main__"}
+    assert sorted(module for module in modules if f"`{module}`" not in page) == []

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +45,22 @@ def tree(tmp_path: Path) -> Tree:
 
 
 V2 = [("cgroup2", "/", "rw")]
+
+
+def test_a_limit_of_resident_memory_counts(tmp_path: Path) -> None:
+    # Slurm's word for --mem where it confines no memory
+    assert host_memory(tmp_path, 64 * GIB, resident=4 * GIB) == 4 * GIB
+    assert host_memory(tmp_path, 64 * GIB, resident=80 * GIB) == 64 * GIB
+    assert host_memory(tmp_path, 64 * GIB, resident=resource.RLIM_INFINITY) == 64 * GIB
+
+
+def test_the_limit_of_this_process() -> None:
+    script = "from dask_gpu_mpi.hostmemory import host_memory; print(host_memory())"
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_RSS, (1 << 20, 1 << 20)); {script}"
+    done = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == f"{1 << 20}\n"
 
 
 def test_no_cgroup_is_physical_memory(tmp_path: Path) -> None:

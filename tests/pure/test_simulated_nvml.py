@@ -206,6 +206,15 @@ def test_isolation_renumbers(libdir: Path) -> None:
     assert look(environ | {ONLY_VARIABLE: ""}) == []
 
 
+def test_what_has_device_files(libdir: Path, tmp_path: Path) -> None:
+    # isolation by them takes a device cgroup: tests/slurm
+    gpus = make_gpus(2)
+    for number in range(2):
+        (tmp_path / f"gpu{number}").touch()
+    seen = look(simulated_environ(libdir, SimHost(gpus, files=str(tmp_path / "gpu"))))
+    assert [gpu["UUID"] for gpu in seen] == [gpu.uuid for gpu in gpus]
+
+
 def test_a_file_can_hold_the_description(libdir: Path, tmp_path: Path) -> None:
     file = tmp_path / "gpus"
     file.write_text(
@@ -226,6 +235,7 @@ def test_a_file_can_hold_the_description(libdir: Path, tmp_path: Path) -> None:
         ("gpu,memory=lots", "memory is no number: 'lots'"),
         ("gpu,pci=3b", "no bus id"),
         ("gpu|only=1", "only: 1-1 is not within 0-0"),
+        ("gpu|files=/no/such/gpu", "no device file '/no/such/gpu0'"),
         ("mig,uuid=MIG-x", "before any GPU"),
         ("gpu,fail=nvmlDeviceGetName:OOPS", "NVML_ERROR_OOPS"),
         ("gpus=3", "not 'gpus'"),

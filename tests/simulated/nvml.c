@@ -27,6 +27,8 @@
  *              fail as above, and index=N (its place on the parent; default: the next one, so that gaps can be made)
  *     init-fail=CODE       nvmlInit gives CODE
  *     only=1+3             device isolation, as by a cgroup: only these GPUs exist, and are indexed from 0
+ *     files=PATH           GPU i has the device file PATHi: the GPUs whose file this process is not permitted to open, say by its
+ *                          device cgroup, are isolated from it. What else comes of opening it does not matter.
  *     driver=TEXT          cuda=12080                  versions
  *
  * CODE is a number or a name without NVML_ERROR_, such as GPU_IS_LOST.  SIMULATED_NVML_ONLY=1,3 isolates further (one
@@ -38,6 +40,8 @@
  */
 #define _GNU_SOURCE
 #include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <fnmatch.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -326,6 +330,19 @@ static bool set_only(Host *made, char *value)
     return true;
 }
 
+static bool set_files(Host *made, const char *prefix)
+{
+    char path[4096];
+    for (unsigned i = 0; i < made->count; i++) {
+        snprintf(path, sizeof path, "%s%u", prefix, i);
+        int file = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+        if (file >= 0) close(file);
+        else if (errno == ENOENT) return bad("no device file '%s'", path);
+        else if (errno == EPERM || errno == EACCES) made->hidden[i] = true;
+    }
+    return true;
+}
+
 /* What is left to say once all is read: UUIDs and used memory that were not given. */
 static void finish(Device *device, const char *name)
 {
@@ -348,7 +365,7 @@ static void finish(Device *device, const char *name)
 
 static bool read_host(Host *made, char *items, const char *name, char *only_here)
 {
-    char *item, *only = NULL;
+    char *item, *only = NULL, *files = NULL;
     unsigned first = 0; /* of the GPUs that a MIG instance belongs to */
     while ((item = next(&items, "|"))) {
         char *head = next(&item, ","), *key = next(&head, "=");
@@ -361,10 +378,12 @@ static bool read_host(Host *made, char *items, const char *name, char *only_here
         else if (IS("driver")) good = set_text(made->driver, key, value);
         else if (IS("cuda")) good = set_unsigned((unsigned *)&made->cuda, key, value);
         else if (IS("only")) only = value;
-        else if (*key) good = bad("an item starts with gpu, mig, init-fail, only, driver or cuda, not '%s'", key);
+        else if (IS("files")) files = value;
+        else if (*key) good = bad("an item starts with gpu, mig, init-fail, only, files, driver or cuda, not '%s'", key);
         if (!good) return false;
     }
     if ((only && !set_only(made, only)) || (only_here && !set_only(made, only_here))) return false;
+    if (files && !set_files(made, files)) return false;
     for (unsigned i = 0; i < made->count; i++) {
         finish(made->gpus[i], name);
         if (!made->hidden[i]) made->visible[made->n_visible++] = made->gpus[i];

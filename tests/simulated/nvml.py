@@ -238,6 +238,9 @@ class SimHost:
         All that are in the host.
     only : tuple of int or None
         Device isolation: only the GPUs at these places exist, and are indexed from 0. None: all.
+    files : str or None
+        Device files, without the number at their end: GPUs whose file a process is not permitted to open, as in
+        a device cgroup, do not exist for it. None: there are no files.
     init_fail : str, int or None
         The error that ``nvmlInit`` gives, such as ``"DRIVER_NOT_LOADED"``.
     driver : str or None
@@ -248,13 +251,19 @@ class SimHost:
 
     gpus: tuple[SimGpu, ...] = ()
     only: tuple[int, ...] | None = None
+    files: str | None = None
     init_fail: str | int | None = None
     driver: str | None = None
     cuda: int | None = None
 
     def describe(self) -> str:
         """Render this host's items in the grammar of ``nvml.c``, without a pattern."""
-        attributes = {"init-fail": self.init_fail, "driver": self.driver, "cuda": self.cuda}
+        attributes = {
+            "init-fail": self.init_fail,
+            "driver": self.driver,
+            "cuda": self.cuda,
+            "files": self.files,
+        }
         items = [_item(f"{key}={_text(value)}") for key, value in attributes.items() if value is not None]
         if self.only is not None:
             items.append(f"only={'+'.join(map(str, self.only))}")

@@ -1,0 +1,57 @@
+#!/usr/bin/env bash
+# ci/slurm.sh [PYTEST-ARGUMENT...]: the Slurm tier, tests/slurm, under a real Slurm; a quarter of an hour at most on two cores.
+# Installs Debian's Slurm, Open MPI and MPICH when they are missing. Needs root, network namespaces and Debian or Ubuntu; cgroups of
+# version 1 for the rows with cgroups. Arguments go to every pytest. All run; the exit code is 1 when any of them failed, or when
+# nothing could be run at all.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE PYTHONPATH
+[[ $(id -u) -eq 0 ]] || { echo "ci/slurm.sh: needs root: namespaces, device files, Slurm's daemons" >&2; exit 1; }
+
+# the slurm-wlm-* plugins come with slurm-wlm; libpmix-dev has the libpmix.so that Slurm's PMIx plugin loads
+packages=(slurm-wlm slurm-client munge libpmix-dev iproute2 util-linux gcc libc6-dev openmpi-bin mpich)
+missing=()
+for package in "${packages[@]}"; do
+  [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null) == installed ]] || missing+=("$package")
+done
+if [[ ${#missing[@]} -gt 0 ]]; then
+  echo "slurm: installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update
+  # their daemons are not to be started: the tests have their own. A policy that is there already stays.
+  policy=/usr/sbin/policy-rc.d
+  if [[ ! -e $policy ]]; then
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod +x "$policy"
+    trap 'rm -f "$policy"' EXIT
+  fi
+  apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
+fi
+
+failed=0 report=()
+# tier MPI PYTEST-ARGUMENT...
+tier() {
+  local mpi=$1 env=.venv/$1 start=$SECONDS rc=0 word=ok
+  shift
+  printf '\n== slurm: %s\n' "$mpi"
+  PATH="$PWD/$env/bin:$PATH" "$env/bin/python" -m pytest -q "$@" || rc=$?
+  # 5: nothing selected, which a -k may well mean
+  if [[ $rc -ne 0 && ! ($rc -eq 5 && $arguments -gt 0) ]]; then
+    word=FAILED
+    failed=1
+  fi
+  report+=("$(printf '%-22s %5d s  %s' "slurm: $mpi" $((SECONDS - start)) "$word")")
+}
+
+arguments=$#
+export DASK_GPU_MPI_TEST_SLURM=required
+# the same extras as in ci/test.sh: one environment for both
+bash ci/env.sh openmpi .venv/openmpi test lint
+bash ci/env.sh mpich .venv/mpich test
+tier openmpi tests/slurm "$@"
+# how jobs end and share hosts does not depend on the MPI library
+tier mpich tests/slurm/test_matrix.py tests/slurm/test_endings.py -k "one_worker or belong" "$@"
+printf '\n== summary\n'
+printf '%s\n' "${report[@]}"
+printf 'total %d s\n' "$SECONDS"
+exit "$failed"

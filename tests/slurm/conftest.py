@@ -1,0 +1,84 @@
+"""The Slurm tier: a Slurm without cgroups and one with, each over three hosts of its own, for the whole run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from harness import TestBed
+from simulated.nvml import compile_nvml
+from slurmbed import RESULTS, Slurm
+
+#: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
+REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
+
+
+@contextmanager
+def _up(libdir: Path, *, cgroups: bool) -> Iterator[Slurm]:
+    with tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder:
+        try:
+            bed = TestBed.up(3, Path(folder) / "bed")
+            slurm = Slurm.up(bed, libdir, cgroups=cgroups)
+        except (TestBed.Unavailable, Slurm.Unavailable) as reason:
+            if REQUIRED in os.environ and not cgroups:
+                pytest.fail(str(reason), pytrace=False)
+            pytest.skip(str(reason))
+        try:
+            yield slurm
+        finally:
+            slurm.down()
+
+
+@pytest.fixture(scope="session")
+def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="session")
+def open_slurm(libdir: Path) -> Iterator[Slurm]:
+    """Jobs are confined by nothing."""
+    with _up(libdir, cgroups=False) as slurm:
+        yield slurm
+
+
+@pytest.fixture(scope="session")
+def confining_slurm(libdir: Path) -> Iterator[Slurm]:
+    """Processes, devices and memory of jobs are confined by cgroups."""
+    with _up(libdir, cgroups=True) as slurm:
+        yield slurm
+
+
+@pytest.fixture
+def confined(confining_slurm: Slurm) -> Iterator[Slurm]:
+    """For rows that need cgroups."""
+    yield confining_slurm
+    confining_slurm.end_jobs()
+
+
+@pytest.fixture
+def slurm(open_slurm: Slurm) -> Iterator[Slurm]:
+    """For rows to which cgroups do not matter; its jobs do not outlive the test."""
+    yield open_slurm
+    open_slurm.end_jobs()
+
+
+@pytest.fixture(params=["open", "cgroups"])
+def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """For rows with and without cgroups."""
+    slurm = request.getfixturevalue("open_slurm" if request.param == "open" else "confining_slurm")
+    yield slurm
+    slurm.end_jobs()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print state, exit code and seconds of each job."""
+    if not RESULTS:
+        return
+    terminalreporter.section("what the jobs showed")
+    for result in RESULTS:
+        terminalreporter.write_line(result)

@@ -1,0 +1,128 @@
+"""How jobs end: what Slurm then says of them, and that nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from clusters import TELL, facts
+from harness import Mpi
+from slurmbed import BatchJob, Slurm, template
+
+CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
+WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
+#: The second run finds what the first has written, and ends.
+CHECKPOINTS = (
+    CLIENT
+    + """
+from pathlib import Path
+from dask_gpu_mpi import current_session
+
+state, session = Path("checkpoint"), current_session()
+if state.exists():
+    tell(found=state.read_text(), restarts=os.environ.get("SLURM_RESTART_COUNT"), answer=client.submit(sum, [1, 2]).result())
+    sys.exit(0)
+
+def write():
+    # the cluster still works
+    state.write_text(str(client.submit(sum, range(10)).result()))
+
+session.on_walltime(write, before=BEFORE)
+print("the script runs", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+)
+ONE = ("--gpus-per-node=1",)
+#: A host is left to the job that runs out of time.
+SMALL = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
+TWO = ("--nodes=2", *SMALL[1:])
+
+
+@pytest.fixture(scope="module")
+def timed(open_slurm: Slurm) -> Iterator[BatchJob]:
+    """A job that runs out of its minute while the other tests of this module run."""
+    text = template("slurm.sbatch", ONE)
+    job = open_slurm.submit(
+        text, *SMALL[:-1], "--nodelist=h3", "--time=1", args=["script.py"], files={"script.py": WAITS}
+    )
+    open_slurm.jobs.remove(job)
+    yield job
+    job.close()
+
+
+@pytest.fixture(autouse=True)
+def _early(timed: BatchJob) -> None:
+    """Started before the first test."""
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
+    files = {"script.py": CLIENT + "raise RuntimeError('the script is broken')\n"}
+    ended = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files=files).wait().check("FAILED", 1)
+    assert ended.output.count("RuntimeError: the script is broken") == 1
+    assert ended.output.count("Traceback") == 1
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
+    job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
+    job.wait_for("the script runs")
+    either.ask("scancel", job.number)
+    # On the other hosts Slurm tells Open MPI's daemon alone; it ends at once, and then Slurm kills what is below it.
+    killed = either.cgroups and detected_mpi.name == "openmpi" and name == "slurm-mpirun.sbatch"
+    ended = job.wait(30, allowed=r"dgm-|sem\.mp-" if killed else "^$")
+    assert ended.state == "CANCELLED"
+    assert "Traceback" not in ended.output
+
+
+def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: Mpi) -> None:
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *TWO,
+        args=["script.py"],
+        files={"script.py": CLIENT + "print('the script runs')\n"},
+        env={"DGM_MPI": "none"},
+    )
+    # Open MPI 5 leaves these of every process without a launcher, however it ends
+    ended = job.wait(allowed=r"ompi\.|sm_segment\.").check("FAILED", 2)
+    assert "the script runs" not in ended.output
+    remedy = {"openmpi": "use srun --mpi=pmix", "mpich": "use srun --mpi=pmi2"}[detected_mpi.name]
+    errors = [line for line in ended.output.splitlines() if line.startswith("dask_gpu_mpi: error:")]
+    # ranks that do not know of each other: one speaks, or one on each host
+    assert 1 <= len(errors) <= 2
+    assert all("they do not belong together" in line and remedy in line for line in errors)
+
+
+def test_requeued_before_the_time_limit(slurm: Slurm) -> None:
+    # the limit is a minute: with less than 57 seconds left, the callback
+    script = CHECKPOINTS.replace("BEFORE", "57")
+    job = slurm.submit(
+        template("slurm.sbatch", ONE), *SMALL, "--time=1", args=["script.py"], files={"script.py": script}
+    )
+    job.start_again()
+    ended = job.wait().check()
+    assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
+
+
+def test_scancel_usr1_asks_for_the_checkpoint(slurm: Slurm) -> None:
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *TWO,
+        args=["script.py"],
+        files={"script.py": CHECKPOINTS.replace("BEFORE", "1")},
+        env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
+    )
+    job.wait_for("the script runs")
+    slurm.ask("scancel", "-s", "USR1", job.number)
+    job.start_again()
+    ended = job.wait().check()
+    assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
+
+
+def test_the_time_limit(timed: BatchJob) -> None:
+    # Slurm looks every half minute, and kills after KillWait
+    ended = timed.wait(60 + 30 + 30)
+    assert ended.state == "TIMEOUT"
+    assert ended.output.count("the script runs") == 1

@@ -1,0 +1,71 @@
+"""Launchers, the ways to ask for GPUs, numbers of hosts, with and without cgroups: what the workers see from inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusters import TELL, facts, workers_of
+from slurmbed import BatchJob, Slurm, template
+
+MEMORY = 4000  # MiB of a job on each host
+SCRIPT = (
+    TELL
+    + """
+from distributed import Client
+from dask_gpu_mpi import current_session
+client = Client()
+tell(
+    doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
+    workers=looks(client),
+    plan=current_session().plan.as_json(),
+)
+sys.exit(int(sys.argv[1]))
+"""
+)
+#: How to ask for two GPUs on each host, and the ranks on each host.
+FLAGS = {
+    "gpus-per-node": (("--gpus-per-node=2",), 1),
+    "gres": (("--gres=gpu:2",), 1),
+    "gpus-per-task": (("--gpus-per-task=1",), 2),
+    "gpu-bind": (("--gpus-per-node=2", "--gpu-bind=single:1"), 2),
+}
+#: The job scripts, by how they start the ranks.
+TEMPLATES = {"srun": "slurm.sbatch", "mpirun": "slurm-mpirun.sbatch"}
+
+
+def check(job: BatchJob, told: dict[str, Any]) -> None:
+    """One worker for each GPU that Slurm gave the job, each as the plan has it, within the job's memory."""
+    rows, plan = workers_of(told), told["plan"]
+    assert told["doubled"] == [2 * x for x in range(32)]
+    given = {job.slurm.gpus[host][place].uuid: host for host, places in job.gpus.items() for place in places}
+    assert {row["visible"]: row["host"] for row in rows.values()} == given
+    assert len(rows) == len(given)
+    assert sorted(rows) == sorted(worker["name"] for worker in plan["workers"])
+    for worker in plan["workers"]:
+        row = rows[worker["name"]]
+        assert (row["host"], row["visible"]) == (worker["host"], worker["device"])
+        assert row["name"] == f"{worker['rank']}-{worker['gpu_index']}"
+        assert row["memory"] == worker["memory_limit"]
+        assert row["identity"] == []
+    for host in job.gpus:
+        limits = [row["memory"] for row in rows.values() if row["host"] == host]
+        assert 0 < sum(limits) <= MEMORY * 2**20
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("launcher", TEMPLATES)
+def test_one_worker_for_each_gpu(either: Slurm, launcher: str, flag: str, hosts: int) -> None:
+    asked, ranks = FLAGS[flag]
+    code = 7 if hosts == 2 else 0
+    job = either.submit(
+        template(TEMPLATES[launcher], asked),
+        # a job alone on its hosts is given all of their GPUs, whatever it asks for
+        *(f"--nodes={hosts}", f"--ntasks-per-node={ranks}", f"--mem={MEMORY}", "--exclusive=user"),
+        args=["script.py", str(code)],
+        files={"script.py": SCRIPT},
+    )
+    ended = job.wait().check("FAILED" if code else "COMPLETED", code)
+    check(job, facts(ended.output))

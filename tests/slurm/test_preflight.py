@@ -1,0 +1,46 @@
+"""The preflight of the job scripts, under a real Slurm."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from clusters import TELL, facts, workers_of
+from slurmbed import Slurm, template
+
+SCRIPT = TELL + "from distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
+OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")
+NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
+    # without GPUs, which the cgroup hides all
+    job = confined.submit(
+        template(name, ()),
+        *OPTIONS,
+        args=["script.py"],
+        files={"script.py": SCRIPT},
+        env={"DGM_CHECK": "yes"},
+    )
+    ended = job.wait().check()
+    assert len(re.findall("^check of 2 ranks on 2 hosts", ended.output, re.MULTILINE)) == 1
+    rows = workers_of(facts(ended.output))
+    assert sorted(rows) == ["0", "1"]
+    assert {row["host"] for row in rows.values()} == {"h1", "h2"}
+    assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_that_it_refuses(slurm: Slurm, name: str) -> None:
+    # a simulated GPU runs no kernel
+    text = template(name, ("--gpus-per-node=1",))
+    job = slurm.submit(
+        text, *OPTIONS, args=["script.py"], files={"script.py": SCRIPT}, env={"DGM_CHECK": "yes"}
+    )
+    ended = job.wait()
+    assert ended.state == "FAILED"
+    assert ended.code in (1, 2)
+    assert "FACTS" not in ended.output
+    assert re.findall(r"^  ERROR +(\w+)", ended.output, re.MULTILINE) == ["kernel"]

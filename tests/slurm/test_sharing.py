@@ -1,0 +1,90 @@
+"""Several jobs at once, and hosts that differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusters import TELL, facts, until, workers_of
+from slurmbed import Slurm, template
+
+LOOKS = (
+    TELL
+    + """
+import time
+from distributed import Client
+from dask_gpu_mpi import current_session
+client = Client()
+tell(workers=looks(client), plan=current_session().plan.as_json())
+"""
+)
+
+
+def test_two_jobs_on_one_host(slurm: Slurm) -> None:
+    # each waits for the other: they run at the same time
+    meets = """
+here = os.environ["MEETING"]
+open(os.path.join(here, os.environ["SLURM_JOB_ID"]), "w").close()
+limit = time.monotonic() + 60
+while len(os.listdir(here)) < 2 and time.monotonic() < limit:
+    time.sleep(0.05)
+tell(met=len(os.listdir(here)))
+"""
+    text = template("slurm.sbatch", ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
+    options = ("--nodes=1", "--nodelist=h1", "--ntasks-per-node=1", "--mem=2000")
+    files = {"script.py": LOOKS + meets}
+    with_place = {"MEETING": str(slurm.meeting_place())}
+    jobs = [slurm.submit(text, *options, args=["script.py"], env=with_place, files=files) for _ in range(2)]
+    # what they were given Slurm tells while they run
+    until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
+    seen = []
+    for job in jobs:
+        told = facts(job.wait().check().output)
+        rows = workers_of(told)
+        assert told["met"] == 2
+        assert sorted(rows) == ["0-0", "0-1"]
+        assert {row["visible"] for row in rows.values()} == {
+            slurm.gpus["h1"][place].uuid for place in job.gpus["h1"]
+        }
+        assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
+        seen += [row["visible"] for row in rows.values()]
+    assert sorted(seen) == sorted(gpu.uuid for gpu in slurm.gpus["h1"])
+
+
+def test_an_array_whose_members_join_one_cluster(slurm: Slurm) -> None:
+    file = slurm.meeting_place() / "cluster.json"
+    waits = """
+client.wait_for_workers(3, timeout=60)
+rows = looks(client)
+tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32))))
+"""
+    text = template("slurm.sbatch", ("--gpus-per-node=1",))
+    options = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
+    first = slurm.submit(
+        text, *options, args=["--scheduler-file", str(file), "script.py"], files={"script.py": LOOKS + waits}
+    )
+    first.wait_for("FACTS")
+    array = slurm.submit(
+        text, *options, "--array=0-1", args=["--no-scheduler", "--scheduler-file", str(file)]
+    )
+    told = facts(first.wait().check().output)
+    for member in array.members(2):
+        member.wait(30).check()
+    rows = workers_of(told)
+    assert len(rows) == 3
+    assert "0-0" in rows
+    assert len({(row["host"], row["visible"]) for row in rows.values()}) == 3
+    assert told["doubled"] == [2 * x for x in range(32)]
+    assert not Path(file).exists()
+
+
+def test_hosts_that_differ(slurm: Slurm) -> None:
+    options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
+    job = slurm.submit(
+        template("slurm.sbatch", ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS}
+    )
+    rows = workers_of(facts(job.wait().check().output))
+    assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]
+    for rank, host in enumerate(("h1", "h2", "h3")):
+        own = {row["visible"] for row in rows.values() if row["host"] == host}
+        assert own == {gpu.uuid for gpu in slurm.gpus[host]}
+        assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-"))
