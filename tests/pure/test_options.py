@@ -302,6 +302,14 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, security: b
     assert any("ucx" in warning for warning in options.warnings) == open_unasked
 
 
+def test_the_interface_auto_is_none() -> None:
+    assert keywords(interface="auto").interface is None
+    assert resolve({"interface": "auto"}, source="command line").interface is None
+    with dask.config.set({"gpu-mpi.interface": "ib0"}):
+        assert keywords().interface == "ib0"
+        assert keywords(interface="auto").interface is None
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
