@@ -11,7 +11,7 @@ import click
 from .facts import Facts
 from .findings import Evidence, Finding, Report
 from .gpukernel import KernelResult
-from .gpus import Gpu
+from .gpus import Gpu, gpus_of_host
 from .ranges import counted, fold_names, fold_numbers, ranks_text
 from .units import format_bytes
 
@@ -154,8 +154,7 @@ def _finding_line(finding: Finding, text: str, size: int, width: int) -> str:
 
 
 def _gpus(ranks: Sequence[Facts]) -> list[Gpu]:
-    found = {gpu.uuid: gpu for facts in ranks if facts.inventory for gpu in facts.inventory.gpus}
-    return sorted(found.values(), key=lambda gpu: (gpu.pci, gpu.index, gpu.slice, gpu.uuid))
+    return gpus_of_host((facts.inventory.pid, facts.inventory.gpus) for facts in ranks if facts.inventory)
 
 
 def _kernels(evidence: Evidence, ranks: Sequence[Facts]) -> dict[str, KernelResult]:
@@ -227,7 +226,7 @@ def _rows(evidence: Evidence, group: Sequence[Sequence[Facts]]) -> list[tuple[st
                 gpu.uuid if len(group) == 1 else "-",
                 format_bytes(gpu.memory) if gpu.memory else "-",
                 fold_numbers(gpu.cpus) or "-",
-                format_bytes(gpu.busy) if gpu.busy else "-",
+                "-" if not gpu.processes else "some" if gpu.busy is None else format_bytes(gpu.busy),
                 "-" if ecc is None else str(ecc),
                 "-" if kernel is None else "FAILED" if kernel.kind else "ok",
             )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from .errors import InputError
 
-__all__ = ["Gpu", "list_gpus"]
+__all__ = ["Gpu", "gpus_of_host", "list_gpus"]
 
 T = TypeVar("T")
 
@@ -49,8 +49,9 @@ class Gpu:
         UUID of the GPU that a MIG instance is a part of; empty for a whole GPU.
     slice : int
         Index of the MIG instance on its parent; -1 for a whole GPU.
-    busy : int
-        Bytes of device memory held by compute processes other than ours.
+    processes : tuple of (int, int or None)
+        The compute processes other than the one that looked, and the bytes of device memory that each holds; None: NVML does not
+        say how many.
     free : int
         Bytes of device memory that were free when we looked; -1: unknown.
     """
@@ -63,8 +64,18 @@ class Gpu:
     pci: str = ""
     parent: str = ""
     slice: int = -1
-    busy: int = 0
+    processes: tuple[tuple[int, int | None], ...] = ()
     free: int = -1
+
+    @property
+    def busy(self) -> int | None:
+        """Bytes of device memory that `processes` hold; None: they hold some, and NVML does not say how much."""
+        total = 0
+        for _, held in self.processes:
+            if held is None:
+                return None
+            total += held
+        return total
 
 
 def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -78,7 +89,7 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
     nvml : module, optional
         What to ask, `pynvml` unless given.
     own_pid : int, optional
-        The process whose GPU memory does not count as busy; this process unless given.
+        The process that is left out of `Gpu.processes`; this process unless given.
 
     Returns
     -------
@@ -149,7 +160,7 @@ def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
         memory=0 if memory is None else int(memory.total),
         cpus=tuple(64 * i + bit for i, word in enumerate(words) for bit in range(64) if word >> bit & 1),
         pci="" if pci is None else _text(pci.busId).upper(),
-        busy=_busy(nvml, handle, own_pid),
+        processes=_processes(nvml, handle, own_pid),
         free=-1 if memory is None else int(memory.free),
     )
 
@@ -170,14 +181,49 @@ def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
             pci=gpu.pci,
             parent=gpu.uuid,
             slice=place,
-            busy=_busy(nvml, handle, own_pid),
+            processes=_processes(nvml, handle, own_pid),
             free=-1 if memory is None else int(memory.free),
         )
 
 
-def _busy(nvml: Any, handle: Any, own_pid: int) -> int:
-    processes: Sequence[Any] = _ask(nvml, (), nvml.nvmlDeviceGetComputeRunningProcesses, handle)
-    return sum(int(p.usedGpuMemory or 0) for p in processes if p.pid != own_pid)
+def _processes(nvml: Any, handle: Any, own_pid: int) -> tuple[tuple[int, int | None], ...]:
+    found: Sequence[Any] = _ask(nvml, (), nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+    # nvidia-ml-py makes None of NVML_VALUE_NOT_AVAILABLE
+    sizes = ((int(p.pid), None if p.usedGpuMemory is None else int(p.usedGpuMemory)) for p in found)
+    return tuple((pid, held) for pid, held in sizes if pid != own_pid and held != 0)
+
+
+def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:
+    """Put together what the ranks of one host see; none of the ranks counts as another process.
+
+    Parameters
+    ----------
+    views : iterable of (int, iterable of Gpu)
+        Process id of each rank, and what it sees.
+
+    Returns
+    -------
+    list of Gpu
+        Each once, in PCI order. Each rank looked at its own time: the worst that one saw counts.
+    """
+    seen = [(pid, tuple(gpus)) for pid, gpus in views]
+    ranks = {pid for pid, _ in seen}
+    found: dict[str, Gpu] = {}
+    held: dict[str, dict[int, int | None]] = {}
+    for _, gpus in seen:
+        for gpu in gpus:
+            known = found.setdefault(gpu.uuid, gpu)
+            free = min((number for number in (known.free, gpu.free) if number >= 0), default=-1)
+            found[gpu.uuid] = replace(known, free=free)
+            sizes = held.setdefault(gpu.uuid, {})
+            for pid, size in gpu.processes:
+                before = sizes.get(pid)
+                sizes[pid] = size if before is None else max(before, size or 0)
+    for uuid, sizes in held.items():
+        others = tuple((pid, size) for pid, size in sizes.items() if pid not in ranks)
+        found[uuid] = replace(found[uuid], processes=others)
+    # Behind cgroups each rank counts from 0: there an index orders nothing.
+    return sorted(found.values(), key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))
 
 
 def _ask(nvml: Any, otherwise: T, call: Callable[..., T], *args: Any) -> T:

@@ -80,7 +80,7 @@ def choose_addresses(
     interfaces : mapping
         What each rank has.
     wanted : sequence of str or None
-        The interface that each rank was asked to use; None or ``"auto"`` = choose.
+        The interface that each rank was asked to use; None = choose.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def choose_addresses(
         A rank lacks the interface, or the hosts share no network; says which.
     """
     ranks = range(len(hosts))
-    asked = {rank: name for rank, name in enumerate(wanted) if name not in (None, "auto")}
+    asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
     if asked:
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
         if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
@@ -104,9 +104,9 @@ def choose_addresses(
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:
         return None, dict.fromkeys(ranks, "127.0.0.1")
-    name = _common(interfaces)
-    if name is not None:
-        return name, {rank: _address(interfaces[rank], name) for rank in ranks}
+    common = _common(interfaces)
+    if common is not None:
+        return common[0], {rank: _on(interfaces[rank], *common)[0].address for rank in ranks}
     network = _common_network(interfaces)
     routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
     if network is None and all(routed.values()):
@@ -146,26 +146,21 @@ def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
     return [i for i in interfaces if not i.address.startswith("127.") and not _VIRTUAL.match(i.name)]
 
 
-def _address(interfaces: Sequence[Interface], name: str) -> str:
-    return next(i.address for i in interfaces if i.name == name)
+def _on(interfaces: Sequence[Interface], name: str, network: str) -> list[Interface]:
+    """An interface may have addresses on several networks, and several on one."""
+    return [i for i in interfaces if i.name == name and i.network == network]
 
 
-def _common(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
-    """The best interface name that every rank has, on one and the same network."""
+def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | None:
+    """The best interface that every rank has on one and the same network, as (name, network)."""
     first, *others = interfaces.values()
     candidates = []
     for interface in _usable(first):
-        same = [
-            i
-            for other in others
-            for i in other
-            if i.name == interface.name and i.network == interface.network
-        ]
-        if len(same) == len(others):
+        if all(_on(other, interface.name, interface.network) for other in others):
             fast = next((k for k, pattern in enumerate(_FAST) if pattern.match(interface.name)), None)
             order = fast if fast is not None else 2 if interface.default else 3
-            candidates.append((order, interface.name))
-    return min(candidates)[1] if candidates else None
+            candidates.append((order, interface.name, interface.network))
+    return min(candidates)[1:] if candidates else None
 
 
 def _common_network(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:

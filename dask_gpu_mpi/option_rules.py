@@ -13,6 +13,7 @@ from typing import Any
 
 from .errors import OptionError
 from .option_types import Source, show
+from .ucx import SWITCHES
 
 __all__ = ["PROTOCOLS", "settle"]
 
@@ -48,7 +49,7 @@ def settle(
     notes = _nanny(values, origins, source)
     _layout(values, origins, spoken)
     _scheduler(values, origins, spoken)
-    return (*notes, *_security(values, origins, spoken))
+    return (*notes, *_security(values, origins, spoken), *_ucx(values, origins))
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[str]:
@@ -160,3 +161,29 @@ def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset
         protocol = "tcp" if security is False else "tls"
     values["protocol"], values["security"] = protocol, protocol == "tls"
     return notes
+
+
+def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """CUDAWorker's switches of UCX that nobody will look at."""
+    options = values["worker_options"] or {}
+    on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
+    if not on:
+        return []
+    where = origins["worker_options"]
+    if not values["scheduler"] and "protocol" not in origins:
+        return []  # the scheduler file says which protocol it is
+    if values["protocol"] != "ucx":
+        return [
+            f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}; needed: protocol='ucx' "
+            "(--protocol ucx), or leave it out"
+        ]
+    # dask_cuda.utils.get_ucx_config: one that is switched off, and none on, switches the others on
+    said = [options.get(switch) for switch in SWITCHES]
+    infiniband = options.get("enable_infiniband")
+    others_on = infiniband is None and not any(said) and any(one is False for one in said)
+    if "enable_rdmacm" in on and not infiniband and not others_on:
+        return [
+            f"{where}: enable_rdmacm is for connections over InfiniBand, which is not switched on; needed: enable_infiniband "
+            "as well, or leave it out"
+        ]
+    return []

@@ -28,7 +28,8 @@ _TABLE = (
     # dask-mpi's arguments, with their meaning. Changed on purpose: nthreads (1), worker_class (distributed.Worker or
     # Nanny), dashboard_address (":8787", all interfaces), exclusive_workers (True) and the command line's name ("dask_mpi").
     Option("interface", "str", None,
-           "Network interface, such as ib0 or hsn0.",
+           "Network interface, such as ib0 or hsn0. Default, or auto: a fast one that all hosts have, else that of the "
+           "default route.",
            ("--interface",), pattern=r"[^\s/]+", needs="the name of a network interface, such as 'ib0'"),
     Option("nthreads", "int", None,
            "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the host's "
@@ -263,6 +264,8 @@ def resolve(
         origin = _origin(OPTIONS[name], source)
         values[name], origins[name] = convert(OPTIONS[name], value, origin, source), origin
         spoken.add(name)
+    if values["interface"] == "auto":
+        values["interface"] = None
     notes = settle(values, origins, frozenset(spoken), source)
     if values["dashboard_address"] is None:
         values["dashboard_address"] = DASHBOARD_ADDRESS

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from .devicememory import check_device_memory
 from .errors import PlacementError
-from .gpus import Gpu
+from .gpus import Gpu, gpus_of_host
 from .inventory import Inventory
 from .plan import HostPlan, PlacementOptions, Plan, Role, WorkerPlan
 from .ranges import fold_names, fold_numbers, ranks_text
@@ -142,23 +142,11 @@ def _hosts(ranks: Sequence[Inventory], idle: frozenset[int] | set[int], *, use_g
                 name=name,
                 ranks=members,
                 working=[rank for rank in members if rank.rank not in idle],
-                gpus=_gpus_of(members) if use_gpus else [],
+                gpus=gpus_of_host((rank.pid, rank.gpus) for rank in members) if use_gpus else [],
                 memory=min((rank.memory for rank in members if rank.memory > 0), default=0),
             )
         )
     return hosts
-
-
-def _gpus_of(ranks: Sequence[Inventory]) -> list[Gpu]:
-    found: dict[str, Gpu] = {}
-    for rank in ranks:
-        for gpu in rank.gpus:
-            # Each rank looked at its own time, and not at itself: the worst that one saw counts.
-            known = found.setdefault(gpu.uuid, gpu)
-            free = min((number for number in (known.free, gpu.free) if number >= 0), default=-1)
-            found[gpu.uuid] = replace(known, busy=max(known.busy, gpu.busy), free=free)
-    # Behind cgroups each rank counts from 0: there an index orders nothing.
-    return sorted(found.values(), key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))
 
 
 def _same_machine_twice(hosts: Sequence[_Host]) -> None:
@@ -204,20 +192,20 @@ def _no_gpu_left(hosts: Sequence[_Host]) -> list[str]:
 
 
 def _busy(hosts: Sequence[_Host]) -> list[str]:
-    return [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.busy]
+    return [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.processes]
 
 
 def _in_use(host: _Host, gpu: Gpu) -> str:
-    return (
-        f"host {host.name}: GPU {gpu.index} ({gpu.uuid}) has {gpu.busy} bytes ({format_bytes(gpu.busy)}) "
-        "in use by other processes"
-    )
+    name = f"host {host.name}: GPU {gpu.index} ({gpu.uuid})"
+    if gpu.busy is None:
+        return f"{name} has memory in use by other processes (how much, NVML does not say)"
+    return f"{name} has {gpu.busy} bytes ({format_bytes(gpu.busy)}) in use by other processes"
 
 
 def _refuse_busy(hosts: Sequence[_Host]) -> None:
     """Raise PlacementError where a GPU that gets a worker is in use."""
     taken = {gpu.uuid for host in hosts for sets in host.share.values() for gpus in sets for gpu in gpus}
-    found = [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.busy and gpu.uuid in taken]
+    found = [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.processes and gpu.uuid in taken]
     if found:
         raise PlacementError(
             f"{_some(found)}; needed: idle GPUs (require_idle_gpus, --require-idle-gpus); end those processes, leave the GPUs "

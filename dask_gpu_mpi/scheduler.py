@@ -40,9 +40,9 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
-    hide_gpus(os.environ, but=settings.device)
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
+    hide_gpus(os.environ, but=settings.device)
     # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     try:

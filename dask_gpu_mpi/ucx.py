@@ -8,11 +8,15 @@ connection is made (``SOCKADDR_TLS_PRIORITY``): dask-cuda sets it for its worker
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["connection_config", "hide_gpus", "shown_transports", "start_ucx", "without_cuda"]
+__all__ = ["connection_config", "hide_gpus", "shown_transports", "start_ucx", "users_config", "without_cuda"]
+
+SECTION = "distributed-ucxx"
 
 #: CUDAWorker's switches, less the one that only says how connections are made.
 SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
@@ -35,22 +39,25 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     # dask_cuda.utils.get_ucx_config: one that is switched off switches the others on
     if any(worker_options.get(switch) is not None for switch in SWITCHES):
         priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
-        config["distributed-ucxx.environment"] = {"sockaddr-tls-priority": priority}
+        config["distributed-ucxx.environment.sockaddr-tls-priority"] = priority
     return config
 
 
 def without_cuda(transports: str) -> str:
     """A value of ``UCX_TLS`` without the CUDA transports, for which distributed-ucxx would make a CUDA context.
 
-    ``"all"`` and lists that exclude (``"^cuda"``) stay.
+    ``"all"`` and lists that exclude (``"^cuda"``) keep their meaning.
     """
     if transports.startswith("^"):
-        return transports
+        # distributed-ucxx takes a list for one that excludes CUDA where it begins so
+        return "^" + ",".join(sorted(transports[1:].split(","), key=lambda name: "cuda" not in name))
     return ",".join(each for each in transports.split(",") if "cuda" not in each) or "tcp"
 
 
 #: ``UCX_TLS`` as the user had it, for the workers; None: not set.
 _transports: str | None = None
+#: Dask's section of UCX as the user had it, for the workers; None: nothing is hidden here.
+_section: dict[str, Any] | None = None
 
 
 def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> None:
@@ -62,17 +69,54 @@ def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> N
         The process's.
     but : str
         UUID of a GPU that it may use all the same, should it have to.
+
+    Notes
+    -----
+    What asks for a context is taken from ``distributed_ucxx.ucxx.init_once``. It is overridden in the environment and in the Dask
+    configuration of this process; `shown_transports` and `users_config` have what the user said.
     """
-    global _transports
+    import dask
+
+    global _transports, _section
     environ["CUDA_VISIBLE_DEVICES"] = but
     if "UCX_TLS" in environ:
         _transports = environ["UCX_TLS"]
         environ["UCX_TLS"] = without_cuda(_transports)
+    _section = copy.deepcopy(dask.config.get(SECTION, None) or {})
+    # False and not None, for which distributed-ucxx looks at the names that distributed itself had before
+    dask.config.set({f"{SECTION}.{key}": False for key in ("create-cuda-context", "nvlink", "cuda-copy")})
+    told = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
+        "distributed.comm.ucx.environment", None
+    )
+    if any(name.upper() == "TLS" for name in told or {}):
+        shown = {key: without_cuda(str(told[key])) if key.upper() == "TLS" else told[key] for key in told}
+        dask.config.set({f"{SECTION}.environment": shown})
 
 
 def shown_transports() -> dict[str, str]:
     """What `hide_gpus` has changed, as a worker's environment is to have it."""
     return {} if _transports is None else {"UCX_TLS": _transports}
+
+
+@contextmanager
+def users_config() -> Iterator[None]:
+    """Have the user's Dask configuration of UCX while a worker with a GPU is made, which takes it over, and ours afterwards.
+
+    CUDAWorker changes it as well, as it is for its workers.
+    """
+    import dask
+
+    key = dask.config.canonical_name(SECTION, dask.config.config)
+    before = copy.deepcopy(dask.config.config.get(key))
+    if _section is not None:
+        dask.config.config[key] = copy.deepcopy(_section)
+    try:
+        yield
+    finally:
+        if before is None:
+            dask.config.config.pop(key, None)
+        else:
+            dask.config.config[key] = before
 
 
 def start_ucx() -> None:

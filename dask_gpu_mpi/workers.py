@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,7 +24,7 @@ from .devicememory import DEVICE_SIZES, device_bytes
 from .errors import InputError
 from .messages import WorkerSettings
 from .placement import WorkerPlan
-from .ucx import shown_transports
+from .ucx import SECTION, SWITCHES, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
 __all__ = ["make_worker", "stop_ticks", "worker_class_for"]
@@ -101,13 +101,15 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
             known = accepted_options(cls)
             options = {key: value for key, value in options.items() if known is None or key in known}
         if plan.kind == "gpu" and plan.device is not None:
-            base["env"] = {"CUDA_VISIBLE_DEVICES": plan.device}
+            base["env"] = {**shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
         elif settings.device_memory and issubclass(cls, distributed.Nanny):
             # a CPU worker beside GPU workers must not touch their devices
             base["env"] = {"CUDA_VISIBLE_DEVICES": ""}
         if issubclass(cls, distributed.Worker):
             base.pop("env", None)
-        return cls(settings.address, **_merge(base, options))
+        # a CPU worker is to make no context either
+        with users_config() if plan.kind == "gpu" else nullcontext():
+            return cls(settings.address, **_merge(base, options))
     # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
     base |= {"interface": settings.interface, "protocol": settings.protocol}
     return cls(**_merge(base, options))
@@ -157,13 +159,12 @@ def _make_cuda_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    with visible_device(plan.devices[0]), _kept_ucx_config():
+    switched = any(options.get(switch) is not None for switch in SWITCHES)
+    # CUDAWorker sets it in this process, too, where it would make a context
+    with visible_device(plan.devices[0]), users_config():
         worker = cls(**_merge(base, options))
         for nanny in worker.nannies:
-            # CUDAWorker has set it in this process, too, where it would make a context
-            ucx = copy.deepcopy(nanny.config.get("distributed-ucxx")) or {}
-            ucx.get("environment", {}).pop("sockaddr-tls-priority", None)  # the switches say it already
-            nanny.config = {**nanny.config, "distributed-ucxx": ucx}
+            nanny.config = _workers_config(nanny.config, switched=switched)
     for nanny in worker.nannies:
         nanny.env = {**nanny.env, **shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
         plugins = nanny.worker_kwargs.get("plugins", set())
@@ -172,6 +173,17 @@ def _make_cuda_worker(
                 plugin.cores = list(plan.cpus)
         nanny.worker_kwargs["plugins"] = {*plugins, *worker_plugins(plan, settings)}
     return worker
+
+
+def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
+    """What a worker's process is told: a copy, and said once how connections are made, which the switches say already."""
+    import dask
+
+    key = dask.config.canonical_name(SECTION, dict(config))
+    section = copy.deepcopy(config.get(key)) or {}
+    if switched:
+        (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
+    return {**config, key: section}
 
 
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
@@ -200,21 +212,6 @@ def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
             f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}); "
             "needed: a directory that can be written there"
         ) from None
-
-
-@contextmanager
-def _kept_ucx_config() -> Iterator[None]:
-    """Keep the configuration of UCX that is for this process: CUDAWorker's own is for its workers."""
-    import dask
-
-    before = copy.deepcopy(dask.config.get("distributed-ucxx", None))
-    try:
-        yield
-    finally:
-        if before is None:
-            dask.config.config.pop("distributed-ucxx", None)
-        else:
-            dask.config.config["distributed-ucxx"] = before
 
 
 def worker_plugins(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:

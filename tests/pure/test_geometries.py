@@ -375,7 +375,7 @@ def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inv
 
 
 def test_busy_gpus_can_be_refused() -> None:
-    busy = with_gpus(job(Shape(), Shape()), 2, busy=3 * GIB)
+    busy = with_gpus(job(Shape(), Shape()), 2, processes=((999, 3 * GIB),))
     found = make_plan(busy, PlacementOptions())
     assert sum("in use by other processes" in warning for warning in found.warnings) == 2
     with pytest.raises(PlacementError) as caught:
@@ -392,14 +392,14 @@ def test_busy_gpus_can_be_refused() -> None:
     # idle GPUs, GPUs that are not used, and a job without GPUs
     make_plan(job(Shape()), PlacementOptions(require_idle_gpus=True))
     make_plan(busy, PlacementOptions(require_idle_gpus=True, worker_kind="cpu"))
-    busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, busy=GIB)
+    busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, processes=((999, GIB),))
     make_plan(busy, PlacementOptions(require_idle_gpus=True, idle_ranks=frozenset({0})))
 
 
 def test_the_worst_that_a_rank_saw_counts() -> None:
     one, other = job(Shape(ranks=2))
     (one,) = with_gpus([one], 0, free=30 * GIB)
-    (other,) = with_gpus([other], 0, free=20 * GIB, busy=GIB)
+    (other,) = with_gpus([other], 0, free=20 * GIB, processes=((999, GIB),))
     gpu = make_plan([one, other], PlacementOptions()).hosts[0].gpus[0]
     assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
     assert make_plan([one, other], PlacementOptions()).hosts[0].gpus[1].free == -1

@@ -99,7 +99,12 @@ def device(number: int, **more: Any) -> dict[str, Any]:
 
 def test_all_that_a_gpu_tells() -> None:
     nvml = Nvml(
-        device(0, pci=b"00000000:0a:00.0", cpus=[0b1011, 1], busy=[(77, GIB), (78, 5), (99, 100), (98, None)])
+        device(
+            0,
+            pci=b"00000000:0a:00.0",
+            cpus=[0b1011, 1],
+            busy=[(77, GIB), (78, 5), (99, 100), (98, None), (97, 0)],
+        )
     )
     assert list_gpus(nvml, own_pid=77) == (
         Gpu(
@@ -109,7 +114,7 @@ def test_all_that_a_gpu_tells() -> None:
             40 * GIB,
             cpus=(0, 1, 3, 64),
             pci="00000000:0A:00.0",
-            busy=105,
+            processes=((78, 5), (99, 100), (98, None)),
             free=38 * GIB,
         ),
     )
@@ -152,7 +157,18 @@ def test_mig_instances_stand_in_for_their_parent() -> None:
     ]
     nvml = Nvml(device(0, mode=[0, 0]), device(1, pci="x", cpus=[2], mig=instances))
     assert list_gpus(nvml)[1:] == (
-        Gpu("MIG-a", 1, "A100 MIG 1g", 5 * GIB, (1,), "X", parent="GPU-1", slice=0, busy=9, free=4 * GIB),
+        Gpu(
+            "MIG-a",
+            1,
+            "A100 MIG 1g",
+            5 * GIB,
+            (1,),
+            "X",
+            parent="GPU-1",
+            slice=0,
+            processes=((1, 9),),
+            free=4 * GIB,
+        ),
         Gpu("MIG-c", 1, "A100", 0, (1,), "X", parent="GPU-1", slice=2),
     )
 

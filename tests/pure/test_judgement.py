@@ -234,11 +234,20 @@ def test_lost_gpu_is_red_and_said_once() -> None:
 def test_busy_gpu() -> None:
     base = facts(1)
     assert base.inventory is not None
-    gpus = (gpu("h2", 0, busy=5 * GIB), gpu("h2", 1))
+    gpus = (gpu("h2", 0, processes=((999, 5 * GIB),)), gpu("h2", 1))
     finding = only(evidence(facts(0), replace(base, inventory=replace(base.inventory, gpus=gpus))))
     assert (finding.what, finding.level) == ("placement", "warning")
     assert "GPU-h2-0" in finding.found
     assert "5.00 GiB" in finding.found
+
+
+def test_the_ranks_are_not_the_users_of_a_gpu() -> None:
+    base = facts(0)
+    assert base.inventory is not None
+    gpus = (gpu("h1", 0, processes=((base.inventory.pid, GIB),)), gpu("h1", 1, processes=((99999, None),)))
+    seen = evidence(replace(base, inventory=replace(base.inventory, gpus=gpus)))
+    (host,) = as_data(Report(seen, judge(seen), 1.0))["hosts"]
+    assert [one["in_use"] for one in host["gpus"]] == [0, None]
 
 
 def test_hosts_with_different_gpus_and_drivers() -> None:

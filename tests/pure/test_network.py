@@ -102,3 +102,23 @@ def test_a_bridge_never_connects_hosts() -> None:
     docker = Interface("docker0", "172.17.0.1", "172.17.0.0/16")
     with pytest.raises(InputError, match="share no network"):
         choose_addresses(["a", "b"], {0: [LO, docker], 1: [LO, docker]}, [None, None])
+
+
+def test_two_addresses_on_one_host_do_not_stand_for_two_hosts() -> None:
+    interfaces = {0: [LO, eth(1)], 1: [LO, eth(2), eth(3)], 2: [LO, eth(4, name="ens3")]}
+    assert choose_addresses(["a", "b", "c"], interfaces, [None] * 3) == (
+        None,
+        {0: "10.0.0.1", 1: "10.0.0.2", 2: "10.0.0.4"},
+    )
+    interfaces[2] = [LO, eth(4)]
+    assert choose_addresses(["a", "b", "c"], interfaces, [None] * 3)[0] == "eth0"
+
+
+def test_the_address_is_on_the_network_that_was_chosen() -> None:
+    interfaces = {
+        n: [LO, eth(n, address=f"192.168.{n}.1", network=f"192.168.{n}.0/24"), eth(n)] for n in (1, 2)
+    }
+    assert choose_addresses(["a", "b"], {0: interfaces[1], 1: interfaces[2]}, [None, None]) == (
+        "eth0",
+        {0: "10.0.0.1", 1: "10.0.0.2"},
+    )

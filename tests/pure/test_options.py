@@ -303,6 +303,43 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, security: b
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
+         ("enable_infiniband, enable_rdmacm", "'tcp'")),
+        ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "worker_options": {"enable_nvlink": True}},
+         ("enable_nvlink", "'tls'")),
+        ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": False, "enable_rdmacm": True}}, ()),
+        # its scheduler file says which protocol it is
+        ({"scheduler": False, "scheduler_file": "s.json", "worker_options": {"enable_nvlink": True}}, ()),
+    ],
+)  # fmt: skip
+def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    found = [warning for warning in keywords(**given).warnings if "enable_" in warning]
+    assert len(found) == bool(words)
+    for word in words:
+        assert word in found[0]
+        assert "worker_options" in found[0]
+
+
+def test_the_interface_auto_is_none() -> None:
+    assert keywords(interface="auto").interface is None
+    assert resolve({"interface": "auto"}, source="command line").interface is None
+    with dask.config.set({"gpu-mpi.interface": "ib0"}):
+        assert keywords().interface == "ib0"
+        assert keywords(interface="auto").interface is None
+
+
+@pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"protocol": "ucx", "security": True}, "cannot encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),

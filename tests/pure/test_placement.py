@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -286,9 +287,35 @@ def test_cores_of_gpu_workers() -> None:
 
 
 def test_busy_gpus_are_told() -> None:
-    (warning,) = plan(one_host((gpu(0), gpu(1, busy=3 * GIB)))).warnings
+    (warning,) = plan(one_host((gpu(0), gpu(1, processes=((999, 3 * GIB),))))).warnings
     assert "host h1: GPU 1 " in warning
     assert str(3 * GIB) in warning
+
+
+def test_ranks_of_a_host_are_no_other_processes() -> None:
+    ranks = [
+        rank(0, 3, (gpu(0, processes=((11, GIB), (12, None))), gpu(1)), pid=10),
+        rank(1, 3, (gpu(0, processes=((10, GIB), (12, GIB))), gpu(1)), pid=11),
+        rank(2, 3, (), pid=12),
+    ]
+    found = plan(ranks, require_idle_gpus=True)
+    assert not any("in use" in warning for warning in found.warnings)
+    # a number of another host's rank is no rank here
+    elsewhere = [*ranks[:2], rank(2, 3, (), pid=12, host="h2", boot_id="c")]
+    assert any(f"{GIB} bytes (1.00 GiB) in use" in warning for warning in plan(elsewhere).warnings)
+    with pytest.raises(PlacementError, match=f"host h1: GPU 0 .* has {GIB} bytes"):
+        plan(elsewhere, require_idle_gpus=True)
+
+
+def test_processes_whose_memory_is_not_told() -> None:
+    ranks = one_host((gpu(0), gpu(1, processes=((999, None),))))
+    words = (
+        r"host h1: GPU 1 \(GPU-0001\) has memory in use by other processes \(how much, NVML does not say\)"
+    )
+    (warning,) = plan(ranks).warnings
+    assert re.search(words, warning)
+    with pytest.raises(PlacementError, match=words):
+        plan(ranks, require_idle_gpus=True)
 
 
 def test_warnings_of_the_ranks_are_told_once() -> None:
@@ -429,7 +456,9 @@ def test_a_plan_travels() -> None:
 
 
 def test_table() -> None:
-    found = plan(one_host((gpu(0, uuid="GPU-12345678-9abc"), gpu(1, busy=5)), host="n1"), cpu_workers=1)
+    found = plan(
+        one_host((gpu(0, uuid="GPU-12345678-9abc"), gpu(1, processes=((999, 5),))), host="n1"), cpu_workers=1
+    )
     assert found.table().splitlines() == [
         "layout shared: 1 rank on 1 host, 3 workers",
         "scheduler: rank 0 on n1; client: rank 0 on n1",
@@ -538,7 +567,7 @@ def jobs(draw: st.DrawFn, *, tidy: bool = False) -> list[Inventory]:
                 uuid=f"GPU-{number}-{i}",
                 pci=draw(st.sampled_from(["", "0A", "0B"])),
                 cpus=draw(st.one_of(st.just(()), CPUS)),
-                busy=draw(st.sampled_from([0, 0, GIB])),
+                processes=draw(st.sampled_from([(), (), ((999, GIB),)])),
             )
             for i in range(count)
         ]

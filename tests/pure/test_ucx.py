@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from typing import Any
 
+import dask
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi import ucx, workers
+from dask_gpu_mpi import ucx
 from dask_gpu_mpi.bringup import _may_be_client
 from dask_gpu_mpi.options import Options
-from dask_gpu_mpi.ucx import connection_config, hide_gpus, shown_transports, without_cuda
+from dask_gpu_mpi.session import _nest
+from dask_gpu_mpi.ucx import connection_config, hide_gpus, shown_transports, users_config, without_cuda
+from dask_gpu_mpi.workers import _workers_config
 
-PRIORITY = "distributed-ucxx.environment"
+PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ PRIORITY = "distributed-ucxx.environment"
     ],
 )
 def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority: str | None) -> None:
-    expected = {} if priority is None else {PRIORITY: {"sockaddr-tls-priority": priority}}
+    expected = {} if priority is None else {PRIORITY: priority}
     # and clients do not fetch GPU data by way of the scheduler
     assert connection_config(options) == {"distributed.client.direct-to-workers": True, **expected}
 
@@ -41,6 +46,7 @@ def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority:
         ("rc,sm,cuda", "rc,sm"),
         ("cuda_ipc", "tcp"),
         ("^cuda_ipc,sm", "^cuda_ipc,sm"),
+        ("^sm,cuda_ipc", "^cuda_ipc,sm"),
     ],
 )
 def test_transports_without_a_context(transports: str, left: str) -> None:
@@ -55,8 +61,20 @@ def test_no_list_of_transports_asks_for_a_context(names: list[str]) -> None:
     assert left
 
 
-def test_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def unhidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that has hidden nothing yet, and a configuration that is put back."""
     monkeypatch.setattr(ucx, "_transports", None)
+    monkeypatch.setattr(ucx, "_section", None)
+    before = copy.deepcopy(dask.config.config)
+    yield
+    # in place: Dask's functions hold it
+    dask.config.config.clear()
+    dask.config.config.update(before)
+
+
+@pytest.mark.usefixtures("unhidden")
+def test_gpus_are_hidden() -> None:
     assert shown_transports() == {}
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "tcp,cuda_copy", "UCX_LOG_LEVEL": "warn"}
     hide_gpus(environ)
@@ -64,17 +82,61 @@ def test_gpus_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown_transports() == {"UCX_TLS": "tcp,cuda_copy"}
 
 
-def test_the_agent_keeps_its_own_configuration() -> None:
-    import dask
+@pytest.mark.parametrize("section", ["distributed-ucxx", "distributed_ucxx"])  # YAML, environment
+@pytest.mark.usefixtures("unhidden")
+def test_a_switch_leaves_the_users_environment_of_ucx(section: str) -> None:
+    dask.config.config[section] = {"environment": {"rndv-thresh": "8192"}}
+    settings = connection_config({"enable_nvlink": True})
+    dask.config.set(settings)
+    both = {"rndv-thresh": "8192", "sockaddr-tls-priority": "tcp"}
+    assert dask.config.get("distributed-ucxx.environment") == both
+    # and as the client's session tells it to dask.config.refresh
+    nested: dict[str, Any] = {"distributed-ucxx": {"environment": {"rndv-thresh": "8192"}}}
+    for key, value in settings.items():
+        dask.config.update(nested, _nest(key, value))
+    assert nested["distributed-ucxx"]["environment"] == both
+    # a worker is told by its switch, and keeps the rest
+    told = _workers_config(dask.config.config, switched=True)
+    assert told[section]["environment"] == {"rndv-thresh": "8192"}
+    assert dask.config.get("distributed-ucxx.environment") == both
+    assert _workers_config(dask.config.config, switched=False)[section]["environment"] == both
 
+
+@pytest.mark.parametrize("section", ["distributed-ucxx", "distributed_ucxx", "distributed.comm.ucx"])
+@pytest.mark.parametrize("name", ["tls", "TLS"])
+@pytest.mark.usefixtures("unhidden")
+def test_dasks_configuration_asks_for_no_context_where_gpus_are_hidden(section: str, name: str) -> None:
+    user = {
+        "create-cuda-context": True,
+        "nvlink": True,
+        "cuda-copy": True,
+        "environment": {name: "tcp,cuda_copy", "rndv-thresh": "8192"},
+    }
+    dask.config.set({section: copy.deepcopy(user)})
+    hide_gpus({})
+    for key in ("create-cuda-context", "nvlink", "cuda-copy"):
+        assert dask.config.get(f"distributed-ucxx.{key}") is False
+    environment = {name: "tcp", "rndv-thresh": "8192"}
+    assert dask.config.get("distributed-ucxx.environment") == environment
+    with users_config():
+        assert dask.config.get(section) == user
+        dask.config.get(section)["nvlink"] = None
+    assert dask.config.get("distributed-ucxx.environment") == environment
+    assert dask.config.get("distributed-ucxx.nvlink") is False
+    with users_config():
+        assert dask.config.get(section)["environment"] == user["environment"]
+
+
+@pytest.mark.usefixtures("unhidden")
+def test_the_agent_keeps_its_own_configuration() -> None:
     with dask.config.set({"distributed-ucxx": {"environment": {"a": 1}}}):
-        with workers._kept_ucx_config():
+        with users_config():
             dask.config.get("distributed-ucxx")["create-cuda-context"] = (
                 True  # as dask_cuda.utils.get_ucx_config does
             )
             dask.config.set({"distributed-ucxx.nvlink": True})
         assert dask.config.get("distributed-ucxx") == {"environment": {"a": 1}}
-    with workers._kept_ucx_config():
+    with users_config():
         dask.config.config["distributed-ucxx"] = {"tcp": True}
     assert dask.config.get("distributed-ucxx", None) is None
 
