@@ -37,7 +37,7 @@ from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
-from .ucx import connection_config, hide_gpus, start_ucx
+from .ucx import connection_config, hide_gpus, start_ucx_aside
 from .workers import make_worker
 
 __all__ = ["main"]
@@ -231,7 +231,7 @@ class Agent:
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)
-            self._ucx = loop.run_in_executor(None, start_ucx)
+            self._ucx = start_ucx_aside()
         os.set_blocking(self._lifeline, False)
         parent = os.getppid()
 
