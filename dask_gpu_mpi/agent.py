@@ -19,7 +19,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -34,19 +33,17 @@ from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
-from .ranges import ranks_text
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
+from .startwatch import StartWatch
 from .timeline import Step, Timeline
-from .ucx import connection_config, hide_gpus, start_ucx
+from .ucx import connection_config, hide_gpus, start_ucx_aside
 from .workers import make_worker, stop_ticks
 
 __all__ = ["main"]
 
 logger = logging.getLogger("dask_gpu_mpi")
 
-#: Seconds between looks at the ranks of this host, until MPI has come together.
-LOOK_BESIDE = 2.0
 #: What workers need; `distributed` alone leaves these to the first use, once in every worker.
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
 
@@ -234,12 +231,8 @@ class Agent:
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)
-            self._ucx = loop.run_in_executor(None, start_ucx)
+            self._ucx = start_ucx_aside()
         os.set_blocking(self._lifeline, False)
-        loop.call_later(LOOK_BESIDE, self._look_beside, 0)
-        # A moment earlier: the first agent that ends its rank ends them all.
-        loop.call_later(max(0.0, self.configuration.patience - 1.0), self._name_the_stopped)
-        loop.call_later(self.configuration.patience, self._lose_patience)
         parent = os.getppid()
 
         def look_for_parent() -> None:
@@ -252,6 +245,13 @@ class Agent:
         look_for_parent()
         for frame in frames:
             self._obey(frame)
+        if not self._joined:
+            StartWatch(
+                parent,
+                self.configuration.mpi_deadline,
+                speaks=self.configuration.speaks,
+                over=lambda: self._joined or self._stop.is_set(),
+            ).begin()
         loop.add_reader(self._lifeline, self._on_lifeline)
         await self._stop.wait()
         loop.remove_reader(self._lifeline)
@@ -279,60 +279,6 @@ class Agent:
             return
         for frame in frames:
             self._obey(frame)
-
-    def _look_beside(self, before: int) -> None:
-        """A rank that has ended before MPI_Init is one that all others would wait for; below Hydra, without end."""
-        if self._joined or self._stop.is_set():
-            return
-        from .neighbours import ended, neighbours, rank_of
-
-        pid = os.getppid()
-        count = ended(pid)
-        if count and count == before:  # twice: one of them may just be starting
-            if rank_of(pid) < min(neighbours(pid), default=1 << 62):
-                left = ranks_text(sorted([rank_of(pid), *neighbours(pid)]))
-                print(
-                    f"dask_gpu_mpi: error: {count} of the ranks that the launcher started on {socket.gethostname()} ended before "
-                    f"MPI came together (left: {left}): see what they printed above",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            asyncio.get_running_loop().call_later(0.5, os.kill, pid, signal.SIGKILL)
-            return
-        asyncio.get_running_loop().call_later(LOOK_BESIDE, self._look_beside, count)
-
-    def _name_the_stopped(self) -> None:
-        """Say which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
-        if self._joined or self._stop.is_set():
-            return
-        from .neighbours import neighbours, rank_of
-
-        beside = neighbours(os.getppid())
-        if min((rank for rank, state in beside.items() if state != "stopped"), default=1 << 62) < rank_of(
-            os.getppid()
-        ):
-            return
-        for rank, state in sorted(beside.items()):
-            if state == "stopped":
-                print(
-                    f"dask_gpu_mpi: error: rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a "
-                    "debugger)",
-                    file=sys.stderr,
-                    flush=True,
-                )
-
-    def _lose_patience(self) -> None:
-        """The rank is in a call of its MPI library that waits for another rank, for longer than any start may take."""
-        if self._joined or self._stop.is_set():
-            return
-        if self.configuration.speaks:
-            print(
-                "dask_gpu_mpi: error: MPI did not come together until the start-up deadline (startup_timeout): at least one "
-                "rank was started but does not run (stopped, or its host is gone), or can't reach the others",
-                file=sys.stderr,
-                flush=True,
-            )
-        os.kill(os.getppid(), signal.SIGKILL)
 
     def _obey(self, frame: tuple[str, Any]) -> None:
         command, payload = frame

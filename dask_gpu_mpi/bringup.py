@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import math
 import os
 import queue
 import signal
@@ -45,8 +46,9 @@ __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_opt
 COORDINATOR = 0
 #: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
 COORDINATOR_GRACE = 30.0
-#: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended.
-MPI_GRACE = 5.0
+#: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
+#: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
+MPI_GRACE = 6.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -85,8 +87,8 @@ def expected_client(options: Options) -> int:
     return default_client(options.layout, options.scheduler_rank, options.client_rank)
 
 
-def configuration(options: Options, *, speaks: bool) -> Configuration:
-    """What an agent is told first. `speaks`: it reports if MPI never comes together."""
+def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
+    """What an agent is told first. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
     loaded = sys.modules.get("dask.config")
     return Configuration(
         worker_class=options.worker_class,
@@ -97,7 +99,7 @@ def configuration(options: Options, *, speaks: bool) -> Configuration:
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
         log_directory=options.log_directory,
-        patience=options.startup_timeout + MPI_GRACE,
+        mpi_deadline=mpi_deadline,
         speaks=speaks,
     )
 
@@ -261,7 +263,13 @@ class Bringup:
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
             self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
-            self._agent.configure(configuration(options, speaks=launchers.speaks(self._environ)))
+            self._agent.configure(
+                configuration(
+                    options,
+                    speaks=launchers.speaks(self._environ),
+                    mpi_deadline=self._deadline + MPI_GRACE,
+                )
+            )
             self._timeline.lap("start the agent")
         else:
             failure = Failure.of(options)

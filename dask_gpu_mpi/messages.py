@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +31,9 @@ class Configuration:
         Seconds that workers get to close.
     log_directory : str or None
         Where log files go, instead of standard error.
-    patience : float
-        Seconds after which a rank that has not joined the others is stuck in its MPI library, and is ended.
+    mpi_deadline : float
+        When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
+        same for all processes of a host, so that all its agents count alike.
     speaks : bool
         Whether to say so then: one rank's word is enough.
     """
@@ -44,7 +46,7 @@ class Configuration:
     dask_config: dict[str, Any] = field(repr=False)
     grace: float = 2.0
     log_directory: str | None = None
-    patience: float = 600.0
+    mpi_deadline: float = math.inf
     speaks: bool = True
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import launchers
 from .errors import LauncherError
 
-__all__ = ["allocated_hosts", "ended", "neighbours", "rank_of"]
+__all__ = ["allocated_hosts", "launched_as", "neighbours", "started_here"]
 
 #: The daemon that starts ranks on a host, for MPICH and its relatives.
 HYDRA = ("hydra_pmi_proxy", "pmi_proxy")
@@ -21,6 +21,8 @@ HYDRA = ("hydra_pmi_proxy", "pmi_proxy")
 
 def neighbours(pid: int) -> dict[int, str]:
     """The other ranks that the launcher of a rank started on this host.
+
+    Looks once through all processes of the host.
 
     Parameters
     ----------
@@ -35,54 +37,82 @@ def neighbours(pid: int) -> dict[int, str]:
     """
     import psutil
 
-    found: dict[int, str] = {}
+    first = _first_process(pid)
+    states: dict[int, str] = {}
+    children: dict[int, list[int]] = {}
+    above = 0
     try:
-        siblings = psutil.Process(psutil.Process(pid).ppid()).children()
-    except psutil.Error:
-        return found
-    for process in siblings:
-        try:
-            rank = -1 if process.pid == pid else rank_of(process.pid)
-            if rank < 0:
-                continue
-            # A wrapper script may stand between the launcher and the rank.
-            states = [each.status() for each in (process, *process.children())]
-        except psutil.Error:
+        for process in psutil.process_iter(["ppid", "status"]):
+            states[process.pid] = process.info["status"]
+            children.setdefault(process.info["ppid"], []).append(process.pid)
+            if process.pid == first:
+                above = process.info["ppid"]
+    except (psutil.Error, OSError):
+        return {}
+    found: dict[int, str] = {}
+    for sibling in children.get(above, ()) if above else ():
+        launched = (
+            None if sibling == first or states[sibling] == psutil.STATUS_ZOMBIE else launched_as(sibling)
+        )
+        if launched is None:
             continue
-        stopped = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}.intersection(states)
-        found[rank] = "stopped" if stopped else "there"
+        # Wrapper scripts may stand between the launcher and the rank: what runs below them is the same rank.
+        mine, seen = [sibling], {states[sibling]}
+        while mine:
+            for child in children.get(mine.pop(), ()):
+                if launched_as(child) == launched:
+                    mine.append(child)
+                    seen.add(states[child])
+        stopped = seen & {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+        found[launched.rank] = "stopped" if stopped else "there"
     return found
 
 
-def ended(pid: int) -> int:
-    """How many ranks beside this one have ended, below a launcher that does not mind (Hydra, before ``MPI_Init``).
+def started_here(pid: int) -> int:
+    """How many ranks were started on this host by a launcher that does not mind when one ends before ``MPI_Init`` (Hydra).
 
     Parameters
     ----------
     pid : int
-        Process id of a rank that is inside ``MPI_Init``.
+        Process id of one of them.
+
+    Returns
+    -------
+    int
+        0 below other launchers: they end the job by themselves.
     """
     import psutil
 
     try:
         rank = psutil.Process(pid)
-        if psutil.Process(rank.ppid()).name() not in HYDRA:
+        if psutil.Process(psutil.Process(_first_process(pid)).ppid()).name() not in HYDRA:
             return 0
-        started = int(rank.environ().get("MPI_LOCALNRANKS", "0"))
+        return int(rank.environ().get("MPI_LOCALNRANKS", "0"))
     except (psutil.Error, OSError, ValueError):
         return 0
-    return max(0, started - 1 - len(neighbours(pid)))
 
 
-def rank_of(pid: int) -> int:
-    """The rank that a process is, as its launcher has told it; -1 if it has not."""
+def launched_as(pid: int) -> launchers.Launched | None:
+    """What the launcher has told a process about itself; None where it is no rank, or can't be asked."""
     import psutil
 
     try:
-        launched = launchers.detect(psutil.Process(pid).environ())
+        return launchers.detect(psutil.Process(pid).environ())
     except (psutil.Error, OSError, LauncherError):
-        return -1
-    return launched.rank if launched is not None else -1
+        return None
+
+
+def _first_process(pid: int) -> int:
+    """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it."""
+    import psutil
+
+    launched = launched_as(pid)
+    try:
+        while launched is not None and launched_as(above := psutil.Process(pid).ppid()) == launched:
+            pid = above
+    except psutil.Error:
+        pass
+    return pid
 
 
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:

@@ -8,13 +8,24 @@ connection is made (``SOCKADDR_TLS_PRIORITY``): dask-cuda sets it for its worker
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["connection_config", "hide_gpus", "shown_transports", "start_ucx", "users_config", "without_cuda"]
+__all__ = [
+    "connection_config",
+    "hide_gpus",
+    "shown_transports",
+    "start_ucx",
+    "start_ucx_aside",
+    "users_config",
+    "without_cuda",
+]
 
 SECTION = "distributed-ucxx"
 
@@ -124,3 +135,37 @@ def start_ucx() -> None:
     from distributed_ucxx.ucxx import init_once
 
     init_once()
+
+
+def start_ucx_aside() -> asyncio.Future[None]:
+    """`start_ucx` in a thread of its own, which the end of the process does not wait for, should UCX hang.
+
+    Returns
+    -------
+    asyncio.Future
+        Of the running event loop; done when UCX is. What it raised is told to who awaits it, and to nobody else.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[None] = loop.create_future()
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    def settle(error: Exception | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        error: Exception | None = None
+        try:
+            start_ucx()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, error)
+
+    # Not the loop's executor: asyncio.run and the interpreter join its threads, without a deadline.
+    threading.Thread(target=run, name="start UCX", daemon=True).start()
+    return future

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.bringup import MPI_GRACE
 from faultjobs import FORMS, end, start, write
 from harness import Mpi, TestBed
 from simulated.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
@@ -17,6 +18,9 @@ from simulated.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_envi
 SOON = 20.0
 #: And those of a start-up deadline.
 DEADLINE = 6.0
+#: As sites bind ranks to cores and GPUs: the launcher's child is the shell, and the rank is the shell's.
+WRAPPER = ("sh", "-c", '"$0" "$@"; exit $?')
+WRAPPERS = pytest.mark.parametrize("through", [(), WRAPPER], ids=["direct", "wrapped"])
 
 
 def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
@@ -46,11 +50,12 @@ def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> 
     assert "NVML" in report
 
 
-def test_import_error_on_one_rank(mpirun: Mpi) -> None:
+@WRAPPERS
+def test_import_error_on_one_rank(mpirun: Mpi, through: tuple[str, ...]) -> None:
     # not at once: Open MPI's launcher may hang for ever where one rank ends while another is about to connect to it
     before = "if rank() == 1:\n    time.sleep(1)\n    import no_such_module\n"
     fault = time.time()
-    job = start(mpirun, "initialize", "mark()\n", before=before)
+    job = start(mpirun, "initialize", "mark()\n", before=before, through=through)
     done = end(mpirun, job, None, SOON, since=fault, tracebacks=1)
     assert done.stderr.count("ModuleNotFoundError: No module named 'no_such_module'") == 1
     if mpirun.name == "mpich":
@@ -87,17 +92,19 @@ def test_worker_class_that_cannot_be_imported(mpirun: Mpi) -> None:
 
 
 @pytest.mark.slow
-def test_rank_stopped_before_mpi(mpirun: Mpi) -> None:
+@WRAPPERS
+def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
     """The others are inside MPI_Init, which can't say who is missing."""
     before = "import signal\nif rank() == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\n"
     fault = time.time()
-    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
-    # 5 s more for those whose MPI only takes its time
+    options = {"startup_timeout": DEADLINE}
+    job = start(mpirun, "initialize", "mark()\n", before=before, options=options, through=through)
+    # MPI_GRACE more for those whose MPI only takes its time
     end(
         mpirun,
         job,
         None,
-        DEADLINE + 5 + 10,
+        DEADLINE + MPI_GRACE + 10,
         since=fault,
         says=(
             "MPI did not come together until the start-up deadline",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import gc
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,3 +155,56 @@ def test_the_agent_keeps_its_own_configuration() -> None:
 )
 def test_only_the_client_rank_loads_ucx(environ: dict[str, str], options: Options, loads: bool) -> None:
     assert _may_be_client(options, environ) == loads
+
+
+def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on, was_there = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        was_there.set()
+        go_on.wait(30)
+
+    monkeypatch.setattr(ucx, "start_ucx", hang)
+
+    async def main() -> None:
+        future = ucx.start_ucx_aside()
+        while not was_there.is_set():
+            await asyncio.sleep(0.01)
+        assert not future.done()
+
+    # The loop is closed while the thread is still there; when that ends, it finds nobody to tell, and does not mind.
+    asyncio.run(main())
+    (thread,) = [each for each in threading.enumerate() if each.name == "start UCX"]
+    assert thread.is_alive()
+    assert thread.daemon  # the interpreter does not wait for it either
+    go_on.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    complaints: list[Any] = []
+
+    def fail() -> None:
+        raise RuntimeError("no device")
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        monkeypatch.setattr(ucx, "start_ucx", lambda: None)
+        assert await ucx.start_ucx_aside() is None
+        monkeypatch.setattr(ucx, "start_ucx", fail)
+        with pytest.raises(RuntimeError, match="no device"):
+            await ucx.start_ucx_aside()
+        ignored = ucx.start_ucx_aside()
+        while not ignored.done():
+            await asyncio.sleep(0.01)
+        del ignored
+        gc.collect()
+        given_up = ucx.start_ucx_aside()
+        given_up.cancel()
+        while any(each.name == "start UCX" for each in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert complaints == []

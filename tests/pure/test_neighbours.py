@@ -1,0 +1,193 @@
+"""Ranks of a host as they are seen from outside: real processes, below one that calls itself Hydra's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from dask_gpu_mpi import startwatch
+from dask_gpu_mpi.neighbours import launched_as, neighbours, started_here
+from dask_gpu_mpi.startwatch import StartWatch
+
+RANKS = 4
+DAEMON = """
+import os, subprocess, sys
+with open("/proc/self/comm", "w") as file:
+    file.write(sys.argv[1])
+ranks = int(sys.argv[2])
+for rank in range(ranks):
+    told = {"PMI_RANK": rank, "PMI_SIZE": ranks, "MPI_LOCALRANKID": rank, "MPI_LOCALNRANKS": ranks}
+    subprocess.Popen(sys.argv[3:], env={**os.environ, **{name: str(value) for name, value in told.items()}})
+print(flush=True)
+sys.stdin.read()
+"""
+DIRECT = ("sleep", "600")
+WRAPPED = ("sh", "-c", "sh -c 'sleep 600; exit $?'; exit $?")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="names a process through /proc")
+
+
+@pytest.fixture(params=[DIRECT, WRAPPED], ids=["direct", "wrapped"])
+def ranks(request: pytest.FixtureRequest) -> Iterator[dict[int, int]]:
+    yield from _ranks("hydra_pmi_proxy", request.param)
+
+
+@pytest.fixture
+def ranks_of_another() -> Iterator[dict[int, int]]:
+    yield from _ranks("prted", DIRECT)
+
+
+def _ranks(name: str, command: tuple[str, ...]) -> Iterator[dict[int, int]]:
+    """Process id of each rank, below its wrappers."""
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-c", DAEMON, name, str(RANKS), *command]
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe) as daemon:
+        below = psutil.Process(daemon.pid)
+        try:
+            assert daemon.stdout is not None
+            daemon.stdout.readline()
+            _until(lambda: len(_sleepers(below)) == RANKS)
+            yield _sleepers(below)
+        finally:
+            for process in below.children(recursive=True):
+                process.kill()
+            daemon.kill()
+
+
+def _sleepers(daemon: psutil.Process) -> dict[int, int]:
+    found = {}
+    for process in daemon.children(recursive=True):
+        launched = launched_as(process.pid) if process.name() == "sleep" else None
+        if launched is not None:
+            found[launched.rank] = process.pid
+    return found
+
+
+def _until(true: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:
+    assert neighbours(ranks[0]) == {1: "there", 2: "there", 3: "there"}
+    assert started_here(ranks[0]) == RANKS
+    os.kill(ranks[2], signal.SIGSTOP)
+    os.kill(ranks[1], signal.SIGKILL)
+    _until(lambda: neighbours(ranks[0]) == {2: "stopped", 3: "there"})
+    assert neighbours(ranks[2]) == {0: "there", 3: "there"}
+
+
+def test_launchers_that_mind_are_left_alone(ranks_of_another: dict[int, int]) -> None:
+    assert started_here(ranks_of_another[0]) == 0
+    assert sorted(neighbours(ranks_of_another[0])) == [1, 2, 3]
+
+
+def test_one_pass_over_the_processes(ranks: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = []
+    real = psutil.pids
+    monkeypatch.setattr(psutil, "pids", lambda: passes.append(1) or real())
+    monkeypatch.setattr(psutil.Process, "children", None)  # goes through all of them each time
+    assert len(neighbours(ranks[0])) == RANKS - 1
+    assert len(passes) == 1
+
+
+def test_no_neighbours_of_a_process_that_is_gone() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    assert neighbours(gone.pid) == {}
+    assert started_here(gone.pid) == 0
+
+
+def test_all_processes_are_looked_at_seldom_in_most_agents(
+    ranks: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And with growing pauses in the two that look at first."""
+
+    def pauses(rank: int) -> list[float]:
+        waits: list[float] = []
+        watch = StartWatch(ranks[rank], 1e9, speaks=False, over=lambda: False)
+        # it would be the parent of the process that watches
+        monkeypatch.setattr(startwatch.os, "getppid", lambda: ranks[rank])
+
+        async def look() -> None:
+            loop = asyncio.get_running_loop()
+
+            def later(delay: float, function: Callable[..., None], *arguments: object) -> None:
+                waits.append(delay)
+                if len(waits) < 7:
+                    function(*arguments)
+
+            monkeypatch.setattr(loop, "call_later", later)
+            watch.begin()
+
+        asyncio.run(look())
+        return waits
+
+    assert pauses(0) == pauses(1) == [2, 2, 4, 8, 16, 30, 30]
+    assert pauses(3) == [30] * 7
+
+
+def _watch(code: str) -> subprocess.Popen[str]:
+    """A process that watches its parent, which is a rank here."""
+    head = (
+        "import asyncio, os, sys, time\nfrom dask_gpu_mpi import startwatch\n"
+        "from dask_gpu_mpi.startwatch import StartWatch\n"
+    )
+    rank = (
+        "import subprocess, sys\nwatch = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nwatch.wait()\n"
+        "print('lived on', watch.returncode)\n"
+    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", rank, head + code], stdout=pipe, stderr=pipe, text=True)
+
+
+WATCH = """
+over = []
+async def main():
+    watch = StartWatch(os.getppid(), time.monotonic() + AFTER, speaks=True, over=lambda: bool(over))
+    watch.begin()
+    MORE
+    await asyncio.sleep(FOR)
+asyncio.run(main())
+"""
+
+
+def test_a_rank_that_stays_in_mpi_is_ended() -> None:
+    with _watch(WATCH.replace("AFTER", "0").replace("MORE", "").replace("FOR", "60")) as rank:
+        assert rank.wait(60) == -signal.SIGKILL
+        assert rank.stderr is not None
+        assert "MPI did not come together" in rank.stderr.readline()
+
+
+def test_a_rank_that_has_joined_meanwhile_is_not_ended() -> None:
+    """Not even where its end was settled already."""
+    more = "over.append(1); watch._end_rank(); watch._lose_patience(); watch._name_the_stopped()"
+    with _watch(WATCH.replace("AFTER", "0").replace("MORE", more).replace("FOR", "0.1")) as rank:
+        out, err = rank.communicate(timeout=60)
+        assert (out, err) == ("lived on 0\n", "")
+
+
+def test_a_number_that_is_not_the_parents_any_more_is_not_killed() -> None:
+    with subprocess.Popen(["sleep", "600"]) as other:
+        watch = StartWatch(other.pid, 0.0, speaks=False, over=lambda: False)
+        watch._end_rank()
+        other.terminate()
+        assert other.wait(30) == -signal.SIGTERM  # SIGKILL would have come first
+
+
+def test_the_end_of_a_rank_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait()
+    monkeypatch.setattr(startwatch.os, "getppid", lambda: gone.pid)
+    StartWatch(gone.pid, 0.0, speaks=False, over=lambda: False)._end_rank()
+    assert launched_as(gone.pid) is None
