@@ -19,6 +19,7 @@ from typing import Any
 
 __all__ = [
     "connection_config",
+    "hidden_transports",
     "hide_gpus",
     "shown_transports",
     "start_ucx",
@@ -107,6 +108,11 @@ def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> N
 def shown_transports() -> dict[str, str]:
     """What `hide_gpus` has changed, as a worker's environment is to have it."""
     return {} if _transports is None else {"UCX_TLS": _transports}
+
+
+def hidden_transports() -> dict[str, str]:
+    """What a worker without a GPU is told instead: its process comes from the fork server, which is older than `hide_gpus`."""
+    return {} if _transports is None else {"UCX_TLS": without_cuda(_transports)}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from .devicememory import DEVICE_SIZES, device_bytes
 from .errors import InputError
 from .messages import WorkerSettings
 from .placement import WorkerPlan
-from .ucx import SECTION, SWITCHES, shown_transports, users_config
+from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
 __all__ = ["make_worker", "stop_ticks", "worker_class_for"]
@@ -104,7 +104,7 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
             base["env"] = {**shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
         elif settings.device_memory and issubclass(cls, distributed.Nanny):
             # a CPU worker beside GPU workers must not touch their devices
-            base["env"] = {"CUDA_VISIBLE_DEVICES": ""}
+            base["env"] = {**hidden_transports(), "CUDA_VISIBLE_DEVICES": ""}
         if issubclass(cls, distributed.Worker):
             base.pop("env", None)
         # a CPU worker is to make no context either

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+from pathlib import Path
+from typing import Any, Literal
 
+import dask
 import pytest
 
-from dask_gpu_mpi.workers import stop_ticks, visible_device, worker_class_for
+from dask_gpu_mpi import ucx
+from dask_gpu_mpi.messages import WorkerSettings
+from dask_gpu_mpi.plan import WorkerPlan
+from dask_gpu_mpi.workers import make_worker, stop_ticks, visible_device, worker_class_for
 
 
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
@@ -52,3 +58,38 @@ def test_a_server_without_ticks_runs_and_keeps_its_other_callbacks() -> None:
     gone, running = asyncio.run(look())
     assert gone == {"tick", "ticks"}
     assert running == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["gpu", "cpu"])
+def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
+    kind: Literal["gpu", "cpu"], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A real Nanny, made where GPUs are hidden as in the agent."""
+    monkeypatch.setattr(ucx, "_transports", None)
+    monkeypatch.setattr(ucx, "_section", None)
+    gpu = kind == "gpu"
+    plan = WorkerPlan(
+        name="a", rank=0, host="h", kind=kind, gpu_index=0 if gpu else None, device="GPU-x" if gpu else None,
+        nthreads=1, memory_limit=0, cpus=(0,), resources={},
+    )  # fmt: skip
+    settings = WorkerSettings(
+        "tcp://127.0.0.1:1",
+        "tcp",
+        "127.0.0.1",
+        None,
+        str(tmp_path),
+        5.0,
+        "distributed.Nanny",
+        {},
+        {"GPU-x": 1},
+    )
+
+    async def make() -> Any:
+        return make_worker(plan, settings)
+
+    with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
+        ucx.hide_gpus({"UCX_TLS": "tcp,cuda_copy"})
+        nanny = asyncio.run(make())
+        assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
+        assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
+        assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
