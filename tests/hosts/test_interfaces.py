@@ -12,6 +12,9 @@ import pytest
 from clusters import COMMAND, TELL, facts, workers_of
 from harness import Mpi, TestBed
 
+# which network is taken, and whether it leads anywhere, does not depend on the MPI library
+pytestmark = pytest.mark.one_mpi
+
 SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 
 
