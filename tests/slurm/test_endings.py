@@ -77,6 +77,18 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
+    # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run
+    script = CHECKPOINTS.replace("BEFORE", "1")
+    job = slurm.submit(template(name, ONE), *SMALL, args=["script.py"], files={"script.py": script})
+    job.wait_for("the script runs")
+    slurm.ask("scancel", job.number)
+    ended = job.wait(30)
+    assert ended.state == "CANCELLED"
+    assert "Traceback" not in ended.output
+
+
 def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: Mpi) -> None:
     job = slurm.submit(
         template("slurm.sbatch", ONE),
