@@ -24,8 +24,7 @@ set --  # a sourced file takes the arguments for its own
 # -- environment. Here or in $DGM_SETUP:
 #   module load cuda; source ~/venv/bin/activate; source ~/miniforge3/bin/activate NAME
 #   export DASK_GPU_MPI__INTERFACE=hsn0 DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme  # node-local and short; default $TMPDIR or /tmp
-((${#modules[@]} == 0)) || type -t module > /dev/null || source /etc/profile
-((${#modules[@]} == 0)) || module load "${modules[@]}" || exit 2
+((${#modules[@]} == 0)) || { type -t module > /dev/null || source /etc/profile; module load "${modules[@]}" || exit 2; }
 [[ -z $setup || -f $setup && -r $setup ]] || { echo "DGM_SETUP: $setup is no file that can be read on $HOSTNAME" >&2; exit 2; }
 [[ $setup == /* ]] || setup=${setup:+./$setup}  # source would look for it in PATH
 [[ -z $setup ]] || source "$setup"; set +euo pipefail  # what that file may have set would end this script

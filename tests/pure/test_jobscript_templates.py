@@ -179,6 +179,19 @@ def test_open_mpi_is_told_which_variables_to_take_along(
     assert {"SECRET", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"}.isdisjoint(named)
 
 
+@pytest.mark.parametrize("name", ["pbs.pbs", "lsf.bsub"])
+def test_open_mpi_takes_along_what_the_setup_file_changes(batch: FakeBatch, name: str) -> None:
+    (batch.bin / "jsrun").unlink()
+    text = "export NEW='a b' MORE=$'c\\nd' OLD=2 PATH=$PATH:/x SAME=1\nPLAIN=1\nf() { :; }; export -f f\n"
+    (batch.directory / "env.sh").write_text(text)
+    ran = run_template(batch, name, "my.py", DGM_SETUP="env.sh", OLD="1", SAME="1", SECRET="x")
+    options = ran.launched("mpirun")
+    named = [options[i + 1] for i, word in enumerate(options) if word == "-x"]
+    assert {"PATH", "NEW", "MORE", "OLD"} <= set(named)
+    assert {"SAME", "SECRET", "PLAIN"}.isdisjoint(named)
+    assert len(named) == len(set(named))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -265,6 +278,21 @@ def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> N
     assert ran.of("scontrol") == [["requeue", "42_0"]]
     # of 42, squeue tells the end of every member
     assert ran.of("squeue") == [["-h", "-j", "42_0", "-o", "%e"]]
+
+
+def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
+    # LSF requeues after 75, whenever and however often it comes
+    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    codes = [run_template(batch, "lsf.bsub", "my.py", DGM_CHECK="no", DGM_RESTARTS="2").rc for _ in range(3)]
+    assert codes == [75, 75, 1]
+    member = {"DGM_CHECK": "no", "DGM_RESTARTS": "0", "LSB_JOBINDEX": "7"}
+    ran = run_template(batch, "lsf.bsub", "my.py", **member)
+    assert ran.rc == 1
+    assert "not requeued: 0 restarts (DGM_RESTARTS)" in ran.output
+    names = {path.name for path in (batch.directory / "logs").iterdir()}
+    assert names == {"42.restarts", "42_7.restarts"}
+    batch.answers["python -m dask_gpu_mpi"] = ("", 3)
+    assert run_template(batch, "lsf.bsub", "my.py", **member).rc == 3
 
 
 QSTAT = """Job Id: 42.server

@@ -85,7 +85,10 @@ def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) ->
     job.wait_for("the script runs")
     slurm.ask("scancel", job.number)
     ended = job.wait(30)
-    assert ended.state == "CANCELLED"
+    # nothing of it is left: who would requeue it has done so
+    assert (ended.state, job.show()["JobState"]) == ("CANCELLED", "CANCELLED")
+    # of Open MPI's daemons some die of scancel
+    assert ended.code == 75 or name != "slurm.sbatch"
     assert "Traceback" not in ended.output
 
 
