@@ -22,13 +22,12 @@ set --  # a sourced file takes the arguments for its own
 ((${#program[@]})) || { echo "usage: flux batch [OPTIONS] flux.sh SCRIPT ARGS..." >&2; exit 2; }
 
 # -- environment. Here or in $DGM_SETUP:
-#   module load cuda; source ~/venv/bin/activate; conda activate NAME
+#   module load cuda; source ~/venv/bin/activate; source ~/miniforge3/bin/activate NAME
 #   export DASK_GPU_MPI__INTERFACE=hsn0 DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme  # node-local and short; default $TMPDIR or /tmp
-if ((${#modules[@]})); then
-  type -t module > /dev/null || source /etc/profile
-  module load "${modules[@]}" || exit 2
-fi
-if [[ -n $setup ]]; then source "$setup" || exit 2; fi
+((${#modules[@]} == 0)) || { type -t module > /dev/null || source /etc/profile; module load "${modules[@]}" || exit 2; }
+[[ -z $setup || -f $setup && -r $setup ]] || { echo "DGM_SETUP: $setup is no file that can be read on $HOSTNAME" >&2; exit 2; }
+[[ $setup == /* ]] || setup=${setup:+./$setup}  # source would look for it in PATH
+[[ -z $setup ]] || source "$setup"; set +euo pipefail  # what that file may have set would end this script
 python=(python)
 if [[ -n $container ]]; then python=(apptainer exec --nv "$container" python); fi
 

@@ -34,6 +34,7 @@ tell(
     cwd=os.getcwd(),
     threads=sorted(set(client.run(lambda: os.environ.get("OMP_NUM_THREADS")).values())),
     seen=client.run(lambda: os.environ.get("DASK_GPU_MPI__LOG_LEVEL")),
+    site=client.run(lambda: os.environ.get("SITE_SAYS")),
 )
 """
 )
@@ -92,7 +93,9 @@ def pbs(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> Pbs:
 
 def test_chunk_per_host(pbs: Pbs) -> None:
     # select=2:mpiprocs=2
-    done = pbs.run(SCRIPT, ["h1", "h1", "h2", "h2"], {"DASK_GPU_MPI__LOG_LEVEL": "error"}).check()
+    (pbs.work / "env.sh").write_text("export SITE_SAYS='a b'\n")
+    env = {"DASK_GPU_MPI__LOG_LEVEL": "error", "DGM_SETUP": "env.sh"}
+    done = pbs.run(SCRIPT, ["h1", "h1", "h2", "h2"], env).check()
     assert "check of 4 ranks on 2 hosts" in done.stdout
     told = facts(done)
     rows = workers_of(told)
@@ -103,6 +106,7 @@ def test_chunk_per_host(pbs: Pbs) -> None:
     assert told["threads"] == ["1"]
     # Open MPI brings no variable to another host by itself
     assert set(told["seen"].values()) == {"error"}
+    assert set(told["site"].values()) == {"a b"}
     assert all(row["identity"] == [] for row in rows.values())
     names = {path.name for path in (pbs.work / "logs" / JOB).iterdir()}
     assert any("h1" in name for name in names)

@@ -102,6 +102,25 @@ def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
     env["DGM_SETUP"] = "gone"
     ran = batch.run(path, ("my.py",), env)
     assert (ran.rc, ran.program()) == (2, None)
+    assert "DGM_SETUP: gone is no file that can be read" in ran.output
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path) -> None:
+    (batch.bin / "env.sh").write_text("exit 9\n")  # without a slash, source would find this one
+    (batch.directory / "env.sh").write_text("set -euo pipefail\nexport MINE=yes\n")
+    env = {"DGM_SETUP": "env.sh", "DGM_CHECK": "no", **ENVIRON[system_of(path)]}
+    batch.answers |= {"python -m dask_gpu_mpi": ("", 75), "squeue": ("N/A", 0)}
+    ran = batch.run(path, ("my.py",), env)
+    assert ran.rc == 75, ran.output
+    assert (
+        next(row for row in ran.rows if row["argv"][1:3] == ["dask_gpu_mpi", "run"])["env"]["MINE"] == "yes"
+    )
+    after = {"slurm": "scontrol", "pbs": "qsub"}.get(system_of(path))
+    assert after is None or len(ran.of(after)) == 1
+    # the last command of a file may well fail, as in `[[ -d X ]] && module use X`
+    (batch.directory / "env.sh").write_text("export MINE=yes\nfalse\n")
+    assert batch.run(path, ("my.py",), env).program() == ["my.py"]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +179,19 @@ def test_open_mpi_is_told_which_variables_to_take_along(
     assert {"SECRET", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"}.isdisjoint(named)
 
 
+@pytest.mark.parametrize("name", ["pbs.pbs", "lsf.bsub"])
+def test_open_mpi_takes_along_what_the_setup_file_changes(batch: FakeBatch, name: str) -> None:
+    (batch.bin / "jsrun").unlink()
+    text = "export NEW='a b' MORE=$'c\\nd' OLD=2 PATH=$PATH:/x SAME=1\nPLAIN=1\nf() { :; }; export -f f\n"
+    (batch.directory / "env.sh").write_text(text)
+    ran = run_template(batch, name, "my.py", DGM_SETUP="env.sh", OLD="1", SAME="1", SECRET="x")
+    options = ran.launched("mpirun")
+    named = [options[i + 1] for i, word in enumerate(options) if word == "-x"]
+    assert {"PATH", "NEW", "MORE", "OLD"} <= set(named)
+    assert {"SAME", "SECRET", "PLAIN"}.isdisjoint(named)
+    assert len(named) == len(set(named))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -209,6 +241,58 @@ def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     ran = run_template(batch, name, "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (3, [])
     assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
+
+
+#: scancel tells srun and the batch script; where mpirun is the launcher, maybe the script alone, and more than once.
+STOPPED = {
+    "slurm.sbatch": """#!/bin/bash
+kill $PPID
+exit 75
+""",
+    "slurm-mpirun.sbatch": """#!/bin/bash
+if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 5.0.11"; exit; fi
+trap 'sleep 0.2; kill $PPID; sleep 0.5; echo "the checkpoint"; exit 75' TERM
+sleep 0.5
+kill $PPID
+for ((i = 0; i < 100; i++)); do sleep 0.1; done
+""",
+}
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_slurm_does_not_requeue_a_job_that_was_cancelled(batch: FakeBatch, name: str) -> None:
+    command = batch.bin / ("srun" if name == "slurm.sbatch" else "mpirun")
+    command.unlink()
+    command.write_text(STOPPED[name])
+    command.chmod(0o755)
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    assert (ran.rc, ran.of("scontrol")) == (75, []), ran.output
+    assert ran.output.count("the checkpoint") == (name == "slurm-mpirun.sbatch")
+
+
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> None:
+    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    array = {"SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "0"}
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no", **array)
+    assert ran.of("scontrol") == [["requeue", "42_0"]]
+    # of 42, squeue tells the end of every member
+    assert ran.of("squeue") == [["-h", "-j", "42_0", "-o", "%e"]]
+
+
+def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
+    # LSF requeues after 75, whenever and however often it comes
+    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    codes = [run_template(batch, "lsf.bsub", "my.py", DGM_CHECK="no", DGM_RESTARTS="2").rc for _ in range(3)]
+    assert codes == [75, 75, 1]
+    member = {"DGM_CHECK": "no", "DGM_RESTARTS": "0", "LSB_JOBINDEX": "7"}
+    ran = run_template(batch, "lsf.bsub", "my.py", **member)
+    assert ran.rc == 1
+    assert "not requeued: 0 restarts (DGM_RESTARTS)" in ran.output
+    names = {path.name for path in (batch.directory / "logs").iterdir()}
+    assert names == {"42.restarts", "42_7.restarts"}
+    batch.answers["python -m dask_gpu_mpi"] = ("", 3)
+    assert run_template(batch, "lsf.bsub", "my.py", **member).rc == 3
 
 
 QSTAT = """Job Id: 42.server

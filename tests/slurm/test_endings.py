@@ -77,6 +77,21 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     assert "Traceback" not in ended.output
 
 
+@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
+    # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run
+    script = CHECKPOINTS.replace("BEFORE", "1")
+    job = slurm.submit(template(name, ONE), *SMALL, args=["script.py"], files={"script.py": script})
+    job.wait_for("the script runs")
+    slurm.ask("scancel", job.number)
+    ended = job.wait(30)
+    # nothing of it is left: who would requeue it has done so
+    assert (ended.state, job.show()["JobState"]) == ("CANCELLED", "CANCELLED")
+    # of Open MPI's daemons some die of scancel
+    assert ended.code == 75 or name != "slurm.sbatch"
+    assert "Traceback" not in ended.output
+
+
 def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: Mpi) -> None:
     job = slurm.submit(
         template("slurm.sbatch", ONE),
@@ -119,6 +134,46 @@ def test_scancel_usr1_asks_for_the_checkpoint(slurm: Slurm) -> None:
     job.start_again()
     ended = job.wait().check()
     assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
+
+
+def test_one_member_of_an_array_is_requeued(slurm: Slurm) -> None:
+    waits = """
+from pathlib import Path
+restarts = os.environ.get("SLURM_RESTART_COUNT")
+if os.environ["SLURM_ARRAY_TASK_ID"] == "1":
+    print("member 1 runs", flush=True)
+    while not Path("done").exists():
+        time.sleep(0.1)
+    print("member 1 ends, restarts", restarts)
+    sys.exit(0)
+if Path("checkpoint").exists():
+    print("member 0 ends, restarts", restarts)
+    Path("done").touch()
+    sys.exit(0)
+from dask_gpu_mpi import current_session
+current_session().on_walltime(Path("checkpoint").touch, before=1)
+print("member 0 runs", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+    job = slurm.submit(
+        template("slurm.sbatch", ONE),
+        *SMALL,
+        "--array=0-1",
+        args=["script.py"],
+        files={"script.py": CLIENT + waits},
+        env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
+    )
+    first, second = job.members(2)
+    first.wait_for("member 0 runs")
+    second.wait_for("member 1 runs")
+    slurm.ask("scancel", "-s", "USR1", first.number)
+    first.start_again()
+    assert second.show()["JobState"] == "RUNNING"
+    second.wait_for("member 1 ends, restarts None")
+    ended = second.wait().check()
+    first.wait().check()
+    assert ended.output.count("member 0 ends, restarts 1") == 1
 
 
 def test_the_time_limit(timed: BatchJob) -> None:
