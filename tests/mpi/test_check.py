@@ -169,30 +169,39 @@ def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent", [1, 0])
-def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, silent: int) -> None:
+@pytest.mark.parametrize(("ranks", "silent"), [(2, 1), (2, 0), (1, 0)])
+def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, ranks: int, silent: int) -> None:
     # It hangs in its local directory, as on a file server that is gone: opening a FIFO waits for a reader.
-    program = f"""
+    fifo = str(tmp_path / "gone")
+    done = mpirun.run(_hanging(silent, f"os.mkfifo({fifo!r}), open({fifo!r}, 'w')"), ranks, timeout=40)
+    assert done.rc != 0
+    (found,) = findings(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [silent], [HOST])
+    assert "the local directory" in found["found"]
+    assert json.loads(done.stdout)["seconds"] < 20
+    assert "did not answer" not in done.stderr
+
+
+@pytest.mark.slow
+def test_rank_0_that_is_stopped(mpirun: Mpi) -> None:
+    done = mpirun.run(_hanging(0, "os.kill(os.getpid(), 19)"), 2, timeout=40)
+    assert done.rc != 0
+    # Launchers let a stopped process go on before they end it, so that it may say something as well.
+    assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
+
+
+def _hanging(rank: int, how: str) -> str:
+    """``check``, where a rank does this instead of looking at its local directory."""
+    return f"""
         import os, sys
         import dask_gpu_mpi.facts as facts
 
-        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{silent}":
-            os.mkfifo({str(tmp_path / "gone")!r})
-            facts.look_at_scratch = lambda *_: open({str(tmp_path / "gone")!r}, "w")
+        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{rank}":
+            facts.look_at_scratch = lambda *_: ({how})
         from dask_gpu_mpi.cli import main
 
         main(["check", "--interface", "lo", "--json"])
     """
-    done = mpirun.run(program, 2, timeout=40)
-    assert done.rc != 0
-    if silent == 0:
-        assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
-        assert done.stdout == ""
-        return
-    (found,) = findings(done)
-    assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
-    assert "the local directory" in found["found"]
-    assert json.loads(done.stdout)["seconds"] < 20
 
 
 def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
