@@ -59,7 +59,13 @@ class _Test:
     seconds: float
 
 
-def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Report], None]) -> int:
+def run_check(
+    options: Options | InputError,
+    *,
+    kernel: bool,
+    show: Callable[[Report], None],
+    expect_gpus: int | None = None,
+) -> int:
     """Check this allocation.
 
     Parameters
@@ -70,6 +76,8 @@ def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Re
         Whether to run a kernel on each GPU.
     show : callable
         Is given the report, on one rank.
+    expect_gpus : int, optional
+        GPUs that each host is to have; what the batch system says, unless given.
 
     Returns
     -------
@@ -118,7 +126,7 @@ def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Re
     try:
         me.look(options, launchers.library_name(library), problems)
         if rank == 0:
-            return _Head(mailbox, me, options, kernel, started).run(show)
+            return _Head(mailbox, me, options, kernel, expect_gpus, started).run(show)
         return me.until_told(started + REPORT + GRACE)
     finally:
         if watch is not None:
@@ -254,12 +262,19 @@ class _Head:
     """What rank 0 does besides."""
 
     def __init__(
-        self, mailbox: Mailbox, me: _Rank, options: Options | InputError, kernel: bool, started: float
+        self,
+        mailbox: Mailbox,
+        me: _Rank,
+        options: Options | InputError,
+        kernel: bool,
+        expect_gpus: int | None,
+        started: float,
     ) -> None:
         self._mailbox = mailbox
         self._me = me
         self._options = options
         self._kernel = kernel
+        self._expect_gpus = expect_gpus
         self._started = started
         self._doing: dict[int, tuple[str, str]] = {}
         self._answers: dict[str, dict[int, Any]] = {"facts": {}, "listening": {}, "tested": {}}
@@ -314,6 +329,8 @@ class _Head:
             "size": size, "facts": facts, "doing": self._doing, "plan": plan, "plan_problem": plan_problem,
             "scheduler_rank": head, "port": options.scheduler_port or 0, "kernel": self._kernel,
             "dashboard_address": options.dashboard_address, "protocol": options.protocol,
+            # workers without GPUs: nobody has looked for any
+            "expect_gpus": None if options.worker_kind == "cpu" else self._expect_gpus,
         }  # fmt: skip
         silent = tuple(rank for rank in range(size) if rank not in facts)
         if silent:

@@ -92,6 +92,38 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
 
 
 @compiler
+def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
+    # where there is no NVIDIA library, or no driver, NVML is no error by itself
+    none = {"CUDA_VISIBLE_DEVICES": None}
+    done = mpirun.run([*CHECK, "--json"], 2, env={**none, "SLURM_GPUS_ON_NODE": "99"})
+    found = red(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("GPUs", [0, 1], [HOST])
+    assert "SLURM_GPUS_ON_NODE=99" in found["found"]
+    mpirun.run([*CHECK, "--worker-class", "distributed.Nanny", "--expect-gpus", "99"], 2, env=none).check()
+    env = gpus(libdir, make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
+    mpirun.run([*CHECK, "--no-kernel"], 2, env=env).check()
+    found = red(mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env))
+    assert found["found"].startswith("only 2 GPUs seen")
+
+
+def test_options_and_script_of_the_job(mpirun: Mpi) -> None:
+    line = [
+        "--worker-class",
+        "distributed.Nanny",
+        "--shutdown-timeout",
+        "9s",
+        "--json",
+        "my.py",
+        "--flag",
+        "--json",
+    ]
+    done = mpirun.run([*CHECK, *line], 2).check()
+    assert json.loads(done.stdout)["exit_code"] == 0
+    # dask-mpi's way to name a running scheduler
+    mpirun.run([*CHECK, "--no-scheduler", "tcp://127.0.0.1:8786"], 1).check()
+
+
+@compiler
 def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
     # The GPUs are simulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
@@ -202,6 +234,27 @@ def _hanging(rank: int, how: str) -> str:
 
         main(["check", "--interface", "lo", "--json"])
     """
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asleep", "level"), [("import", "warning"), ("compute", "error")])
+@compiler
+def test_kernel_that_takes_too_long(
+    mpirun: Mpi, libdir: Path, tmp_path: Path, asleep: str, level: str
+) -> None:
+    (tmp_path / "numba" / "cuda").mkdir(parents=True)
+    (tmp_path / "numba" / "__init__.py").write_text("")
+    sleep = "import time\ntime.sleep(600)\n"
+    (tmp_path / "numba" / "cuda" / "__init__.py").write_text(
+        sleep if asleep == "import" else f"def jit(function):\n    {sleep.replace(chr(10), chr(10) + '    ')}"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = gpus(libdir, make_gpus(1, host="one")) | {"PYTHONPATH": path}
+    done = mpirun.run([*CHECK, "--json"], 1, env=env)
+    assert done.rc == (level == "error"), done.output
+    (found,) = findings(done, level)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0], [HOST])
+    assert ("import of numba" in found["found"]) == (asleep == "import")
 
 
 def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
