@@ -53,5 +53,8 @@ tier openmpi tests/slurm "$@"
 tier mpich tests/slurm/test_matrix.py tests/slurm/test_endings.py -k "one_worker or belong" "$@"
 printf '\n== summary\n'
 printf '%s\n' "${report[@]}"
+# on a machine that has cgroups these rows run, or fail
+# shellcheck source=ci/testbed/lib.sh
+if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then printf 'cgroup rows: skipped (%s)\n' "$reason"; fi
 printf 'total %d s\n' "$SECONDS"
 exit "$failed"

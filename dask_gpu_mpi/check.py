@@ -13,6 +13,7 @@ import importlib
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,8 +42,8 @@ LOOK, REPORT = 10.0, 15.0
 KERNEL_MARGIN = 1.5
 #: Seconds for the scheduler's rank to open its ports.
 LISTEN = 2.0
-#: Seconds beyond the report after which a rank no longer believes that rank 0 lives.
-GRACE = 3.0
+#: Seconds beyond the report after which rank 0 says itself that it hangs, and the others no longer believe that it lives.
+HEAD_GRACE, GRACE = 3.0, 4.0
 TICK = 0.01
 LIMIT = f"the {LOOK:g} s that check gives it"
 
@@ -58,7 +59,13 @@ class _Test:
     seconds: float
 
 
-def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Report], None]) -> int:
+def run_check(
+    options: Options | InputError,
+    *,
+    kernel: bool,
+    show: Callable[[Report], None],
+    expect_gpus: int | None = None,
+) -> int:
     """Check this allocation.
 
     Parameters
@@ -69,6 +76,8 @@ def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Re
         Whether to run a kernel on each GPU.
     show : callable
         Is given the report, on one rank.
+    expect_gpus : int, optional
+        GPUs that each host is to have; what the batch system says, unless given.
 
     Returns
     -------
@@ -112,12 +121,16 @@ def run_check(options: Options | InputError, *, kernel: bool, show: Callable[[Re
         abort(error.exit_code)
         raise
     me = _Rank(mailbox, environ, host)
+    # Rank 0 watches the others, and nobody else can tell what it was doing; a world of one has nobody else at all.
+    watch = _watch(me, started, show) if rank == 0 else None
     try:
         me.look(options, launchers.library_name(library), problems)
         if rank == 0:
-            return _Head(mailbox, me, options, kernel, started).run(show)
+            return _Head(mailbox, me, options, kernel, expect_gpus, started).run(show)
         return me.until_told(started + REPORT + GRACE)
     finally:
+        if watch is not None:
+            watch.cancel()
         me.close()
 
 
@@ -129,13 +142,35 @@ def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None])
     return 1
 
 
+def _watch(me: _Rank, started: float, show: Callable[[Report], None]) -> threading.Timer:
+    """End the job should this rank still be busy when all is to be over: its main thread may hang in NVML or a file system."""
+
+    def end() -> None:
+        evidence = Evidence(me.size, doing={me.rank: (me.host, me.doing)}, silent=(me.rank,))
+        report = Report(evidence, judge(evidence), time.monotonic() - started)
+        try:
+            show(report)
+            sys.stdout.flush()
+            if me.size > 1:
+                abort(report.exit_code)
+        finally:  # MPICH may come back from the abort, and no exit handler can be trusted to end
+            os._exit(report.exit_code)
+
+    timer = threading.Timer(started + REPORT + HEAD_GRACE - time.monotonic(), end)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
 class _Rank:
     """What every rank does."""
 
     def __init__(self, mailbox: Mailbox, environ: Mapping[str, str], host: str) -> None:
+        self.rank, self.size, self.host = mailbox.rank, mailbox.size, host
+        #: What it is at.
+        self.doing = "its options"
         self._mailbox = mailbox
         self._environ = environ
-        self._host = host
         self._listener: Listener | None = None
         self._pool = ThreadPoolExecutor(1)
         self._testing: Future[Outcome] | None = None
@@ -158,7 +193,8 @@ class _Rank:
         self._mailbox.send(0, "facts", answer)
 
     def _doing(self, what: str) -> None:
-        self._mailbox.send(0, "doing", (self._host, what))
+        self.doing = what
+        self._mailbox.send(0, "doing", (self.host, what))
 
     def on_mail(self, mail: Mail) -> int | None:
         """Do what rank 0 says; the exit code once it is known."""
@@ -226,12 +262,19 @@ class _Head:
     """What rank 0 does besides."""
 
     def __init__(
-        self, mailbox: Mailbox, me: _Rank, options: Options | InputError, kernel: bool, started: float
+        self,
+        mailbox: Mailbox,
+        me: _Rank,
+        options: Options | InputError,
+        kernel: bool,
+        expect_gpus: int | None,
+        started: float,
     ) -> None:
         self._mailbox = mailbox
         self._me = me
         self._options = options
         self._kernel = kernel
+        self._expect_gpus = expect_gpus
         self._started = started
         self._doing: dict[int, tuple[str, str]] = {}
         self._answers: dict[str, dict[int, Any]] = {"facts": {}, "listening": {}, "tested": {}}
@@ -286,6 +329,8 @@ class _Head:
             "size": size, "facts": facts, "doing": self._doing, "plan": plan, "plan_problem": plan_problem,
             "scheduler_rank": head, "port": options.scheduler_port or 0, "kernel": self._kernel,
             "dashboard_address": options.dashboard_address, "protocol": options.protocol,
+            # workers without GPUs: nobody has looked for any
+            "expect_gpus": None if options.worker_kind == "cpu" else self._expect_gpus,
         }  # fmt: skip
         silent = tuple(rank for rank in range(size) if rank not in facts)
         if silent:

@@ -17,29 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["add_check"]
 
-#: Options that change what there is to check.
-_NAMES = (
-    "interface",
-    "local_directory",
-    "nthreads",
-    "memory_limit",
-    "dashboard",
-    "dashboard_address",
-    "protocol",
-    "security",
-    "worker_class",
-    "scheduler_port",
-    "scheduler_rank",
-    "client_rank",
-    "layout",
-    "cpu_workers",
-)
-
 
 def add_check(
     group: click.Group,
-    option_decorators: Callable[[Any], Callable[[Any], Any]],
-    resolve: Callable[[dict[str, Any]], Options | InputError],
+    option_decorators: Callable[[], Callable[[Any], Any]],
+    resolve: Callable[[dict[str, Any], tuple[str, ...]], tuple[Options | InputError, tuple[str, ...]]],
 ) -> None:
     """Add the command to a group.
 
@@ -48,21 +30,31 @@ def add_check(
     group : click.Group
         The command line.
     option_decorators : callable
-        Makes click's options of names in the table of options.
+        Makes click's options of the table of options.
     resolve : callable
-        Adds up what was said.
+        Adds up what was said, as `run` does: the options, and the script with its arguments.
     """
 
-    @group.command()
-    @option_decorators(_NAMES)
+    @group.command(context_settings={"allow_interspersed_args": False})
+    @option_decorators()
     @click.option(
         "--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU."
     )
+    @click.option(
+        "--expect-gpus",
+        type=click.IntRange(min=0),
+        metavar="G",
+        help="GPUs that each host must show; without it, as many as Slurm says (SLURM_GPUS_ON_NODE).",
+    )
     @click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
-    def check(kernel: bool, as_json: bool, **given: Any) -> None:
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+    def check(
+        kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str, ...], **given: Any
+    ) -> None:
         """Look whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
 
-        Say the options that the job will have. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
+        Say what the job will have after `run`: its options count as far as they change what there is to check, SCRIPT is not
+        looked at. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
         """
         from .check import run_check
         from .checktable import as_data, render
@@ -73,7 +65,7 @@ def add_check(
             click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
 
         try:
-            code = run_check(resolve(given), kernel=kernel, show=show)
+            code = run_check(resolve(given, words)[0], kernel=kernel, show=show, expect_gpus=expect_gpus)
         except DaskGpuMpiError as error:
             if not error.reported:
                 print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)

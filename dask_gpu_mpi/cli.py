@@ -83,6 +83,13 @@ def resolve_texts(given: dict[str, Any]) -> Options | InputError:
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
 def run(words: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code."""
+    _run(*_resolve_run(given, words))
+
+
+def _resolve_run(
+    given: dict[str, Any], words: tuple[str, ...]
+) -> tuple[Options | InputError, tuple[str, ...]]:
+    """The options and the script of a job."""
     if (
         given["scheduler"] is False
         and given["scheduler_file"] is None
@@ -91,7 +98,7 @@ def run(words: tuple[str, ...], **given: Any) -> None:
         and _ADDRESS.fullmatch(words[0])
     ):
         given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
-    _run(resolve_texts(given), words)
+    return resolve_texts(given), words
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
@@ -230,7 +237,7 @@ def plan(
         click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
 
 
-add_check(cli, _option_decorators, resolve_texts)
+add_check(cli, _option_decorators, _resolve_run)
 
 
 def _fail(error: DaskGpuMpiError) -> None:

@@ -17,8 +17,9 @@ from .inventory import Inventory, boot_id, take_inventory
 from .network import Interface, list_interfaces
 from .options import Options
 from .scratch import Scratch, local_directory, look_at_scratch
+from .visibility import VARIABLE, sees_none
 
-__all__ = ["MPI_LIBRARY", "NOT_INSTALLED", "PYTHON", "Facts", "take_facts"]
+__all__ = ["MPI_LIBRARY", "NOT_INSTALLED", "PROMISE", "PYTHON", "Facts", "promised_gpus", "take_facts"]
 
 PYTHON, MPI_LIBRARY = "Python", "MPI library"
 #: The version of what is not there.
@@ -53,6 +54,9 @@ DISTRIBUTIONS = (
     "mpich",
 )
 
+#: Slurm's number of GPUs that a step has on this host (srun(1), sbatch(1)). The other batch systems tell no number.
+PROMISE = "SLURM_GPUS_ON_NODE"
+
 # nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
 _UNCORRECTED, _SINCE_RESET = 1, 0
 
@@ -83,6 +87,8 @@ class Facts:
         Uncorrected memory errors since the last reset of the GPU, by UUID; those that don't count are left out.
     problems : tuple of (str, str)
         What can't be used, as (line of the table, text).
+    promised_gpus : int
+        What the batch system says that the job has on this host; 0: it says nothing, or the rank is to use none.
     """
 
     rank: int
@@ -96,6 +102,7 @@ class Facts:
     driver: str = ""
     ecc: Mapping[str, int] | None = None
     problems: tuple[tuple[str, str], ...] = ()
+    promised_gpus: int = 0
 
 
 def take_facts(
@@ -155,7 +162,14 @@ def take_facts(
         driver=driver,
         ecc=ecc,
         problems=tuple(found),
+        promised_gpus=0 if options.worker_kind == "cpu" else promised_gpus(environ),
     )
+
+
+def promised_gpus(environ: Mapping[str, str]) -> int:
+    """Tell how many GPUs the batch system has given the job on this host; 0 where ``CUDA_VISIBLE_DEVICES`` hides them all."""
+    number = environ.get(PROMISE, "")
+    return int(number) if number.isdecimal() and not sees_none(environ.get(VARIABLE)) else 0
 
 
 def versions(library: str) -> dict[str, str]:

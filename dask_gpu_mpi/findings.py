@@ -103,6 +103,8 @@ class Evidence:
         Whether kernels were to be run.
     protocol : str
         Dask's.
+    expect_gpus : int or None
+        GPUs that each host is to have; None: as many as the batch system says, if it does.
     """
 
     size: int
@@ -120,6 +122,7 @@ class Evidence:
     silent: tuple[int, ...] = ()
     kernel: bool = True
     protocol: str = "tls"
+    expect_gpus: int | None = None
 
     def host(self, rank: int) -> str:
         """Where a rank runs, as far as it is known."""

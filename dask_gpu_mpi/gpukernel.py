@@ -25,6 +25,8 @@ __all__ = ["KernelResult", "run_kernels"]
 
 _SIZE = 1 << 20
 _LETTERS = 200
+#: What the child says once it has read all that it needs from the file system.
+_IMPORTED = b"imported"
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class KernelResult:
         The GPU.
     kind : str
         Empty: the answer was right. ``"import"``: numba can't be imported; ``"cuda"``: CUDA refused; ``"wrong"``: the answer
-        was wrong; ``"late"``: no answer in time; ``"died"``: the child ended without an answer.
+        was wrong; ``"slow"``: numba was still being imported when the time was over; ``"late"``: no answer in time, although it
+        was imported; ``"died"``: the child ended without an answer.
     text : str
         What was seen.
     seconds : float
@@ -82,12 +85,16 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
     )
     try:
         out, err = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as late:
         child.kill()
         # One that hangs in the driver does not even die of it.
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
-        return KernelResult(uuid, "late", f"no answer within {seconds:.0f} s", time.monotonic() - started)
+        taken = time.monotonic() - started
+        said: bytes = late.output or b""  # not yet a text
+        if _IMPORTED not in said.splitlines():
+            return KernelResult(uuid, "slow", f"the import of numba took longer than {seconds:.0f} s", taken)
+        return KernelResult(uuid, "late", f"no answer within {seconds:.0f} s", taken)
     taken = time.monotonic() - started
     with contextlib.suppress(ValueError, LookupError, TypeError):
         answer = json.loads(out.splitlines()[-1])
@@ -97,7 +104,7 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
 
 
 def main() -> None:
-    """The child: one line of JSON on standard output."""
+    """The child: a word once all is imported, then one line of JSON, on standard output."""
     die_with_parent(int(sys.argv[1]))
     try:
         kind, text = _try()
@@ -113,6 +120,7 @@ def _try() -> tuple[str, str]:
         cuda: Any = importlib.import_module("numba.cuda")
     except ImportError as error:
         return "import", str(error)
+    print(_IMPORTED.decode(), flush=True)
 
     def element(x, y):  # type: ignore[no-untyped-def]  # numba finds the types
         i = cuda.grid(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from .facts import MPI_LIBRARY, PYTHON
+from .facts import MPI_LIBRARY, PROMISE, PYTHON, Facts
 from .findings import Evidence, Finding, Level
 from .knownbad import known_bad
 from .ranges import counted, fold_names, ranks_text
@@ -173,6 +173,7 @@ def _gpus(evidence: Evidence) -> Iterator[Finding]:
             drivers.setdefault(facts.driver, []).append(rank)
         shapes.setdefault(tuple(sorted(gpu.name for gpu in facts.inventory.gpus)), []).append(rank)
     wrong += _fold("GPUs", entries)
+    wrong += _missing_gpus(evidence)
     if len(drivers) > 1:
         told = "; ".join(f"{driver} for {ranks_text(of)}" for driver, of in drivers.items())
         wrong.append(
@@ -196,6 +197,40 @@ def _gpus(evidence: Evidence) -> Iterator[Finding]:
         kinds = _count(tuple(sorted(_gpu_names(evidence).values())))
         driver = f", driver {next(iter(drivers))}" if drivers else ""
         yield Finding("ok", "GPUs", f"{kinds}{driver}")
+
+
+def _missing_gpus(evidence: Evidence) -> Iterator[Finding]:
+    """Hosts whose ranks together see fewer GPUs than they were promised.
+
+    NVML that is not there is no error of its own, since hosts without GPUs are like that: it is one where there should be some.
+    """
+    hosts: dict[tuple[int, str], list[Facts]] = {}
+    for ranks in evidence.by_host().values():
+        promised = max(facts.promised_gpus for facts in ranks)
+        source = f"{PROMISE}={promised}"
+        if evidence.expect_gpus is not None:
+            promised, source = evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
+        # What ranks that are silent or can't look would see is not known; they are red already.
+        inventories = [facts.inventory for facts in ranks if facts.inventory is not None]
+        if len(inventories) < len(ranks) or len(evidence.facts) < evidence.size:
+            continue
+        seen = len({gpu.uuid for inventory in inventories for gpu in inventory.gpus})
+        if seen < promised:
+            text = f"{'only ' if seen else ''}{_number(seen)} seen on the host, of {promised} ({source})"
+            hosts.setdefault((seen, text), []).extend(ranks)
+    for (seen, text), ranks in hosts.items():
+        remedy = (
+            "let the ranks of each host see all of its GPUs together (CUDA_VISIBLE_DEVICES, --gpu-bind, --gpus-per-task), or "
+            f"{LEAVE_OUT}"
+            if seen
+            else "look at nvidia-smi on that host (is the driver loaded?); in a container, start it with its option for GPUs "
+            f"(--nv); or {LEAVE_OUT}"
+        )
+        yield Finding("error", "GPUs", text, remedy, tuple(facts.rank for facts in ranks))
+
+
+def _number(gpus: int) -> str:
+    return counted(gpus, "GPU") if gpus else "no GPU"
 
 
 def _gpu_names(evidence: Evidence) -> dict[str, str]:
@@ -231,6 +266,8 @@ def _placement(evidence: Evidence) -> Iterator[Finding]:
 
 
 KERNEL_REMEDIES = {
+    "slow": "run check again, when these files are in the host's memory; keep the environment on a faster file system, or in a "
+    "container image",
     "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], as your driver has it",
     "cuda": "look at nvidia-smi on that host: the driver must be loaded, and as new as the CUDA that is installed "
     "(dask-gpu-mpi[cuda12] or [cuda13])",
@@ -254,10 +291,14 @@ def _kernels(evidence: Evidence) -> Iterator[Finding]:
     for (kind, text), where in grouped.items():
         uuids = [uuid for _, uuid in where]
         named = ", ".join(uuids[:4]) + (f" and {len(uuids) - 4} more" if len(uuids) > 4 else "")
-        yield Finding(
-            "error", "kernel", f"fails on {named}: {text}", KERNEL_REMEDIES[kind],
-            tuple(sorted({rank for rank, _ in where})),
-        )  # fmt: skip
+        level: Level = "warning" if kind == "slow" else "error"  # the GPU was not tried
+        told = (
+            f"not run on {named}: {text}: a slow file system?"
+            if kind == "slow"
+            else f"fails on {named}: {text}"
+        )
+        of = tuple(sorted({rank for rank, _ in where}))
+        yield Finding(level, "kernel", told, KERNEL_REMEDIES[kind], of)
     if not bad and results:
         slowest = max(result.seconds for _, result in results)
         yield Finding(

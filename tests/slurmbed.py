@@ -15,11 +15,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import pytest
+
 from harness import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
 from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
-__all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "template"]
+__all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template"]
 
+#: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
+REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
 #: GPUs of h1, h2 and h3.
 GPUS = (4, 4, 2)
 #: A line for each job that has ended; printed at the end of the test run.
@@ -367,3 +371,29 @@ class Slurm:
         job = BatchJob(self, done.stdout.strip(), directory, mark, before=before)
         self.jobs.append(job)
         return job
+
+
+@contextlib.contextmanager
+def new_slurm(libdir: Path, *, cgroups: bool) -> Iterator[Slurm]:
+    """Slurm over three hosts of its own, of which nothing is left however this ends; skips the test where there can be none."""
+    with (
+        tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        try:
+            bed = TestBed.up(3, Path(folder) / "bed")
+            # before the folder goes, without which nobody finds the hosts
+            stack.callback(bed.down)
+            slurm = Slurm.up(bed, libdir, cgroups=cgroups)
+        except (TestBed.Unavailable, Slurm.Unavailable) as reason:
+            if REQUIRED in os.environ and not (cgroups and why_no_cgroups()):
+                pytest.fail(str(reason), pytrace=False)
+            pytest.skip(str(reason))
+        stack.callback(slurm.down)
+        yield slurm
+
+
+def why_no_cgroups() -> str:
+    """Why jobs can't be confined on this machine, as slurm-up has it; empty: they can."""
+    line = ["bash", "-c", '. "$0" && why_no_cgroups', str(TESTBED / "lib.sh")]
+    return subprocess.run(line, capture_output=True, text=True, timeout=10).stdout.strip()

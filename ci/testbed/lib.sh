@@ -29,6 +29,18 @@ groups=/sys/fs/cgroup
 # shellcheck disable=SC2034
 controllers=(devices freezer memory)
 
+# why_no_cgroups: prints why jobs can't be confined on this machine; fails when they can
+why_no_cgroups() {
+  local controller
+  for controller in "${controllers[@]}"; do
+    if [[ ! -w $groups/$controller/release_agent ]]; then
+      echo "no writable hierarchy of cgroup version 1 at $groups/$controller"
+      return 0
+    fi
+  done
+  return 1
+}
+
 # remove_groups GROUP...: what still runs in them is killed. The kernel lets go of a group some time after its last process.
 remove_groups() {
   local group pid try

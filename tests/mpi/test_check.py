@@ -92,6 +92,38 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
 
 
 @compiler
+def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
+    # where there is no NVIDIA library, or no driver, NVML is no error by itself
+    none = {"CUDA_VISIBLE_DEVICES": None}
+    done = mpirun.run([*CHECK, "--json"], 2, env={**none, "SLURM_GPUS_ON_NODE": "99"})
+    found = red(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("GPUs", [0, 1], [HOST])
+    assert "SLURM_GPUS_ON_NODE=99" in found["found"]
+    mpirun.run([*CHECK, "--worker-class", "distributed.Nanny", "--expect-gpus", "99"], 2, env=none).check()
+    env = gpus(libdir, make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
+    mpirun.run([*CHECK, "--no-kernel"], 2, env=env).check()
+    found = red(mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env))
+    assert found["found"].startswith("only 2 GPUs seen")
+
+
+def test_options_and_script_of_the_job(mpirun: Mpi) -> None:
+    line = [
+        "--worker-class",
+        "distributed.Nanny",
+        "--shutdown-timeout",
+        "9s",
+        "--json",
+        "my.py",
+        "--flag",
+        "--json",
+    ]
+    done = mpirun.run([*CHECK, *line], 2).check()
+    assert json.loads(done.stdout)["exit_code"] == 0
+    # dask-mpi's way to name a running scheduler
+    mpirun.run([*CHECK, "--no-scheduler", "tcp://127.0.0.1:8786"], 1).check()
+
+
+@compiler
 def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
     # The GPUs are simulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
@@ -169,30 +201,60 @@ def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("silent", [1, 0])
-def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, silent: int) -> None:
+@pytest.mark.parametrize(("ranks", "silent"), [(2, 1), (2, 0), (1, 0)])
+def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, ranks: int, silent: int) -> None:
     # It hangs in its local directory, as on a file server that is gone: opening a FIFO waits for a reader.
-    program = f"""
+    fifo = str(tmp_path / "gone")
+    done = mpirun.run(_hanging(silent, f"os.mkfifo({fifo!r}), open({fifo!r}, 'w')"), ranks, timeout=40)
+    assert done.rc != 0
+    (found,) = findings(done)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [silent], [HOST])
+    assert "the local directory" in found["found"]
+    assert json.loads(done.stdout)["seconds"] < 20
+    assert "did not answer" not in done.stderr
+
+
+@pytest.mark.slow
+def test_rank_0_that_is_stopped(mpirun: Mpi) -> None:
+    done = mpirun.run(_hanging(0, "os.kill(os.getpid(), 19)"), 2, timeout=40)
+    assert done.rc != 0
+    # Launchers let a stopped process go on before they end it, so that it may say something as well.
+    assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
+
+
+def _hanging(rank: int, how: str) -> str:
+    """``check``, where a rank does this instead of looking at its local directory."""
+    return f"""
         import os, sys
         import dask_gpu_mpi.facts as facts
 
-        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{silent}":
-            os.mkfifo({str(tmp_path / "gone")!r})
-            facts.look_at_scratch = lambda *_: open({str(tmp_path / "gone")!r}, "w")
+        if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{rank}":
+            facts.look_at_scratch = lambda *_: ({how})
         from dask_gpu_mpi.cli import main
 
         main(["check", "--interface", "lo", "--json"])
     """
-    done = mpirun.run(program, 2, timeout=40)
-    assert done.rc != 0
-    if silent == 0:
-        assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
-        assert done.stdout == ""
-        return
-    (found,) = findings(done)
-    assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [1], [HOST])
-    assert "the local directory" in found["found"]
-    assert json.loads(done.stdout)["seconds"] < 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asleep", "level"), [("import", "warning"), ("compute", "error")])
+@compiler
+def test_kernel_that_takes_too_long(
+    mpirun: Mpi, libdir: Path, tmp_path: Path, asleep: str, level: str
+) -> None:
+    (tmp_path / "numba" / "cuda").mkdir(parents=True)
+    (tmp_path / "numba" / "__init__.py").write_text("")
+    sleep = "import time\ntime.sleep(600)\n"
+    (tmp_path / "numba" / "cuda" / "__init__.py").write_text(
+        sleep if asleep == "import" else f"def jit(function):\n    {sleep.replace(chr(10), chr(10) + '    ')}"
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = gpus(libdir, make_gpus(1, host="one")) | {"PYTHONPATH": path}
+    done = mpirun.run([*CHECK, "--json"], 1, env=env)
+    assert done.rc == (level == "error"), done.output
+    (found,) = findings(done, level)
+    assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0], [HOST])
+    assert ("import of numba" in found["found"]) == (asleep == "import")
 
 
 def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.checktable import as_data, render
-from dask_gpu_mpi.facts import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Facts
+from dask_gpu_mpi.facts import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Facts, promised_gpus
 from dask_gpu_mpi.findings import Evidence, Finding, Listening, Outcome, Report
 from dask_gpu_mpi.gpukernel import KernelResult
 from dask_gpu_mpi.gpus import Gpu
@@ -257,6 +257,76 @@ def test_hosts_with_different_gpus_and_drivers() -> None:
     assert "2 NVIDIA H200 for rank 0; 1 NVIDIA H200 for rank 1" in findings[1].found
 
 
+@pytest.mark.parametrize(
+    ("seen", "promised", "expected", "says"),
+    [
+        (2, 2, None, ""),
+        (2, 1, None, ""),  # GPUs that nothing confines
+        (0, 0, None, ""),
+        (0, 0, 0, ""),
+        (2, 0, 2, ""),
+        (2, 4, 2, ""),  # what a person says counts
+        (0, 4, None, "no GPU seen on the host, of 4 (SLURM_GPUS_ON_NODE=4)"),
+        (1, 4, None, "only 1 GPU seen on the host, of 4 (SLURM_GPUS_ON_NODE=4)"),
+        (0, 0, 4, "no GPU seen on the host, of 4 (--expect-gpus 4)"),
+        (3, 0, 4, "only 3 GPUs seen on the host, of 4 (--expect-gpus 4)"),
+        (2, 2, 4, "only 2 GPUs seen on the host, of 4 (--expect-gpus 4)"),
+    ],
+)
+def test_gpus_that_are_gone(seen: int, promised: int, expected: int | None, says: str) -> None:
+    both = [facts(rank, gpus=seen, promised_gpus=promised) for rank in (0, 1)]
+    findings = bad(evidence(*both, expect_gpus=expected))
+    assert [(one.what, one.level, one.ranks, one.hosts, one.found) for one in findings] == (
+        [("GPUs", "error", (0, 1), ("h1", "h2"), says)] if says else []
+    )
+
+
+def test_gpus_gone_on_one_host() -> None:
+    findings = bad(evidence(facts(0, promised_gpus=2), facts(1, gpus=0, promised_gpus=2)))
+    assert [(one.what, one.level, one.ranks) for one in findings] == [
+        ("GPUs", "error", (1,)),
+        ("GPUs", "warning", ()),
+        ("placement", "warning", ()),
+    ]
+    assert "nvidia-smi" in findings[0].remedy
+
+
+def test_ranks_of_a_host_see_its_gpus_together() -> None:
+    whole = facts(0)
+    assert whole.inventory is not None
+    shares = [
+        replace(
+            whole,
+            rank=rank,
+            promised_gpus=2,
+            inventory=replace(whole.inventory, rank=rank, gpus=(gpu("h1", rank),)),
+        )
+        for rank in (0, 1)
+    ]
+    assert bad(evidence(*shares)) == []
+    finding = only(evidence(*(replace(one, promised_gpus=3) for one in shares)))
+    assert (finding.level, finding.ranks, finding.hosts) == ("error", (0, 1), ("h1",))
+    assert finding.found.startswith("only 2 GPUs")
+    # what a rank that does not answer would see is not known
+    alone = evidence(*(replace(one, promised_gpus=3) for one in shares), size=3, silent=(2,))
+    assert [one.what for one in bad(alone)] == ["ranks"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "number"),
+    [
+        ({}, 0),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "0"}, 0),
+        ({"SLURM_GPUS_ON_NODE": "gpu:4"}, 0),
+        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2"}, 4),
+        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
+)
+def test_what_the_batch_system_promises(environ: dict[str, str], number: int) -> None:
+    assert promised_gpus(environ) == number
+
+
 def test_gpus_that_cannot_be_looked_at() -> None:
     problem = ("GPUs", "NVML does not start: Unknown Error; mend the NVIDIA driver")
     findings = bad(evidence(facts(0), facts(1, inventory=None, problems=(problem,))))
@@ -272,6 +342,18 @@ def test_kernel_that_fails(kind: str) -> None:
     finding = only(replace(good, tests=tests))
     assert (finding.what, finding.level, finding.ranks) == ("kernel", "error", (1,))
     assert finding.found == "fails on GPU-h2-1: what was seen"
+
+
+def test_kernel_that_was_still_being_imported() -> None:
+    good = evidence()
+    slow = KernelResult("GPU-h2-1", "slow", "the import of numba took longer than 12 s")
+    tests = {**good.tests, 1: replace(good.tests[1], kernels=(KernelResult("GPU-h2-0", seconds=1.0), slow))}
+    finding = only(replace(good, tests=tests))
+    assert (finding.what, finding.level, finding.ranks, finding.hosts) == ("kernel", "warning", (1,), ("h2",))
+    assert (
+        finding.found == "not run on GPU-h2-1: the import of numba took longer than 12 s: a slow file system?"
+    )
+    assert finding.remedy
 
 
 def test_kernel_that_was_not_run() -> None:

@@ -2,36 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from harness import TestBed
 from simulated.nvml import compile_nvml
-from slurmbed import RESULTS, Slurm
-
-#: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
-REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
-
-
-@contextmanager
-def _up(libdir: Path, *, cgroups: bool) -> Iterator[Slurm]:
-    with tempfile.TemporaryDirectory(prefix="dgs-bed-", ignore_cleanup_errors=True) as folder:
-        try:
-            bed = TestBed.up(3, Path(folder) / "bed")
-            slurm = Slurm.up(bed, libdir, cgroups=cgroups)
-        except (TestBed.Unavailable, Slurm.Unavailable) as reason:
-            if REQUIRED in os.environ and not cgroups:
-                pytest.fail(str(reason), pytrace=False)
-            pytest.skip(str(reason))
-        try:
-            yield slurm
-        finally:
-            slurm.down()
+from slurmbed import RESULTS, Slurm, new_slurm
 
 
 @pytest.fixture(scope="session")
@@ -42,14 +19,14 @@ def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def open_slurm(libdir: Path) -> Iterator[Slurm]:
     """Jobs are confined by nothing."""
-    with _up(libdir, cgroups=False) as slurm:
+    with new_slurm(libdir, cgroups=False) as slurm:
         yield slurm
 
 
 @pytest.fixture(scope="session")
 def confining_slurm(libdir: Path) -> Iterator[Slurm]:
     """Processes, devices and memory of jobs are confined by cgroups."""
-    with _up(libdir, cgroups=True) as slurm:
+    with new_slurm(libdir, cgroups=True) as slurm:
         yield slurm
 
 

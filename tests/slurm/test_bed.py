@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import slurmbed
 from clusters import until
-from harness import TESTBED
-from slurmbed import Slurm
+from harness import TESTBED, JobError, TestBed
+from slurmbed import REQUIRED, Slurm, new_slurm
 
 
 def _where(pid: int) -> str:
@@ -81,6 +82,43 @@ def test_nothing_is_left(slurm: Slurm, ending: str) -> None:
             owner.kill()
             owner.wait()
             subprocess.run([TESTBED / "hosts-down"], env=env, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("error", "required", "has_cgroups", "outcome"),
+    [
+        (JobError("slurmd"), True, True, JobError),
+        (Slurm.Unavailable("no slurmd"), False, True, pytest.skip.Exception),
+        (Slurm.Unavailable("groups in use"), True, True, pytest.fail.Exception),
+        (Slurm.Unavailable("no cgroups"), True, False, pytest.skip.Exception),
+    ],
+)
+def test_no_host_is_left_when_slurm_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    error: Exception,
+    required: bool,
+    has_cgroups: bool,
+    outcome: type[BaseException],
+) -> None:
+    networks = set[str]()
+
+    def up(bed: TestBed, libdir: Path, *, cgroups: bool) -> Slurm:
+        networks.update(
+            _where(int((bed.state / f"{host}.holder").read_text().split()[0])) for host in bed.hosts
+        )
+        raise error
+
+    monkeypatch.setattr(Slurm, "up", up)
+    monkeypatch.setattr(slurmbed, "why_no_cgroups", lambda: "" if has_cgroups else "version 2")
+    if required:
+        monkeypatch.setenv(REQUIRED, "required")
+    else:
+        monkeypatch.delenv(REQUIRED, raising=False)
+    with pytest.raises(outcome), new_slurm(tmp_path, cgroups=True):
+        pass
+    assert len(networks - {""}) == 3
+    assert not [name for name in os.listdir("/proc") if name.isdigit() and _where(int(name)) in networks]
 
 
 def _command(pid: int) -> str:
