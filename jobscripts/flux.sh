@@ -37,6 +37,6 @@ if [[ -z $mpi ]]; then
 fi
 launch=(flux run --nodes="$(flux getattr size)" --tasks-per-node="$ranks" --exclusive
   -o cpu-affinity=off -o gpu-affinity=off ${mpi:+-o "pmi=$mpi"})
-[[ $check == no ]] || "${launch[@]}" "${python[@]}" -m dask_gpu_mpi check || exit
+[[ $check == no ]] || "${launch[@]}" "${python[@]}" -m dask_gpu_mpi check "${program[@]}" || exit
 # its exit code is the job's: 75 after a checkpoint of session.on_walltime. Flux does not requeue.
 exec "${launch[@]}" "${python[@]}" -m dask_gpu_mpi run --log-directory "$logs/$(flux getattr jobid)" "${program[@]}"

@@ -61,8 +61,10 @@ def test_template_runs_check_and_then_the_script(batch: FakeBatch, path: Path) -
     ran = batch.run(path, words, ENVIRON[system_of(path)])
     assert ran.rc == 0, ran.output
     assert ran.program() == list(words)
-    ours = [argv[2] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
-    assert ours == ["check", "run"]
+    ours = [argv[2:] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
+    assert [line[0] for line in ours] == ["check", "run"]
+    # the preflight is told what the job is: options before the script are the job's
+    assert ours[0] == ["check", *words]
     # the first one is refused: nothing is run
     batch.answers["python -m dask_gpu_mpi"] = ("", 1)
     ran = batch.run(path, words, ENVIRON[system_of(path)])
