@@ -140,19 +140,19 @@ def test_one_member_of_an_array_is_requeued(slurm: Slurm) -> None:
     waits = """
 from pathlib import Path
 restarts = os.environ.get("SLURM_RESTART_COUNT")
-if os.environ["SLURM_ARRAY_TASK_ID"] == "1":
-    print("member 1 runs", flush=True)
+if os.environ["SLURM_ARRAY_TASK_ID"] == "0":
+    print("member 0 runs", flush=True)
     while not Path("done").exists():
         time.sleep(0.1)
-    print("member 1 ends, restarts", restarts)
+    print("member 0 ends, restarts", restarts)
     sys.exit(0)
 if Path("checkpoint").exists():
-    print("member 0 ends, restarts", restarts)
+    print("member 1 ends, restarts", restarts)
     Path("done").touch()
     sys.exit(0)
 from dask_gpu_mpi import current_session
 current_session().on_walltime(Path("checkpoint").touch, before=1)
-print("member 0 runs", flush=True)
+print("member 1 runs", flush=True)
 while True:
     time.sleep(0.05)
 """
@@ -164,16 +164,17 @@ while True:
         files={"script.py": CLIENT + waits},
         env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
     )
-    first, second = job.members(2)
-    first.wait_for("member 0 runs")
-    second.wait_for("member 1 runs")
-    slurm.ask("scancel", "-s", "USR1", first.number)
-    first.start_again()
-    assert second.show()["JobState"] == "RUNNING"
-    second.wait_for("member 1 ends, restarts None")
-    ended = second.wait().check()
-    first.wait().check()
-    assert ended.output.count("member 0 ends, restarts 1") == 1
+    # Slurm gives the number of the whole array to its last member
+    other, last = job.members(2)
+    last.wait_for("member 1 runs")
+    other.wait_for("member 0 runs")
+    slurm.ask("scancel", "-s", "USR1", last.number)
+    last.start_again()
+    assert other.show()["JobState"] == "RUNNING"
+    other.wait_for("member 0 ends, restarts None")
+    ended = other.wait().check()
+    last.wait().check()
+    assert ended.output.count("member 1 ends, restarts 1") == 1
 
 
 def test_the_time_limit(timed: BatchJob) -> None:
