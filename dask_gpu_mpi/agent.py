@@ -141,7 +141,17 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
         asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline).run(rest))
     finally:
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+            _remove(scratch)
+
+
+def _remove(scratch: str) -> None:
+    """Remove the scratch directory, in which workers that were killed a moment ago may still be writing."""
+    limit = time.monotonic() + 1.0
+    while os.path.exists(scratch):
+        shutil.rmtree(scratch, ignore_errors=True)
+        if time.monotonic() > limit:
+            return
+        time.sleep(0.02)
 
 
 def _configure(configuration: Configuration) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from . import launchers
 from .errors import LauncherError
 
-__all__ = ["allocated_hosts", "launched_as", "neighbours", "started_here"]
+__all__ = ["allocated_hosts", "first_process", "launched_as", "neighbours", "started_here"]
 
 #: The daemon that starts ranks on a host, for MPICH and its relatives.
 HYDRA = ("hydra_pmi_proxy", "pmi_proxy")
@@ -37,7 +37,7 @@ def neighbours(pid: int) -> dict[int, str]:
     """
     import psutil
 
-    first = _first_process(pid)
+    first = first_process(pid)
     states: dict[int, str] = {}
     children: dict[int, list[int]] = {}
     above = 0
@@ -85,7 +85,7 @@ def started_here(pid: int) -> int:
 
     try:
         rank = psutil.Process(pid)
-        if psutil.Process(psutil.Process(_first_process(pid)).ppid()).name() not in HYDRA:
+        if psutil.Process(psutil.Process(first_process(pid)).ppid()).name() not in HYDRA:
             return 0
         return int(rank.environ().get("MPI_LOCALNRANKS", "0"))
     except (psutil.Error, OSError, ValueError):
@@ -102,7 +102,7 @@ def launched_as(pid: int) -> launchers.Launched | None:
         return None
 
 
-def _first_process(pid: int) -> int:
+def first_process(pid: int) -> int:
     """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it."""
     import psutil
 

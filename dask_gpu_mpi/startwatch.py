@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Callable
 
-from .neighbours import launched_as, neighbours, started_here
+from .neighbours import first_process, launched_as, neighbours, started_here
 from .ranges import ranks_text
 
 __all__ = ["StartWatch"]
@@ -116,9 +116,12 @@ class StartWatch:
 
     def _end_rank(self) -> None:
         # It may have joined or ended since; its number may be another process's by now.
-        if not self._over():
+        if self._over():
+            return
+        # A wrapper script, which the launcher waits for, would turn the signal into an exit code, and Hydra minds signals only.
+        for pid in dict.fromkeys((first_process(self._rank), self._rank)):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._rank, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
 
 
 def _say(text: str) -> None:
