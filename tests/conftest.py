@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -30,13 +28,8 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
 @pytest.fixture(scope="session")
 def hosts() -> Iterator[TestBed]:
     """Three namespace hosts, h1 to h3; the test is skipped, with the reason, where they can't be had."""
-    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
-        try:
-            bed = TestBed.up(3, Path(folder) / "bed")
-        except TestBed.Unavailable as reason:
-            pytest.skip(str(reason))
+    with TestBed.for_tests(3) as bed:
         yield bed
-        bed.down()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from jobs import MARK, CompletedJob, Job, JobError, JobTimeout, LeakedProcesses
 
 __all__ = [
@@ -59,6 +61,21 @@ class TestBed:
         if done.returncode:
             raise JobError(f"hosts-up failed with {done.returncode}: {done.stderr}")
         return cls(state, tuple(f"h{i}" for i in range(1, count + 1)))
+
+    @classmethod
+    @contextlib.contextmanager
+    def for_tests(cls, count: int) -> Iterator[TestBed]:
+        """`count` hosts while a fixture lives; its tests are skipped, with the reason, where they can't be had."""
+        with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
+            try:
+                bed = cls.up(count, Path(folder) / "bed")
+            except cls.Unavailable as reason:
+                pytest.skip(str(reason))
+            try:
+                yield bed
+            finally:
+                # before the folder goes, which says what there is to end
+                bed.down()
 
     def down(self) -> None:
         """Kill everything on the hosts, and the hosts."""

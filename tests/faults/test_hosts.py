@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,13 +19,8 @@ from jobs import Job
 @pytest.fixture
 def bed() -> Iterator[TestBed]:
     """Two hosts of the test's own: one is not the same afterwards."""
-    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
-        try:
-            made = TestBed.up(2, Path(folder) / "bed")
-        except TestBed.Unavailable as reason:
-            pytest.skip(str(reason))
+    with TestBed.for_tests(2) as made:
         yield made
-        made.down()
 
 
 def silence(bed: TestBed, host: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,13 +27,8 @@ MPI_NETWORK: dict[str, str | None] = {
 @pytest.fixture
 def bed() -> Iterator[TestBed]:
     """Three hosts of the test's own, whose networks it changes."""
-    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
-        try:
-            made = TestBed.up(3, Path(folder) / "bed")
-        except TestBed.Unavailable as reason:
-            pytest.skip(str(reason))
+    with TestBed.for_tests(3) as made:
         yield made
-        made.down()
 
 
 def ip(bed: TestBed, host: str, *words: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,8 @@ def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def bed() -> Iterator[TestBed]:
     """Four hosts of this module's own, h1 to h4."""
-    with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
-        try:
-            made = TestBed.up(4, Path(folder) / "bed")
-        except TestBed.Unavailable as reason:
-            pytest.skip(str(reason))
+    with TestBed.for_tests(4) as made:
         yield made
-        made.down()
 
 
 def environ(libdir: Path, gpus: Any) -> dict[str, str | None]:
