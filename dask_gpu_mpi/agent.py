@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import logging
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
+from .scratch import remove_scratch
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
 from .ucx import connection_config, hide_gpus, start_ucx_aside
@@ -141,17 +141,8 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
         asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline).run(rest))
     finally:
         if scratch is not None:
-            _remove(scratch)
-
-
-def _remove(scratch: str) -> None:
-    """Remove the scratch directory, in which workers that were killed a moment ago may still be writing."""
-    limit = time.monotonic() + 1.0
-    while os.path.exists(scratch):
-        shutil.rmtree(scratch, ignore_errors=True)
-        if time.monotonic() > limit:
-            return
-        time.sleep(0.02)
+            # workers that were killed a moment ago may still be writing there
+            remove_scratch(scratch, within=1.0)
 
 
 def _configure(configuration: Configuration) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch"]
+__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch", "remove_scratch"]
 
 MOUNTS = Path("/proc/self/mountinfo")
 #: What is written to see that it can be: more than a block, so that a full quota shows.
@@ -111,3 +113,21 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
         if inside and len(point) >= len(best[1]):
             best = (kind[0], point)
     return best
+
+
+def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
+    """Remove an agent's directory, in which processes that are just ending may still be writing.
+
+    Parameters
+    ----------
+    path : str
+        The directory.
+    within : float
+        Seconds to go on trying.
+    settle : float
+        Seconds after which to look once more whether it has been made again.
+    """
+    limit = time.monotonic() + within
+    while os.path.exists(path) and time.monotonic() < limit:
+        shutil.rmtree(path, ignore_errors=True)
+        time.sleep(0.02 if os.path.exists(path) else settle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 from .launchers import scrub
 from .messages import Configuration
 from .pipes import FrameReader, write_frame
+from .scratch import remove_scratch
 
 __all__ = ["AgentProcess"]
 
@@ -169,7 +169,8 @@ class AgentProcess:
                 break
             time.sleep(0.01)
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
-            self._remove_scratch(self.scratch)
+            # its workers follow it, and may still be writing there
+            remove_scratch(self.scratch, within=2.0, settle=0.1)
         return polite
 
     def _close_in_child(self) -> None:
@@ -177,14 +178,3 @@ class AgentProcess:
             self._open = False
             if self._process.stdin is not None:
                 self._process.stdin.close()
-
-    @staticmethod
-    def _remove_scratch(scratch: str) -> None:
-        """Remove what a killed agent left, while its workers, which follow it, may still be writing there."""
-        limit = time.monotonic() + 2.0
-        while os.path.exists(scratch) and time.monotonic() < limit:
-            shutil.rmtree(scratch, ignore_errors=True)
-            time.sleep(0.05)
-            # Not there for two looks in a row: nobody has made it again.
-            if not os.path.exists(scratch):
-                time.sleep(0.05)
