@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -9,24 +10,31 @@ from types import ModuleType
 import pytest
 
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def benchmark(name: str) -> ModuleType:
+    """One of the programs, imported as it imports its neighbours."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[0]
+
+
+@pytest.fixture(scope="module")
+def common() -> ModuleType:
+    return benchmark("common")
+
+
 @pytest.fixture(scope="module")
 def startup() -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    try:
-        import startup
-    finally:
-        del sys.path[0]
-    return startup
+    return benchmark("startup")
 
 
 @pytest.fixture(scope="module")
-def scale(startup: ModuleType) -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    try:
-        import scale
-    finally:
-        del sys.path[0]
-    return scale
+def scale() -> ModuleType:
+    return benchmark("scale")
 
 
 def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
@@ -44,7 +52,7 @@ def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
     assert rows["dask_gpu_mpi"]["pss_total"] == 10.0
 
 
-def test_what_a_process_is(startup: ModuleType) -> None:
+def test_what_a_process_is(common: ModuleType) -> None:
     agent = "python -c import json; from dask_gpu_mpi.agent import main"
     found = {
         1: (0, "/bin/mpirun -np 1"),
@@ -56,7 +64,7 @@ def test_what_a_process_is(startup: ModuleType) -> None:
         7: (3, "python -c from multiprocessing.resource_tracker import main"),
         8: (2, "python -c from multiprocessing.spawn import spawn_main"),
     }
-    kinds = [startup.kind_of(pid, found, 6) for pid in found]
+    kinds = [common.kind_of(pid, found, 6) for pid in found]
     assert kinds == ["launcher", "rank", "agent", "fork server", "worker", "scheduler", "tracker", "worker"]
 
 
