@@ -215,7 +215,7 @@ class Job:
             if time.time() > until:
                 return False
             self.reap()
-            time.sleep(0.01)
+            time.sleep(0.02)
         return True
 
     def reap(self) -> None:

@@ -136,11 +136,12 @@ def plot(rates: dict[str, float], copy: float, file: Path | None) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 2.6))
     names = list(rates)[::-1]
     bars = axes.barh(names, [rates[name] for name in names], color=COLOURS[0])
-    axes.bar_label(bars, fmt="%.0f", padding=3)
+    axes.bar_label(bars, fmt="%.3g", padding=3)
     if copy:
         axes.axvline(copy, color=COLOURS[1], linestyle="--", label=f"copy between two GPUs: {copy:.0f} GB/s")
         axes.legend(loc="lower right", fontsize="small")
     axes.set_xscale("log")
+    axes.set_xlim(left=1)
     axes.set_xlabel("transpose-sum, GB/s of the array, median")
     save(figure, file)
 
