@@ -19,8 +19,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import COLOURS, ROOT, cluster, default_launcher, drawing, machine, parser_for, save, write
+from common import COLOURS, cluster, default_launcher, drawing, machine, parser_for, save, write
 
+ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 2
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
