@@ -203,7 +203,8 @@ def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limi
         run.failure = run.failure or "did not end by itself"
         job.kill()
     job.reap()
-    run.cpu_s = job.cpu
+    if ready is not None:
+        run.cpu_s = job.cpu
     if run.failure:
         sys.stderr.write(f"--- {run.way}: {run.failure}\n{job.output()}\n")
 
