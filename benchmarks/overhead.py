@@ -1,6 +1,6 @@
 """What a cluster costs while it idles, and how quick its tasks are, beside LocalCluster of the same size; TLS beside TCP.
 
-    python benchmarks/overhead.py --workers 2 --rounds 5 --json benchmarks/results/overhead.json
+    python benchmarks/overhead.py --rounds 5 --json benchmarks/results/overhead.json --plot benchmarks/results/overhead.png
 
 Run it with the Python of an environment that has an MPI: that MPI's mpirun is used. All clusters have one host and workers with
 one thread each. A round measures every way once, in an order that changes from round to round; ratios are taken within a round.
@@ -12,45 +12,38 @@ once, the best of three).
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import ctypes
-import json
-import os
-import shutil
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from startup import (
-    HEAD,
-    MARK,
+from common import (
+    COLOURS,
     OURS,
-    PR_SET_CHILD_SUBREAPER,
-    START_LIMIT,
+    Job,
+    bars,
+    become_reaper,
+    cluster,
     cpu_of,
     default_launcher,
+    drawing,
+    introduce,
     kind_of,
     machine,
-    members,
     middle,
+    parser_for,
     pss_of,
-    read,
-    reap,
-    wait_for,
+    save,
+    write,
 )
 
 TASKS = """
     client.wait_for_workers(count)
-    note("ready", {"time": time.time(), "scheduler": client.run_on_scheduler(os.getpid)})
-    while os.environ["STARTUP_IDLE"] == "1" and not os.path.exists(os.path.join(folder, "go-on")):
+    note("ready", scheduler=client.run_on_scheduler(os.getpid))
+    while os.environ["OVERHEAD_IDLE"] == "1" and not os.path.exists(os.path.join(folder, "go-on")):
         time.sleep(0.05)
-    if os.environ["STARTUP_IDLE"] == "0":
+    if os.environ["OVERHEAD_IDLE"] == "0":
         client.gather(client.map(abs, range(500)))
         waits = []
         for number in range(300):
@@ -62,7 +55,7 @@ TASKS = """
             begun = time.perf_counter()
             client.gather(client.map(abs, range(1000 * (turn + 1), 1000 * (turn + 2))))
             rates.append(1000 / (time.perf_counter() - begun))
-        note("tasks", {"time": time.time(), "latency_ms": 1e3 * sorted(waits)[150], "tasks_per_s": max(rates)})
+        note("tasks", latency_ms=1e3 * sorted(waits)[150], tasks_per_s=max(rates))
 """
 CLUSTER = """
 if __name__ == "__main__":
@@ -82,65 +75,28 @@ WAYS: dict[str, tuple[str, list[str]]] = {
 }
 
 
-class Cluster:
-    """A cluster that runs while the block does, with its folder and its mark."""
+def start(job: Job, way: str, ranks: int, workers: int, launcher: Sequence[str]) -> None:
+    """Start a cluster this way."""
+    which, extra = WAYS[way]
+    more: list[str | Path] = ["--cpu-workers", str(workers - ranks), "--nthreads", "1", *extra, job.script]
+    job.start(cluster(launcher, ranks, *more) if which == OURS else [sys.executable, str(job.script)])
 
-    def __init__(self, way: str, ranks: int, workers: int, options: Any, *, idle: bool) -> None:
-        which, extra = WAYS[way]
-        self.mark = uuid.uuid4().hex
-        self.folder = Path(tempfile.mkdtemp(prefix="ov-"))
-        (self.folder / "t").mkdir()
-        script = self.folder / "script.py"
-        script.write_text(HEAD + SCRIPTS[which])
-        environ = {
-            **os.environ,
-            MARK: self.mark,
-            "TMPDIR": str(self.folder / "t"),
-            "STARTUP_FOLDER": str(self.folder),
-            "STARTUP_WORKERS": str(workers),
-            "STARTUP_IDLE": str(int(idle)),
-        }
-        command = [sys.executable, str(script)]
-        if which == OURS:
-            more = ["--cpu-workers", str(workers - ranks), "--nthreads", "1", *extra]
-            launcher = [*options.launcher, "-np", str(ranks)]
-            command = [*launcher, sys.executable, "-m", OURS, *more, str(script)]
-        with open(self.folder / "out", "wb") as out:
-            self.process = subprocess.Popen(
-                command, env=environ, stdout=out, stderr=out, stdin=subprocess.DEVNULL
-            )
 
-    def wait(self, name: str) -> dict[str, Any]:
-        """What the script notes under this name."""
-        found: dict[str, Any] | None = wait_for(lambda: read(self.folder, name, 0), self.mark, START_LIMIT)
-        if found is None:
-            raise RuntimeError(f"no {name}: {(self.folder / 'out').read_text(errors='replace')[-1500:]}")
-        return found
-
-    def __enter__(self) -> Cluster:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        (self.folder / "go-on").touch()
-        limit = time.time() + 15
-        while (left := members(self.mark)) and time.time() < limit:
-            reap()
-            time.sleep(0.05)
-        while left:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.1)
-            left = members(self.mark)
-        shutil.rmtree(self.folder, ignore_errors=True)
+def waited(job: Job, name: str) -> dict[str, Any]:
+    """What the script notes under this name; else an error with its last words."""
+    found = job.wait(name)
+    if found is None:
+        raise RuntimeError(f"no {name}: {job.output()}")
+    return found
 
 
 def idle(way: str, options: Any) -> dict[str, Any]:
     """CPU and memory of a cluster that does nothing."""
-    with Cluster(way, options.ranks, options.ranks, options, idle=True) as cluster:
-        ready = cluster.wait("ready")
+    with Job(SCRIPTS[WAYS[way][0]], options.ranks, OVERHEAD_IDLE=1) as job:
+        start(job, way, options.ranks, options.ranks, options.launcher)
+        ready = waited(job, "ready")
         time.sleep(options.settle)  # imports of the dashboard, say
-        found = members(cluster.mark)
+        found = job.members()
         kinds = {pid: kind_of(pid, found, ready["scheduler"]) for pid in found}
         before = {pid: cpu_of([pid]) for pid in found}
         begun = time.time()
@@ -151,6 +107,8 @@ def idle(way: str, options: Any) -> dict[str, Any]:
         for pid, kind in kinds.items():
             cpu[kind] = cpu.get(kind, 0.0) + cpu_of([pid]) - before[pid]
             pss[kind] = pss.get(kind, 0.0) + pss_of(pid)
+        job.go_on()
+        job.wait_for_end()
         return {
             "way": way,
             "cpu_percent_per_rank": {k: round(100 * v / seconds / options.ranks, 3) for k, v in cpu.items()},
@@ -167,16 +125,53 @@ def idle(way: str, options: Any) -> dict[str, Any]:
 
 def tasks(way: str, options: Any) -> dict[str, Any]:
     """Latency and throughput of empty tasks."""
-    with Cluster(way, 1, options.workers, options, idle=False) as cluster:
-        found = cluster.wait("tasks")
+    with Job(SCRIPTS[WAYS[way][0]], options.workers, OVERHEAD_IDLE=0) as job:
+        start(job, way, 1, options.workers, options.launcher)
+        found = waited(job, "tasks")
+        job.wait_for_end()
     return {"way": way, "latency_ms": found["latency_ms"], "tasks_per_s": found["tasks_per_s"]}
+
+
+def plot(
+    idles: Sequence[Mapping[str, Any]], medians: Mapping[str, Mapping[str, Any]], file: Path | None
+) -> None:
+    """What idles, by kind of process, as stacks; latency and tasks in a second as bars."""
+    pyplot = drawing(file)
+    if pyplot is None or file is None:
+        return
+    panels = (2 if idles else 0) + (2 if any(row["latency_ms"] for row in medians.values()) else 0)
+    if panels == 0:
+        return
+    figure, axes = pyplot.subplots(1, panels, figsize=(3.6 * panels, 3.2), squeeze=False)
+    rest = list(axes.flat)
+    for key, title in (
+        ("cpu_percent_per_rank", "idle: CPU, % of a core per rank"),
+        ("pss_mib_per_rank", "idle: PSS, MiB per rank"),
+    ):
+        if not idles:
+            break
+        axis = rest.pop(0)
+        names = [row["way"].replace(", ", "\n") for row in idles]
+        under = [0.0] * len(idles)
+        for number, kind in enumerate(dict.fromkeys(kind for row in idles for kind in row[key])):
+            heights = [row[key].get(kind, 0.0) for row in idles]
+            axis.bar(names, heights, 0.6, bottom=under, label=kind, color=COLOURS[number % len(COLOURS)])
+            under = [low + height for low, height in zip(under, heights, strict=True)]
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.margins(y=0.45)
+        axis.legend(fontsize=7, ncols=2, frameon=False)
+    for key, title in (("latency_ms", "latency of a task, ms"), ("tasks_per_s", "tasks in a second")):
+        if rest:
+            axis = rest.pop(0)
+            bars(axis, {"": {way: row[key] for way, row in medians.items()}}, title)
+            axis.margins(y=0.45)
+            axis.legend(fontsize=7, frameon=False)
+    save(figure, file)
 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_for(__doc__)
     parser.add_argument("--ranks", type=int, default=2, help="ranks of the idle cluster")
     parser.add_argument("--workers", type=int, default=2, help="workers of the clusters that work")
     parser.add_argument("--rounds", type=int, default=5, help="of tasks; 0: none")
@@ -184,12 +179,11 @@ def main() -> int:
         "--idle", type=float, default=10.0, help="seconds to look at the idle cluster; 0: not at all"
     )
     parser.add_argument("--settle", type=float, default=4.0, help="seconds before that")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.launcher = default_launcher()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    where = machine(options.launcher)
-    print(", ".join(f"{name} {text}" for name, text in where.items()))
+    become_reaper()
+    where = {"benchmark": "overhead", **machine(options.launcher)}
+    introduce(where)
     idles = [idle(way, options) for way in WAYS] if options.idle else []
     for row in idles:
         print(
@@ -219,18 +213,15 @@ def main() -> int:
     ):
         for way, row in rows.items():
             print(f"{title}: {way}: latency {row['latency_ms']}, tasks in a second {row['tasks_per_s']}")
-    if options.json:
-        document = {
-            "benchmark": "overhead",
-            **where,
-            "ranks": options.ranks,
-            "workers": options.workers,
-            "load": os.getloadavg()[0],
-            "idle": idles,
-            "tasks": {"medians": medians, "ratios": ratios, "rounds": rounds},
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    document = {
+        **where,
+        "ranks": options.ranks,
+        "workers": options.workers,
+        "idle": idles,
+        "tasks": {"medians": medians, "ratios": ratios, "rounds": rounds},
+    }
+    write(options.json, document)
+    plot(idles, medians, options.plot)
     return 0
 
 

@@ -1,28 +1,27 @@
 """How the start grows with the number of ranks: plan, gather and scatter of up to 65,536 simulated ranks, and real jobs.
 
-    python benchmarks/scale.py --real 8 16 32 --json benchmarks/results/scale.json
+    python benchmarks/scale.py --join 300 --json benchmarks/results/scale.json --plot benchmarks/results/scale.png
+    python benchmarks/scale.py --sizes --real 16 32 64 128 --limit --json benchmarks/results/scale-real.json
 
 The coordinator is a state machine without MPI: it is given the messages of ranks that do not exist, and what it sends is pickled
 as mpi4py would do it, so that bytes and seconds on the head rank are those of a real job, less the network. The exponent is the
 slope between two sizes (1 is linear), of the best of three runs. ``--join N`` measures what a joining worker costs the scheduler
-over TLS. ``--real`` starts jobs of so many ranks here, which must come up, compute and end with code 0.
+over TLS. ``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end with code 0:
+seconds until the client sees all workers, and the rate at which the scheduler took them, from its own records. ``--limit``
+starts, before each, as many ranks that only import what an agent imports (its fork server is forked from it), with the ratio.
 
 Exit code 1: a step grows faster than linearly, or a real job failed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import itertools
-import json
 import logging
 import math
 import multiprocessing
-import os
 import pickle
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,7 +30,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from startup import default_launcher, machine
+from common import (
+    ALONE,
+    COLOURS,
+    Job,
+    become_reaper,
+    cluster,
+    default_launcher,
+    drawing,
+    introduce,
+    machine,
+    middle,
+    parser_for,
+    save,
+    write,
+)
 
 from dask_gpu_mpi.coordinator import Coordinator, Go, Hello
 from dask_gpu_mpi.network import Interface
@@ -48,12 +61,22 @@ SHORTEST = 0.1
 #: A slope that counts as linear, measured.
 LINEAR = 1.25
 SCRIPT = """
-import sys
 from distributed import Client
 with Client() as client:
-    n = len(client.scheduler_info(n_workers=-1)["workers"])
-    total = sum(client.gather(client.map(abs, range(10 * n))))
-    print("RESULT", n, total == sum(range(10 * n)))
+    client.wait_for_workers(count)
+    note("ready")
+    joined = sorted(t for t, event in client.get_events("all") if event.get("action") == "add-worker")
+    right = client.gather(client.map(abs, range(10 * count))) == list(range(10 * count))
+    seen = len(client.scheduler_info(n_workers=-1)["workers"])
+    note("result", seen=seen, right=right, joined=len(joined), joining_s=joined[-1] - joined[0] if joined else 0.0)
+note("last")
+"""
+IMPORTS = """
+import gc, importlib
+gc.disable()
+from dask_gpu_mpi.agent import PRELOAD
+for name in PRELOAD:
+    importlib.import_module(name)
 """
 
 
@@ -225,63 +248,117 @@ def join(count: int) -> dict[str, Any]:
     }
 
 
-def real(ranks: int, launcher: list[str]) -> dict[str, Any]:
-    """One job of this many ranks: seconds, and whether all went well."""
-    with tempfile.TemporaryDirectory(prefix="sc-") as folder:
-        script = Path(folder) / "script.py"
-        script.write_text(SCRIPT)
-        environ = {**os.environ, "TMPDIR": folder}
-        command = [
-            *launcher,
-            "-np",
-            str(ranks),
-            sys.executable,
-            "-m",
-            "dask_gpu_mpi",
-            "--nthreads",
-            "1",
-            str(script),
-        ]
-        begun = time.monotonic()
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
-        seconds = time.monotonic() - begun
-    noise = [line for line in done.stderr.splitlines() if not line.startswith("dask_gpu_mpi: ")]
-    ready = [
-        float(line.split("after ")[1].split()[0])
-        for line in done.stderr.splitlines()
-        if "ready after" in line
-    ]
-    right = done.returncode == 0 and f"RESULT {ranks} True" in done.stdout and not noise
-    if not right:
-        sys.stderr.write(done.stdout[-500:] + done.stderr[-3000:])
+def real(ranks: int, launcher: list[str], deadline: float) -> dict[str, Any]:
+    """One job of this many ranks: seconds until it is ready and altogether, registrations, and whether all went well."""
+    with Job(SCRIPT, ranks) as job:
+        job.start(cluster(launcher, ranks, "--nthreads", "1", job.script))
+        ready = job.wait("ready", limit=deadline)
+        result = job.wait("result", limit=deadline if ready else 0.0)
+        ended = job.wait_for_end(deadline if result else 0.0)
+        seconds = time.time() - job.started
+        words = job.output(1 << 20).splitlines()
+        noise = [line for line in words if not line.startswith("dask_gpu_mpi: ")]
+        right = bool(result and result["right"] and result["seen"] == ranks and ended and job.code == 0)
+        if not right or noise:
+            sys.stderr.write(f"--- {ranks} ranks:\n{job.output(3000)}\n")
+        rate = (result["joined"] - 1) / result["joining_s"] if result and result["joining_s"] else None
+        return {
+            "ranks": ranks,
+            "ready_s": ready and round(ready["time"] - job.started, 2),
+            "seconds": round(seconds, 2),
+            "registrations_per_s": rate and round(rate, 1),
+            "code": job.code,
+            "right": right and not noise,
+            "noise": noise[:5],
+        }
+
+
+def limit(ranks: int, launcher: list[str], deadline: float) -> float | None:
+    """Seconds until as many ranks have imported what an agent imports."""
+    with Job(IMPORTS + ALONE) as job:
+        job.start([*launcher, "-np", str(ranks), sys.executable, str(job.script)])
+        ready = job.wait("ready", ranks, deadline)
+        job.go_on()
+        job.wait_for_end()
+        if ready is None:
+            sys.stderr.write(f"--- {ranks} ranks that import:\n{job.output()}\n")
+        return None if ready is None else round(ready["time"] - job.started, 2)
+
+
+def jobs(ranks: int, launcher: list[str], options: Any) -> dict[str, Any]:
+    """Real jobs of this many ranks, and what they are to be compared with, in turn."""
+    limits, rows = [], []
+    for _ in range(options.rounds):
+        if options.limit:
+            limits.append(limit(ranks, launcher, options.deadline))
+        rows.append(real(ranks, launcher, options.deadline))
+    pairs = zip(rows, limits, strict=False)
+    ratios = [row["ready_s"] / least for row, least in pairs if row["ready_s"] and least]
     return {
         "ranks": ranks,
-        "seconds": round(seconds, 2),
-        "ready_s": ready[0] if ready else None,
-        "code": done.returncode,
-        "right": right,
-        "noise": noise[:5],
-        "load": round(os.getloadavg()[0], 2),
+        **{key: middle([row[key] for row in rows]) for key in ("ready_s", "seconds", "registrations_per_s")},
+        "limit_s": middle(limits),
+        "ready_over_limit": middle(ratios),
+        "right": all(row["right"] for row in rows),
+        "runs": rows,
+        "limits_s": limits,
     }
+
+
+def plot(rows: list[dict[str, Any]], reals: list[dict[str, Any]], file: Path | None) -> None:
+    """Seconds and bytes of each step by the number of ranks; real jobs beside their limit."""
+    pyplot = drawing(file)
+    panels = 2 * bool(rows) + bool(reals)
+    if pyplot is None or file is None or not panels:
+        return
+    figure, axes = pyplot.subplots(1, panels, figsize=(4.2 * panels, 3.4), squeeze=False)
+    rest = list(axes.flat)
+    for key, title in (("seconds", "seconds on the head rank"), ("bytes", "bytes through the head rank")):
+        if not rows:
+            break
+        axis = rest.pop(0)
+        for number, name in enumerate(rows[0]["steps"]):
+            points = [
+                (row["ranks"], row["steps"][name][key]) for row in rows if row["steps"][name][key] > 1e-4
+            ]
+            if len(points) > 1:
+                axis.loglog(*zip(*points, strict=True), "o-", ms=3, label=name, color=COLOURS[number])
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_xlabel("simulated ranks")
+        axis.legend(fontsize=7, frameon=False)
+    if reals:
+        axis = rest.pop(0)
+        for number, (key, name) in enumerate((("ready_s", "all workers"), ("limit_s", "imports only"))):
+            points = [(row["ranks"], row[key]) for row in reals if row[key] is not None]
+            if points:
+                axis.plot(*zip(*points, strict=True), "o-", ms=4, label=name, color=COLOURS[number])
+        axis.set_title("real jobs on this host: seconds from the launch", fontsize=10, loc="left")
+        axis.set_xlabel("ranks")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=8, frameon=False)
+    save(figure, file)
 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_for(__doc__)
     parser.add_argument("--sizes", type=int, nargs="*", default=list(SIZES), help="simulated ranks")
     parser.add_argument("--real", type=int, nargs="*", default=[], help="ranks of real jobs")
     parser.add_argument(
         "--join", type=int, default=0, help="workers that join one scheduler at the same time"
     )
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--limit", action="store_true", help="with --real: ranks that only import, as well")
+    parser.add_argument("--rounds", type=int, default=1, help="of real jobs; medians")
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds for a real job to come up")
     options = parser.parse_args()
     launcher = default_launcher()
-    document: dict[str, Any] = {"benchmark": "scale", **machine(launcher), "load": os.getloadavg()[0]}
+    become_reaper()
+    document: dict[str, Any] = {"benchmark": "scale", **machine(launcher)}
+    introduce(document)
     rows = [best([simulate(size) for _ in range(RUNS)]) for size in options.sizes]
     slopes = exponents(rows)
-    print(f"{'ranks':>7} {'step':14} {'seconds':>9} {'bytes':>12} {'largest message':>16}")
+    if rows:
+        print(f"{'ranks':>7} {'step':14} {'seconds':>9} {'bytes':>12} {'largest message':>16}")
     for row in rows:
         for name, step in row["steps"].items():
             print(
@@ -297,11 +374,15 @@ def main() -> int:
         print(document["join"])
     document["real"] = []
     for ranks in options.real:
-        document["real"].append(real(ranks, launcher))
-        print(document["real"][-1], flush=True)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        row = jobs(ranks, launcher, options)
+        document["real"].append(row)
+        print(
+            ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("runs", "limits_s")),
+            flush=True,
+        )
+        write(options.json, document)
+    write(options.json, document)
+    plot(rows, document["real"], options.plot)
     return int(bool(worse) or not all(row["right"] for row in document["real"]))
 
 

@@ -9,9 +9,7 @@ mpirun is used. Every cluster has a TMPDIR of its own and a mark in its environm
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import random
 import shutil
 import signal
@@ -23,10 +21,10 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 
-MARK = "DASK_GPU_MPI_SOAK"
+from common import MARK, cluster, default_launcher, machine, members, write
+
 HEAD = """
 import os, signal, sys, time
 import psutil
@@ -92,22 +90,6 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
 
 
-def marked(mark: str) -> list[int]:
-    """Processes that carry the mark."""
-    needle = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if (
-                needle in (entry / "environ").read_bytes()
-                and "Z" not in (entry / "stat").read_text().split(")")[-1][:3]
-            ):
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
 def new_segments(before: set[str]) -> list[str]:
     """Semaphores and segments of Python's that were not there before; let nothing else make some while this runs."""
     return [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))]
@@ -124,17 +106,7 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
     file = folder / "scheduler.json"
     shared = set(os.listdir("/dev/shm"))
     environ = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
-    command = [
-        *launcher,
-        "-np",
-        str(ranks),
-        sys.executable,
-        "-m",
-        "dask_gpu_mpi",
-        "--scheduler-file",
-        str(file),
-        str(script),
-    ]
+    command = cluster(launcher, ranks, "--scheduler-file", file, script)
     started = time.monotonic()
     with open(folder / "out", "wb") as out:
         job = subprocess.Popen(
@@ -158,7 +130,7 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
         wrong.append(f"exit code {code}")
     # everything must be gone ten seconds after the launcher, however it went
     deadline = time.monotonic() + 10
-    while (left := marked(mark)) or (segments := new_segments(shared)):
+    while (left := members(mark)) or (segments := new_segments(shared)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -194,12 +166,8 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    mpirun = Path(sys.executable).with_name("mpirun")
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True).stdout
-    mpi = "Open MPI" if "Open MPI" in said else "MPICH"
-    launcher = [str(mpirun), "--oversubscribe", "--bind-to", "none"] if mpi == "Open MPI" else [str(mpirun)]
-    if mpi == "Open MPI" and os.geteuid() == 0:
-        os.environ |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    launcher = default_launcher()
+    where = machine(launcher)
     chance = random.Random(options.seed)
     outcomes = []
     for number in range(options.clusters):
@@ -212,7 +180,7 @@ def main() -> int:
             )
     kinds = Counter(word.partition(":")[0].partition(" code")[0] for o in outcomes for word in o.wrong)
     print(
-        f"{mpi}, {options.clusters} clusters of {options.ranks} ranks, {os.cpu_count()} cores, seed {options.seed}"
+        f"{where['mpi']}, {options.clusters} clusters of {options.ranks} ranks, {where['cores']} cores, seed {options.seed}"
     )
     print(f"{'fault':32} {'n':>4} {'median s':>9} {'longest s':>10}  wrong")
     for name in FAULTS:
@@ -222,19 +190,8 @@ def main() -> int:
             bad = sum(bool(o.wrong) for o in mine)
             print(f"{name:32} {len(mine):4} {statistics.median(times):9.2f} {max(times):10.2f}  {bad}")
     print("wrong:", dict(kinds) or "nothing")
-    if options.json:
-        versions = {name: version(name) for name in ("dask-gpu-mpi", "distributed", "mpi4py")}
-        result = {
-            "mpi": mpi,
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "versions": versions,
-            "seed": options.seed,
-            "ranks": options.ranks,
-            "outcomes": [asdict(o) for o in outcomes],
-        }
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    result = {"benchmark": "soak", **where, "seed": options.seed, "ranks": options.ranks}
+    write(options.json, {**result, "outcomes": [asdict(o) for o in outcomes]})
     return int(any(o.wrong for o in outcomes))
 
 

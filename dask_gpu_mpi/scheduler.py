@@ -16,6 +16,8 @@ __all__ = ["run_scheduler"]
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
+#: Seconds that the dashboard waits for the script's client to connect.
+CLIENT_GRACE = 5.0
 
 
 def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
@@ -101,11 +103,18 @@ def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[str, st
 
 
 async def _attach_dashboard(scheduler: Any) -> None:
-    """Bring up the dashboard's pages without holding up the event loop for its imports."""
+    """Bring up the dashboard's pages, without holding up the event loop for its imports, and after the first client.
+
+    They take a second of this process and of a core, for which the script would wait while it connects.
+    """
     import importlib
 
     try:
         loop = asyncio.get_running_loop()
+        until = loop.time() + CLIENT_GRACE
+        # one is always there: the scheduler's own, for what is fired and forgotten
+        while len(scheduler.clients) < 2 and loop.time() < until:
+            await asyncio.sleep(0.25)
         module = await loop.run_in_executor(None, importlib.import_module, "distributed.dashboard.scheduler")
         module.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
     except Exception as error:  # a cluster without pages is better than none

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def benchmark(name: str) -> ModuleType:
+    """One of the programs, imported as it imports its neighbours."""
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        del sys.path[0]
+
+
+@pytest.fixture(scope="module")
+def common() -> ModuleType:
+    return benchmark("common")
 
 
 @pytest.fixture(scope="module")
 def startup() -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    try:
-        import startup
-    finally:
-        del sys.path[0]
-    return startup
+    return benchmark("startup")
 
 
 @pytest.fixture(scope="module")
-def scale(startup: ModuleType) -> ModuleType:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
-    try:
-        import scale
-    finally:
-        del sys.path[0]
-    return scale
+def scale() -> ModuleType:
+    return benchmark("scale")
+
+
+@pytest.fixture(scope="module")
+def files() -> ModuleType:
+    return benchmark("files")
 
 
 def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
@@ -35,16 +48,17 @@ def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
         for way, times in (("dask_gpu_mpi", (1.0, 2.0, 3.0)), ("dask-mpi", (2.0, 8.0, 6.0)))
         for number, seconds in enumerate(times)
     ]
-    runs[-1].killed = True
+    runs[-1].killed, runs[-1].failure = True, "did not end by itself"
     rows = startup.summary(runs)
     assert rows["dask-mpi"]["ready_s"] == 6.0
     assert rows["dask-mpi"]["ours_over_this"]["ready_s"] == 0.5  # of 1/2, 2/8 and 3/6
     assert rows["dask-mpi"]["ours_over_this"]["end_s"] is None
     assert rows["dask-mpi"]["killed"] == 1
+    assert rows["dask-mpi"]["failures"] == ["did not end by itself"]
     assert rows["dask_gpu_mpi"]["pss_total"] == 10.0
 
 
-def test_what_a_process_is(startup: ModuleType) -> None:
+def test_what_a_process_is(common: ModuleType) -> None:
     agent = "python -c import json; from dask_gpu_mpi.agent import main"
     found = {
         1: (0, "/bin/mpirun -np 1"),
@@ -56,8 +70,81 @@ def test_what_a_process_is(startup: ModuleType) -> None:
         7: (3, "python -c from multiprocessing.resource_tracker import main"),
         8: (2, "python -c from multiprocessing.spawn import spawn_main"),
     }
-    kinds = [startup.kind_of(pid, found, 6) for pid in found]
+    kinds = [common.kind_of(pid, found, 6) for pid in found]
     assert kinds == ["launcher", "rank", "agent", "fork server", "worker", "scheduler", "tracker", "worker"]
+
+
+def test_the_end_beyond_an_empty_program(startup: ModuleType) -> None:
+    runs = [
+        startup.Run(way, number, end_s=seconds)
+        for way, times in (("dask_gpu_mpi", (0.5, 0.9, None)), ("empty MPI", (0.1, 0.2, 0.3)))
+        for number, seconds in enumerate(times)
+    ]
+    rows = startup.summary(runs)
+    assert rows["dask_gpu_mpi"]["end_beyond_empty_s"] == pytest.approx(0.55)  # of 0.4 and 0.7
+    assert rows["empty MPI"]["end_beyond_empty_s"] is None
+
+
+def test_a_way_that_fails_twice_is_left_out(startup: ModuleType) -> None:
+    def one(way: str, number: int) -> Any:
+        return startup.Run(way, number, failure="not ready" if way == "b" else "")
+
+    runs = startup.in_turn(["a", "b"], 4, one)
+    assert [(run.way, run.round) for run in runs] == [("a", n) for n in range(4)] + [("b", 0), ("b", 1)]
+
+
+#: What strace writes of a rank (10), its agent (20) with a thread (21), tracker (22), fork server (30) and worker (40).
+TRACES = {
+    5: ['1.0 execve("/bin/mpirun", ["mpirun"], 0x1 /* 9 vars */) = 0', "1.1 vfork() = 10"],
+    10: [
+        '1.2 openat(AT_FDCWD, "/lib/python3/x/__pycache__/a.cpython-311.pyc", O_RDONLY|O_CLOEXEC) = 3',
+        '1.2 newfstatat(3, "", {st_mode=S_IFREG|0644, st_size=9, ...}, AT_EMPTY_PATH) = 0',
+        '1.3 openat(AT_FDCWD, "/proc/10/stat", O_RDONLY|O_CLOEXEC) = 3',
+        "1.4 clone(child_stack=NULL, flags=CLONE_CHILD_SETTID|SIGCHLD, child_tidptr=0x7) = 20",
+    ],
+    20: [
+        "1.5 clone3({flags=CLONE_VM|CLONE_THREAD, child_tid=0x7}, 88) = 21",
+        "1.6 fork() = 30",
+        "1.7 vfork() = 22",
+    ],
+    21: ['1.6 newfstatat(AT_FDCWD, "/lib/python3/b.py", 0x7, 0) = -1 ENOENT (No such file or directory)'],
+    22: [
+        '1.8 execve("/bin/python", ["python", "-c", "from multiprocessing.resource_tracker import main"], 0x1) = 0'
+    ],
+    30: ["1.9 clone(child_stack=NULL, flags=SIGCHLD, child_tidptr=0x7) = 40"],
+    40: [
+        '2.0 openat(AT_FDCWD, "/lib/python3/x/numpy.cpython-311-x86_64-linux-gnu.so", O_RDONLY|O_CLOEXEC) = 3',
+        '2.1 openat(AT_FDCWD, "/scratch/worker/global.lock", O_RDWR|O_CREAT|O_CLOEXEC, 0666) = 3',
+        '2.2 openat(AT_FDCWD, "/lib/python3/x", O_RDONLY|O_DIRECTORY) = 3',
+        "2.2 getdents64(3, 0x5 /* 7 entries */, 32768) = 216",
+        "2.2 getdents64(3, 0x5 /* 0 entries */, 32768) = 0",
+        '9.0 openat(AT_FDCWD, "/lib/late.pyc", O_RDONLY|O_CLOEXEC) = 3',
+    ],
+}
+
+
+def test_calls_are_counted_by_kind_of_process(files: ModuleType) -> None:
+    everyone = files.processes(TRACES, 5.0, "/scratch")
+    kinds = files.roles(everyone, {"workers": [40], "agents": [20], "scheduler": 99})
+    assert kinds == {5: "launcher", 10: "rank", 20: "agent", 22: "tracker", 30: "fork server", 40: "worker"}
+    assert everyone[10].counts == {"opened": 1, "modules": 1}
+    assert everyone[20].counts == {"absent": 1, "looked at": 1}  # its thread's
+    assert everyone[40].counts == {"opened": 2, "modules": 1, "listed": 1}
+    assert everyone[40].modules == ["/lib/python3/x/numpy.cpython-311-x86_64-linux-gnu.so"]
+
+
+def test_what_a_worker_adds(files: ModuleType) -> None:
+    def row(each: int, opened: int, scheduler: int) -> dict[str, Any]:
+        counts = dict.fromkeys(files.COUNTS, 0)
+        return {
+            "ranks": 2,
+            "workers_each": each,
+            "host": {**counts, "opened": opened + scheduler},
+            "roles": {"scheduler": {**counts, "opened": scheduler}},
+        }
+
+    grown = files.growth([row(1, 100, 50), row(2, 120, 10), row(4, 160, 10)])
+    assert grown["2"]["opened"] == 10.0  # 60 for six more workers
 
 
 def test_the_start_of_many_ranks_is_linear_in_bytes(scale: ModuleType) -> None:

@@ -1,0 +1,94 @@
+"""What is imported before the cluster is up, by any process of a job, and what only afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusters import TELL, facts
+from gpujobs import gpu_environ
+from harness import Mpi
+from simulated.nvml import GIB, compile_nvml, make_gpus
+
+#: As ``sitecustomize``: every process notes what it imports (as -X importtime does, but also after a fork, and when).
+WATCH = """
+import os, sys, time
+
+def note(word):
+    file = os.open(f"{os.environ['IMPORTS_FOLDER']}/{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.write(file, f"{time.time()} {word}\\n".encode())
+    os.close(file)
+
+def watch(event, arguments, note=note):
+    if event == "import":
+        note(arguments[0])
+
+note("starts")
+os.register_at_fork(after_in_child=lambda note=note: note("forked"))
+sys.addaudithook(watch)
+"""
+SCRIPT = (
+    TELL
+    + """
+import time
+from dask_gpu_mpi import initialize
+initialize(nthreads=1)
+up = time.time()
+from distributed import Client
+with Client() as client:
+    tell(
+        up=up,
+        rank=[os.getpid()],
+        agents=list(client.run(os.getpid, nanny=True).values()),
+        workers=list(client.run(os.getpid).values()),
+        scheduler=[client.run_on_scheduler(os.getpid)],
+    )
+    # the dashboard, which follows
+    while not client.run_on_scheduler(lambda: "bokeh.server.server" in sys.modules):
+        time.sleep(0.1)
+"""
+)
+#: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)
+LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        0,
+        pytest.param(
+            2,
+            marks=pytest.mark.skipif(
+                shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"
+            ),
+        ),
+    ],
+)
+def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_path: Path, gpus: int) -> None:
+    folder = tmp_path / "imports"
+    folder.mkdir()
+    (tmp_path / "sitecustomize.py").write_text(WATCH)
+    env = (
+        gpu_environ(compile_nvml(tmp_path / "nvml"), make_gpus(gpus, host="one", memory=GIB)) if gpus else {}
+    )
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env |= {"PYTHONPATH": path, "IMPORTS_FOLDER": str(folder)}
+    told = facts(mpirun.run(SCRIPT, 2, env=env, timeout=60).check())
+    noted = {
+        int(file.name): [line.split(" ", 1) for line in file.read_text().splitlines()]
+        for file in folder.iterdir()
+    }
+    early, late = set(), set()
+    for pid, lines in noted.items():
+        for when, name in lines:
+            (early if float(when) < told["up"] else late).add((pid, name.partition(".")[0]))
+    assert {(pid, name) for pid, name in early if name in LARGE} == set()
+    # what was watched: all processes, and those that came from a fork as well
+    for kind in ("rank", "agents", "workers", "scheduler"):
+        assert set(told[kind]) <= noted.keys(), kind
+    assert {(pid, "distributed") for pid in told["agents"]} <= early
+    assert {(pid, "forked") for pid in (*told["workers"], *told["scheduler"])} <= early
+    assert (told["scheduler"][0], "bokeh") in late
