@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
+WAYS = ["ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
+
 WORK = '''
 import json, sys, time
 
@@ -120,12 +122,8 @@ def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[st
         options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol)
         return cluster(launcher, ranks, *options, folder / "ours.py")
 
-    return {
-        "ours, UCX": ours("ucx"),
-        "LocalCUDACluster, UCX": [sys.executable, str(folder / "local.py")],
-        "ours, TCP": ours("tcp"),
-        "ours, TLS": ours("tls"),
-    }
+    local = [sys.executable, str(folder / "local.py")]
+    return dict(zip(WAYS, (ours("ucx"), local, ours("tcp"), ours("tls")), strict=True))
 
 
 def hardware() -> str:
@@ -161,6 +159,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=40_000, help="rows and columns")
     parser.add_argument("--chunk", type=int, default=10_000, help="rows and columns of a chunk")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--rounds", type=int, default=2, help="turns of every cluster")
     parser.add_argument("--reps", type=int, default=20, help="repetitions in a turn, at most")
     parser.add_argument("--seconds", type=float, default=12.0, help="of repetitions in a turn, about")
@@ -172,7 +171,8 @@ def main() -> None:
         commands = clusters(launcher, arguments.ranks, Path(folder))
         copies = run([sys.executable, "-c", COPY], 60)
         for _ in range(arguments.rounds):
-            for name, command in commands.items():
+            for name in arguments.ways:
+                command = commands[name]
                 start = time.perf_counter()
                 seconds.setdefault(name, []).append(run([*command, *sizes], arguments.seconds + 60))
                 print(f"  {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)

@@ -39,7 +39,7 @@ from .scratch import remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
-from .ucx import connection_config, hide_gpus, start_ucx_aside
+from .ucx import connection_config, hide_gpus, import_ucx, start_ucx_aside
 from .workers import has_spare, make_worker, stop_ticks
 
 __all__ = ["main"]
@@ -182,10 +182,7 @@ def _configure(configuration: Configuration) -> str:
         )
     if configuration.protocol == "ucx":
         dask.config.set(connection_config(configuration.worker_options))
-        # ucxx sets a variable that its UCX does not know, which says so in every process
-        os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
-        # Half a second that scheduler and workers need not spend one after the other. (They initialise it themselves.)
-        importlib.import_module("ucxx")
+        import_ucx()
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,7 @@ __all__ = [
     "connection_config",
     "hidden_transports",
     "hide_gpus",
+    "import_ucx",
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
@@ -136,6 +138,25 @@ def users_config() -> Iterator[None]:
             dask.config.config.pop(key, None)
         else:
             dask.config.config[key] = before
+
+
+def import_ucx() -> None:
+    """Import `ucxx` for the processes that are forked from this one: half a second.
+
+    It sets variables where the environment has none (``UCX_RNDV_THRESH``, say), and what the environment has wins over Dask's
+    configuration. distributed-ucxx reads the configuration before it imports; so those that the user configured are unset again.
+    """
+    import dask
+
+    # ucxx sets a variable that its UCX does not know, which says so in every process
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    before = set(os.environ)
+    importlib.import_module("ucxx")
+    for section in (SECTION, "distributed.comm.ucx"):
+        for key in dask.config.get(f"{section}.environment", None) or {}:
+            name = "UCX_" + key.replace("-", "_").upper()
+            if name not in before:
+                os.environ.pop(name, None)
 
 
 def start_ucx() -> None:

@@ -210,7 +210,10 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ["tls", "ucx"])
 def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any, protocol: str) -> None:
-    """Its nanny brings it back on the same GPU, with its pool of 80 % of it, and the result is right."""
+    """Its nanny brings it back on the same GPU, with its pool, and the result is right.
+
+    Over UCX the others keep the memory of the one that was killed mapped (CUDA IPC), so that its pool must fit twice: not 80 %.
+    """
     body = """
 import cupy, signal
 before = {row["name"]: row for row in client.run(cuda).values()}
@@ -239,7 +242,7 @@ tell(total=float(total), before=before[victim], after=after.get(victim))
 tell(pools=sorted(client.run(pool).values()))
 seen()
 """
-    switches = {"enable_nvlink": True} if protocol == "ucx" else {}
+    switches = {"enable_nvlink": True, "rmm_pool_size": 0.4} if protocol == "ucx" else {}
     options = options_for(protocol, worker_options={**POOL, **switches})
     done = mpirun.run(HEAD + initialized(**options) + LOOK_AT_POOL + body, 1, timeout=200).check()
     told = facts(done)
@@ -265,7 +268,8 @@ def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
     done = mpirun.run(HEAD + initialized(**options) + "seen()\n" + asked, 2, env=env, timeout=120).check()
     told = facts(done)
     check(told, gpus, list(gpus.uuids), script=True)
-    assert told["threshold"] == ["12345"] * len(gpus.uuids)
+    assert len(told["threshold"]) == len(gpus.uuids)
+    assert all("12345" in value for value in told["threshold"])
     assert gpus.idle()
 
 

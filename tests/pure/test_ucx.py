@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import copy
 import gc
+import os
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -208,3 +211,26 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
 
     asyncio.run(main())
     assert complaints == []
+
+
+def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # what the real one does on import, for those that are not set
+    names = ("UCX_RNDV_THRESH", "UCX_RNDV_FRAG_MEM_TYPE", "UCX_MAX_RNDV_RAILS", "UCX_WARN_UNUSED_ENV_VARS")
+    (tmp_path / "ucxx.py").write_text(
+        f"import os\nfor name in {names[:3]}:\n    os.environ.setdefault(name, 'its own')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "ucxx", raising=False)
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that it is undone
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UCX_MAX_RNDV_RAILS", "the environment's")
+    with dask.config.set({"distributed-ucxx.environment": {"rndv-thresh": "12345", "max-rndv-rails": "2"}}):
+        ucx.import_ucx()
+    # distributed-ucxx takes its configuration where the environment has nothing
+    assert "UCX_RNDV_THRESH" not in os.environ
+    assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
+    assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
+    monkeypatch.delitem(sys.modules, "ucxx")
