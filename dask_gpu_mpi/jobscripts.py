@@ -49,8 +49,8 @@ class JobRequest:
         How launcher and MPI library find each other (``srun --mpi``, ``flux run -o pmi``); None: as the library needs.
     modules, directives : tuple of str
         Modules to load; options of the batch system to add as they are.
-    setup, container : str or None
-        File to source; Apptainer image to run in.
+    setup, container, scratch : str or None
+        File to source; Apptainer image to run in; node-local directory.
     """
 
     system: str
@@ -68,6 +68,7 @@ class JobRequest:
     directives: tuple[str, ...] = ()
     setup: str | None = None
     container: str | None = None
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,9 @@ def render(job: JobRequest) -> str:
     _set(lines, "program", _array(job.program))
     if job.modules:
         _set(lines, "modules", _array(job.modules))
-    settings = {"setup": job.setup, "container": job.container, "mpi": job.mpi}
+    settings = {"setup": job.setup, "container": job.container, "scratch": job.scratch, "mpi": job.mpi}
+    if job.gpus_per_node:
+        settings["expect"] = str(job.gpus_per_node)
     if launcher not in ("auto", "srun", "pals", "flux"):
         settings["launcher"] = launcher
     for name, text in settings.items():
