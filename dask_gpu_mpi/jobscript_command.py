@@ -39,7 +39,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
            ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
     Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
     Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
-    Option("scratch", "path", None, "Node-local directory with a short path. Default: TMPDIR or /tmp of each host.", ("--scratch",)),
+    Option("scratch", "path", None, "Node-local directory, a short path. Default: each host's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (

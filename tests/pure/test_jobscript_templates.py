@@ -284,6 +284,25 @@ def test_options_of_pals_and_jsrun(batch: FakeBatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("per_node", "visible", "on_node"),
+    [
+        ("2", "0,1", "2"),
+        ("a100:2", "0,1", "2"),
+        ("4", "0,1,2,3", "4"),
+        ("8", "0,1,2,3", "4"),
+        (None, "0,1,2,3", "4"),
+    ],
+)
+def test_mpirun_of_open_mpi_has_the_gpus_of_its_host_that_were_asked_for(
+    batch: FakeBatch, per_node: str | None, visible: str, on_node: str
+) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
+    asked = {"SLURM_GPUS_PER_NODE": per_node} if per_node else {}
+    last = run_template(batch, "slurm-mpirun.sbatch", "my.py", **env, **asked).rows[-1]["env"]
+    assert (last["CUDA_VISIBLE_DEVICES"], last["SLURM_GPUS_ON_NODE"]) == (visible, on_node)
+
+
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     batch.answers["python -m dask_gpu_mpi"] = ("", 75)
