@@ -51,8 +51,12 @@ def start_quiet_resource_tracker() -> None:
 
     It unlinks the semaphores of processes that were killed, which is its job, and warns of each on standard error, which at the
     end of a job that was killed is noise.
+
+    Slurm sends the warning before the walltime to every process; the tracker must outlive it. It is a program of its own, which
+    inherits what is ignored, but no handlers.
     """
     sys.stderr.flush()
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     kept = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -62,6 +66,8 @@ def start_quiet_resource_tracker() -> None:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(null)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> None:

@@ -6,10 +6,12 @@ has ended by then.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from . import launchers
@@ -81,6 +83,9 @@ class Member:
         self._patient = False
         self._released = False
         self._wound_down = False
+        directory = joined.options.log_directory
+        #: Absolute: the script may change to another directory.
+        self._mark = None if directory is None else Path(directory, "ended").absolute()
 
     @property
     def over(self) -> bool:
@@ -306,6 +311,18 @@ class Member:
             names = ranks_text(self.silent) if self.silent else "a rank"
             self._say(f"{names} of {self.post.size} did not answer at the end: the job is aborted")
             abort(self.ended or 1)
+        elif self.ended is not None and self.rank == COORDINATOR:
+            self._leave_a_mark()
+
+    def _leave_a_mark(self) -> None:
+        """Say in the log directory that the job has come to its end.
+
+        Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
+        """
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
 
     def _wind_down(self) -> None:
         """Close workers everywhere, then the scheduler: a worker that loses its scheduler first has much to say about it."""

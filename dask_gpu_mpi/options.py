@@ -127,7 +127,7 @@ _TABLE = (
            "Least severity of the messages that Dask logs.",
            ("--log-level",), choices=("debug", "info", "warning", "error", "critical")),
     Option("log_directory", "path", None,
-           "Directory for a log file of each rank, instead of the standard error.",
+           "Directory for a log file of each rank, instead of the standard error; and an empty file 'ended' at the job's end.",
            ("--log-directory",)),
     Option("timeline", "path", None,
            "File, written by rank 0, with the time of each step of the start and the end on every rank, for "

@@ -26,6 +26,7 @@ __all__ = [
     "gone",
     "listening",
     "only_our_lines",
+    "parent",
     "ranks_of",
     "scratch_of",
     "until",
@@ -117,7 +118,8 @@ def gone(job: Job, seconds: float) -> bool:
     return True
 
 
-def _parent(pid: int) -> int:
+def parent(pid: int) -> int:
+    """PID of a process's parent; 0: it is gone."""
     with contextlib.suppress(OSError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return 0
@@ -139,7 +141,7 @@ def _rank(pid: int) -> int | None:
 def ranks_of(job: Job) -> dict[int, int]:
     """PID of each rank, by rank: the processes with a rank's variables that have no such parent."""
     ranks = {pid: _rank(pid) for pid in job.processes("python")}
-    found = {rank: pid for pid, rank in ranks.items() if rank is not None and _rank(_parent(pid)) is None}
+    found = {rank: pid for pid, rank in ranks.items() if rank is not None and _rank(parent(pid)) is None}
     return dict(sorted(found.items()))
 
 

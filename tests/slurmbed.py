@@ -20,13 +20,13 @@ import pytest
 from harness import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
 from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
-__all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template"]
+__all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template", "wait_all"]
 
 #: Set by ci/slurm.sh, which is to fail where there is no Slurm; cgroups not every machine has.
 REQUIRED = "DASK_GPU_MPI_TEST_SLURM"
 #: GPUs of h1, h2 and h3.
 GPUS = (4, 4, 2)
-#: A line for each job that has ended; printed at the end of the test run.
+#: A line for each job that has ended (test, hosts, state, exit code, seconds); printed at the end of the test run.
 RESULTS: list[str] = []
 POLL = 0.1
 #: Seconds that processes and files may outlive the job in the queue.
@@ -91,6 +91,8 @@ class BatchJob:
         The GPUs that Slurm gave it, by host: places on that host. Known once it was seen running.
     before : frozenset of Path
         What lay in the hosts' shared memory before it.
+    start, end : float
+        When it was submitted and when it was first seen ended.
     """
 
     slurm: Slurm
@@ -100,6 +102,7 @@ class BatchJob:
     start: float = field(default_factory=time.monotonic)
     gpus: dict[str, list[int]] = field(default_factory=dict)
     before: frozenset[Path] = frozenset()
+    end: float | None = None
 
     @property
     def output(self) -> str:
@@ -110,7 +113,10 @@ class BatchJob:
 
     def show(self) -> dict[str, str]:
         """What ``scontrol show job`` tells of it."""
-        return {key: value for key, _, value in (word.partition("=") for word in self._look().split())}
+        shown = {key: value for key, _, value in (word.partition("=") for word in self._look().split())}
+        if shown["JobState"] in FINAL and self.end is None:
+            self.end = time.monotonic()
+        return shown
 
     def _look(self) -> str:
         """Ask Slurm; what it says about GPUs only while the job runs is kept."""
@@ -160,11 +166,13 @@ class BatchJob:
                 self.slurm.ask("scancel", "-s", "KILL", "-f", self.number)
                 raise JobTimeout(f"{shown['JobState']} after {timeout} s ({shown['Reason']})\n{self.output}")
             time.sleep(POLL)
-        seconds = time.monotonic() - self.start
+        assert self.end is not None
+        seconds = self.end - self.start
         code, _, signal = shown["ExitCode"].partition(":")
         ended = Ended(shown["JobState"], int(code), int(signal), self.output, seconds)
         row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
-        RESULTS.append(f"{row:64} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s")
+        nodes = shown["NumNodes"]
+        RESULTS.append(f"{row:60} {nodes:>3} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s")
         deadline = time.monotonic() + GRACE
         while left := [*self.processes().values(), *self.scratch(allowed)]:
             if time.monotonic() > deadline:
@@ -190,6 +198,19 @@ class BatchJob:
                     )
         return found
 
+    def ranks(self) -> dict[int, int]:
+        """PID of each rank's process, by rank."""
+        found = {}
+        for pid, line in self.processes().items():
+            if not re.match(r"\S*python\S* -m dask_gpu_mpi run ", line):
+                continue  # the launcher, a daemon, an agent
+            with contextlib.suppress(OSError):
+                environ = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")
+                ranks = [word.partition(b"=") for word in environ]
+                for name in (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"PMIX_RANK"):
+                    found |= {int(value): pid for key, _, value in ranks if key == name}
+        return found
+
     def scratch(self, allowed: str = "^$") -> list[str]:
         """What is left of it in its TMPDIR, and in the shared memory of its hosts."""
         patterns = ("dgm-*", "dask*", "distributed*", "ompi.*", "prte.*")
@@ -208,6 +229,15 @@ class BatchJob:
                     os.kill(pid, 9)
             time.sleep(POLL)
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def wait_all(jobs: Iterable[BatchJob], timeout: float = 90) -> None:
+    """Look at several jobs until all have ended: which GPUs a job has Slurm tells while it runs."""
+    left, deadline = list(jobs), time.monotonic() + timeout
+    while left := [job for job in left if job.show()["JobState"] not in FINAL]:
+        if time.monotonic() > deadline:
+            raise JobTimeout("\n".join(f"{job.number} has not ended:\n{job.output}" for job in left))
+        time.sleep(POLL)
 
 
 def _range(text: str) -> Iterator[int]:

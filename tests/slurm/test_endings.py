@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from clusters import TELL, facts
+from clusters import TELL, facts, parent
 from harness import Mpi
-from slurmbed import BatchJob, Slurm, template
+from slurmbed import BatchJob, Slurm, template, wait_all
 
 CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
@@ -34,6 +36,7 @@ while True:
     time.sleep(0.05)
 """
 )
+NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 ONE = ("--gpus-per-node=1",)
 #: A host is left to the job that runs out of time.
 SMALL = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclude=h3")
@@ -41,23 +44,28 @@ TWO = ("--nodes=2", *SMALL[1:])
 
 
 @pytest.fixture(scope="module")
-def timed(open_slurm: Slurm) -> Iterator[BatchJob]:
-    """A job that runs out of its minute while the other tests of this module run."""
-    text = template("slurm.sbatch", ONE)
-    job = open_slurm.submit(
-        text, *SMALL[:-1], "--nodelist=h3", "--time=1", args=["script.py"], files={"script.py": WAITS}
-    )
-    open_slurm.jobs.remove(job)
-    yield job
-    job.close()
+def timed(open_slurm: Slurm) -> Iterator[dict[str, BatchJob]]:
+    """Jobs that run out of their minute while the other tests of this module run, by job script."""
+    options = (*SMALL[:-1], "--nodelist=h3", "--exclusive=user", "--time=1")
+    jobs = {
+        name: open_slurm.submit(
+            template(name, ONE), *options, args=["script.py"], files={"script.py": WAITS}
+        )
+        for name in NAMES
+    }
+    for job in jobs.values():
+        open_slurm.jobs.remove(job)
+    yield jobs
+    for job in jobs.values():
+        job.close()
 
 
 @pytest.fixture(autouse=True)
-def _early(timed: BatchJob) -> None:
+def _early(timed: dict[str, BatchJob]) -> None:
     """Started before the first test."""
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
     files = {"script.py": CLIENT + "raise RuntimeError('the script is broken')\n"}
     ended = slurm.submit(template(name, ONE), *TWO, args=["script.py"], files=files).wait().check("FAILED", 1)
@@ -65,7 +73,7 @@ def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
     assert ended.output.count("Traceback") == 1
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+@pytest.mark.parametrize("name", NAMES)
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})
     job.wait_for("the script runs")
@@ -77,7 +85,7 @@ def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     assert "Traceback" not in ended.output
 
 
-@pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
+@pytest.mark.parametrize("name", NAMES)
 def test_scancel_of_a_script_that_writes_checkpoints(slurm: Slurm, name: str) -> None:
     # TERM asks for the checkpoint, and the ranks end with 75; the user wants no second run
     script = CHECKPOINTS.replace("BEFORE", "1")
@@ -110,30 +118,77 @@ def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: 
     assert all("they do not belong together" in line and remedy in line for line in errors)
 
 
-def test_requeued_before_the_time_limit(slurm: Slurm) -> None:
-    # the limit is a minute: with less than 57 seconds left, the callback
-    script = CHECKPOINTS.replace("BEFORE", "57")
-    job = slurm.submit(
-        template("slurm.sbatch", ONE), *SMALL, "--time=1", args=["script.py"], files={"script.py": script}
-    )
-    job.start_again()
-    ended = job.wait().check()
-    assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
-
-
-def test_scancel_usr1_asks_for_the_checkpoint(slurm: Slurm) -> None:
-    job = slurm.submit(
-        template("slurm.sbatch", ONE),
+@pytest.mark.parametrize("name", NAMES)
+def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
+    # before the time limit, which is a minute: with less than 57 seconds left, the callback
+    script = {before: {"script.py": CHECKPOINTS.replace("BEFORE", before)} for before in ("1", "57")}
+    options = ("--exclusive=user", "--time=1")
+    limited = slurm.submit(template(name, ONE), *SMALL, *options, args=["script.py"], files=script["57"])
+    # and beside it one that is asked to by a signal: srun passes it to the ranks, mpirun from the batch script's trap
+    asked = slurm.submit(
+        template(name, ONE),
         *TWO,
+        "--exclusive=user",
         args=["script.py"],
-        files={"script.py": CHECKPOINTS.replace("BEFORE", "1")},
+        files=script["1"],
         env={"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"},
     )
-    job.wait_for("the script runs")
-    slurm.ask("scancel", "-s", "USR1", job.number)
-    job.start_again()
-    ended = job.wait().check()
-    assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
+    asked.wait_for("the script runs")
+    slurm.ask("scancel", *(() if name == "slurm.sbatch" else ("--batch",)), "-s", "USR1", asked.number)
+    for job in (limited, asked):
+        job.start_again()
+    wait_all([limited, asked])
+    for job in (limited, asked):
+        ended = job.wait().check()
+        assert facts(ended.output) == {"found": "45", "restarts": "1", "answer": 3}
+        assert "Traceback" not in ended.output
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_is_killed(slurm: Slurm, detected_mpi: Mpi, name: str) -> None:
+    # the client's rank, and one without it; slurm.sbatch has Slurm wait half a minute for what is left
+    jobs = [
+        slurm.submit(
+            template(name, ONE), *TWO, "--exclusive=user", args=["script.py"], files={"script.py": WAITS}
+        )
+        for _ in range(2)
+    ]
+    for rank, job in enumerate(jobs):
+        job.wait_for("the script runs")
+        os.kill(job.ranks()[rank], signal.SIGKILL)
+    wait_all(jobs)
+    for job in jobs:
+        # MPICH's library leaves its shared memory when killed; who is killed by srun can't clean up
+        ended = job.wait(allowed=r"mpich_shm_|dgm-|sem\.mp-" if name == "slurm.sbatch" else "mpich_shm_")
+        assert ended.state == "FAILED"
+        assert ended.code != 0
+        assert ended.output.count("the script runs") == 1
+        assert "ended after" not in ended.output
+
+
+def test_a_daemon_of_mpirun_is_killed(slurm: Slurm, detected_mpi: Mpi) -> None:
+    # as when a host is lost; Open MPI's mpirun then ends with code 0
+    jobs = [
+        slurm.submit(
+            template("slurm-mpirun.sbatch", ONE),
+            *TWO,
+            "--exclusive=user",
+            args=["script.py"],
+            files={"script.py": WAITS},
+        )
+        for _ in range(2)
+    ]
+    for job in jobs:
+        job.wait_for("the script runs")
+    os.kill(parent(jobs[0].ranks()[1]), signal.SIGKILL)
+    # without --batch it goes to the daemons: Open MPI's die of it, MPICH's pass it on to the script, which it ends
+    slurm.ask("scancel", "-s", "USR1", jobs[1].number)
+    wait_all(jobs)
+    for job in jobs:
+        ended = job.wait(allowed=r"mpich_shm_|dgm-|sem\.mp-|prte")
+        assert ended.state == "FAILED"
+        assert ended.code != 0
+        assert detected_mpi.name != "openmpi" or ended.output.count("mpirun ended before the job") == 1
 
 
 def test_one_member_of_an_array_is_requeued(slurm: Slurm) -> None:
@@ -177,8 +232,10 @@ while True:
     assert ended.output.count("member 1 ends, restarts 1") == 1
 
 
-def test_the_time_limit(timed: BatchJob) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_the_time_limit(timed: dict[str, BatchJob], name: str) -> None:
     # Slurm looks every half minute, and kills after KillWait
-    ended = timed.wait(60 + 30 + 30)
+    ended = timed[name].wait(60 + 30 + 30)
     assert ended.state == "TIMEOUT"
     assert ended.output.count("the script runs") == 1
+    assert "Traceback" not in ended.output
