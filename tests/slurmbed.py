@@ -172,7 +172,9 @@ class BatchJob:
         ended = Ended(shown["JobState"], int(code), int(signal), self.output, seconds)
         row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
         nodes = shown["NumNodes"]
-        RESULTS.append(f"{row:60} {nodes:>3} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s")
+        RESULTS.append(
+            f"{row:60} {nodes:>3} {ended.state:10} {ended.code:3}:{ended.signal:<2} {seconds:6.1f} s"
+        )
         deadline = time.monotonic() + GRACE
         while left := [*self.processes().values(), *self.scratch(allowed)]:
             if time.monotonic() > deadline:

@@ -48,9 +48,7 @@ def timed(open_slurm: Slurm) -> Iterator[dict[str, BatchJob]]:
     """Jobs that run out of their minute while the other tests of this module run, by job script."""
     options = (*SMALL[:-1], "--nodelist=h3", "--exclusive=user", "--time=1")
     jobs = {
-        name: open_slurm.submit(
-            template(name, ONE), *options, args=["script.py"], files={"script.py": WAITS}
-        )
+        name: open_slurm.submit(template(name, ONE), *options, args=["script.py"], files={"script.py": WAITS})
         for name in NAMES
     }
     for job in jobs.values():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from clusters import TELL, facts, until, workers_of
-from slurmbed import Slurm, template
+from slurmbed import Slurm, template, wait_all
 
 LOOKS = (
     TELL
@@ -17,9 +19,11 @@ client = Client()
 tell(workers=looks(client), plan=current_session().plan.as_json())
 """
 )
+NAMES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 
 
-def test_two_jobs_on_one_host(slurm: Slurm) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_two_jobs_on_one_host(slurm: Slurm, name: str) -> None:
     # each waits for the other: they run at the same time
     meets = """
 here = os.environ["MEETING"]
@@ -29,7 +33,7 @@ while len(os.listdir(here)) < 2 and time.monotonic() < limit:
     time.sleep(0.05)
 tell(met=len(os.listdir(here)))
 """
-    text = template("slurm.sbatch", ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
+    text = template(name, ("--gpus-per-node=2",)).replace("#SBATCH --exclusive\n", "")
     options = ("--nodes=1", "--nodelist=h1", "--ntasks-per-node=1", "--mem=2000")
     files = {"script.py": LOOKS + meets}
     with_place = {"MEETING": str(slurm.meeting_place())}
@@ -50,14 +54,15 @@ tell(met=len(os.listdir(here)))
     assert sorted(seen) == sorted(gpu.uuid for gpu in slurm.gpus["h1"])
 
 
-def test_an_array_whose_members_join_one_cluster(slurm: Slurm) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_an_array_whose_members_join_one_cluster(slurm: Slurm, name: str) -> None:
     file = slurm.meeting_place() / "cluster.json"
     waits = """
 client.wait_for_workers(3, timeout=60)
 rows = looks(client)
 tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32))))
 """
-    text = template("slurm.sbatch", ("--gpus-per-node=1",))
+    text = template(name, ("--gpus-per-node=1",))
     options = ("--nodes=1", "--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
     first = slurm.submit(
         text, *options, args=["--scheduler-file", str(file), "script.py"], files={"script.py": LOOKS + waits}
@@ -77,10 +82,11 @@ tell(workers=rows, doubled=client.gather(client.map(lambda x: 2 * x, range(32)))
     assert not Path(file).exists()
 
 
-def test_hosts_that_differ(slurm: Slurm) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_hosts_that_differ(slurm: Slurm, name: str) -> None:
     options = ("--nodes=3", "--ntasks-per-node=1", "--mem=4000")
     job = slurm.submit(
-        template("slurm.sbatch", ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS}
+        template(name, ("--gpus=10",)), *options, args=["script.py"], files={"script.py": LOOKS}
     )
     rows = workers_of(facts(job.wait().check().output))
     assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((4, 4, 2)) for gpu in range(count)]
@@ -88,3 +94,32 @@ def test_hosts_that_differ(slurm: Slurm) -> None:
         own = {row["visible"] for row in rows.values() if row["host"] == host}
         assert own == {gpu.uuid for gpu in slurm.gpus[host]}
         assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-"))
+
+
+def test_a_heterogeneous_job(slurm: Slurm) -> None:
+    # two parts with other GPUs and another time limit each; the smaller one counts
+    tells = "tell(left=current_session().time_left())\n"
+    part = ("--ntasks-per-node=1", "--mem=1000", "--exclusive=user")
+    parts = (
+        "--nodes=1",
+        "--gpus-per-node=2",
+        "--time=9",
+        *part,
+        ":",
+        "--nodes=2",
+        "--gpus-per-node=1",
+        "--time=5",
+        *part,
+    )
+    jobs = {
+        name: slurm.submit(template(name, ()), *parts, args=["script.py"], files={"script.py": LOOKS + tells})
+        for name in NAMES
+    }
+    wait_all(jobs.values())
+    told = facts(jobs["slurm.sbatch"].wait().check().output)
+    assert sorted(workers_of(told)) == ["0-0", "0-1", "1-0", "2-0"]
+    assert len({(row["host"], row["visible"]) for row in told["workers"]}) == 4
+    assert 240 < told["left"] <= 300
+    # mpirun would take the first part for the whole
+    ended = jobs["slurm-mpirun.sbatch"].wait().check("FAILED", 2)
+    assert ended.output == "slurm-mpirun.sbatch: no heterogeneous jobs with mpirun; take slurm.sbatch\n"
