@@ -165,7 +165,7 @@ SYSTEMS: Mapping[str, System] = {
         {"mpirun": "pbs.pbs", "mpiexec": "pbs.pbs", "pals": "pbs-pals.pbs"},
         _pbs,
         ("qsub",),
-        r"(\S+)",
+        r"(?<!\S)(\d+(\[\])?(\.\S+)?)$",
     ),
     "lsf": System(
         "LSF",
@@ -175,7 +175,15 @@ SYSTEMS: Mapping[str, System] = {
         ("bsub",),
         r"Job <(\d+)> is submitted.*",
     ),
-    "flux": System("Flux", "# flux: ", {"flux": "flux.sh"}, _flux, ("flux", "batch"), r"(\S+)", ("flux",)),
+    "flux": System(
+        "Flux",
+        "# flux: ",
+        {"flux": "flux.sh"},
+        _flux,
+        ("flux", "batch"),
+        r"(?<!\S)([fƒ]\w+)(?!\S)",
+        ("flux",),
+    ),
 }
 
 
@@ -305,6 +313,8 @@ def submit(job: JobRequest, text: str) -> str:
         raise InputError(
             f"--submit: {name} did not answer within {SUBMIT_TIMEOUT:.0f} s; look whether the job is there"
         ) from None
+    except OSError as error:
+        raise InputError(f"--submit: {name} can't be run: {error.strerror}") from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(SYSTEMS[job.system].job_id, answer)
     if done.returncode or found is None:

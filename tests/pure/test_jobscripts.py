@@ -181,6 +181,9 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
     ("words", "message"),
     [
         (["slurm", "--nodes", "0"], "--nodes: '0' can't be used"),
+        (["slurm", "--nodes", "9" * 20], "needed: at most 100000 in the whole job"),
+        (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000 can't be"),
+        (["slurm", "--ranks-per-node", "100000"], "--nodes 2 --ranks-per-node 100000 can't be"),
         (["slurm", "--time", "90"], "--time: '90' can't be used; needed: HH:MM:SS"),
         (["slurm", "--time", "00:60:00"], "--time: '00:60:00' can't be used"),
         (["slurm", "--time", "00:00:00"], "a job needs time"),
@@ -406,6 +409,8 @@ def test_configuration_from_the_environment(batch: FakeBatch) -> None:
         ("pbs", "qsub", "4711.server\n", "4711.server"),
         ("lsf", "bsub", "Job <4711> is submitted to queue <gpu>.\n", "4711"),
         ("flux", "flux", "f2Xyz\n", "f2Xyz"),
+        ("flux", "flux", "ƒ2Xyz\n", "ƒ2Xyz"),
+        ("pbs", "qsub", "your project has 5.5 hours left\n4711[].server\n", "4711[].server"),
     ],
 )
 def test_submit(
@@ -421,6 +426,9 @@ def test_submit(
     monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
     shape = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:30:10", "--submit")
     assert "exits 1: error: invalid account" in command(system, *shape, "--", "my.py", rc=2)
+    batch.answers[name] = ("come back later\n", 0)
+    monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
+    assert "exits 0: come back later" in command(system, *shape, "--", "my.py", rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"the command {name} is not here" in command(system, *shape, "--", "my.py", rc=2)
 
