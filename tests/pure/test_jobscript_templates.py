@@ -319,6 +319,37 @@ def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
 
 
+def test_slurm_does_not_trust_an_mpirun_that_ends_before_the_job(batch: FakeBatch) -> None:
+    assert run_template(batch, "slurm-mpirun.sbatch", "my.py", DGM_CHECK="no").rc == 0
+    # a requeued job finds what its first run has left
+    batch.answers["mpirun -np 2"] = ("", 0)
+    ran = run_template(batch, "slurm-mpirun.sbatch", "my.py", DGM_CHECK="no")
+    assert (ran.rc, ran.output) == (1, "mpirun ended before the job: a host lost?\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "library", "refused"),
+    [
+        ("slurm.sbatch", MPICH, None),
+        ("slurm.sbatch", OPEN_MPI, "srun --mpi=pmix"),
+        ("slurm-mpirun.sbatch", MPICH, "mpirun; take slurm.sbatch"),
+    ],
+)
+def test_slurm_has_heterogeneous_jobs(batch: FakeBatch, name: str, library: str, refused: str | None) -> None:
+    batch.answers |= {
+        "python -m mpi4py": (library, 0),
+        "mpirun --version": (library, 0),
+        "squeue": ("2030-01-02T03:14:05\n2030-01-02T03:04:05\n", 0),
+    }
+    ran = run_template(batch, name, "my.py", SLURM_HET_SIZE="3")
+    if refused:
+        assert (ran.rc, ran.output) == (2, f"{name}: no heterogeneous jobs with {refused}\n")
+        return
+    assert "--het-group=0-2" in ran.launched("srun")
+    # the first part whose time is over ends all
+    assert ran.rows[-1]["env"]["SLURM_JOB_END_TIME"] == "1893553445"
+
+
 #: scancel tells srun and the batch script; where mpirun is the launcher, maybe the script alone, and more than once.
 STOPPED = {
     "slurm.sbatch": """#!/bin/bash

@@ -143,7 +143,7 @@ def test_requeued_after_a_checkpoint(slurm: Slurm, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_rank_is_killed(slurm: Slurm, detected_mpi: Mpi, name: str) -> None:
+def test_a_rank_is_killed(slurm: Slurm, name: str) -> None:
     # the client's rank, and one without it; slurm.sbatch has Slurm wait half a minute for what is left
     jobs = [
         slurm.submit(
