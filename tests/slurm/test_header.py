@@ -1,4 +1,4 @@
-"""The lines at the head of the job scripts, as they are: what options of sbatch, and its signal, make of them."""
+"""The lines at the head of the job scripts, as they are: what options of sbatch make of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ SCRIPT = (
     TELL
     + """
 from distributed import Client
-from dask_gpu_mpi import current_session
 client = Client()
 tell(workers=looks(client))
 """
@@ -52,29 +51,3 @@ def test_options_of_sbatch_against_those_of_the_script(
 def test_options_that_sbatch_refuses(slurm: Slurm, option: str) -> None:
     with pytest.raises(JobError, match="sbatch: error:"):
         slurm.submit(ROOT / "jobscripts" / "slurm.sbatch", *TWO, option, args=["script.py"])
-
-
-def test_signal_to_the_batch_script_is_passed_on_to_mpirun(slurm: Slurm) -> None:
-    # as --signal=B:USR1@... sends it
-    waits = """
-import time
-from pathlib import Path
-from dask_gpu_mpi import current_session
-if Path("checkpoint").exists():
-    tell(restarts=os.environ.get("SLURM_RESTART_COUNT"))
-    sys.exit(0)
-current_session().on_walltime(Path("checkpoint").touch, before=1)
-print("the script runs", flush=True)
-while True:
-    time.sleep(0.05)
-"""
-    script = ROOT / "jobscripts" / "slurm-mpirun.sbatch"
-    job = slurm.submit(
-        script, *TWO, "--gpus-per-node=1", args=["script.py"], files={"script.py": SCRIPT + waits}
-    )
-    job.wait_for("the script runs")
-    slurm.ask("scancel", "-b", "-s", "USR1", job.number)
-    job.start_again()
-    ended = job.wait().check()
-    assert facts(ended.output)["restarts"] == "1"
-    assert "Traceback" not in ended.output
