@@ -20,6 +20,8 @@ __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 # Directives can't be quoted: these texts must be harmless as they are.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
+#: Ranks, or GPUs, of the largest job that is planned; more than any machine has, and planned in seconds.
+_LARGEST = 100_000
 _CLOCK = re.compile(r"(\d{1,4}):([0-5]\d):([0-5]\d)")
 
 # fmt: off
@@ -39,6 +41,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
            ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
     Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
     Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
+    Option("scratch", "path", None, "Node-local directory, a short path. Default: each host's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
@@ -135,6 +138,12 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
             )
     seconds = _seconds(values.pop("time"))
     values["ranks_per_node"] = values.get("ranks_per_node") or 1
+    for name in ("ranks_per_node", "gpus_per_node"):
+        if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
+            raise OptionError(
+                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]} can't be; "
+                f"needed: at most {_LARGEST} in the whole job"
+            )
     if system == "pbs" and not values.get("cpus_per_node"):
         _note(f"--cpus-per-node is not given: the job asks for {template_cpus('pbs.pbs')} cores of each host")
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, **values)

@@ -49,8 +49,8 @@ class JobRequest:
         How launcher and MPI library find each other (``srun --mpi``, ``flux run -o pmi``); None: as the library needs.
     modules, directives : tuple of str
         Modules to load; options of the batch system to add as they are.
-    setup, container : str or None
-        File to source; Apptainer image to run in.
+    setup, container, scratch : str or None
+        File to source; Apptainer image to run in; node-local directory.
     """
 
     system: str
@@ -68,6 +68,7 @@ class JobRequest:
     directives: tuple[str, ...] = ()
     setup: str | None = None
     container: str | None = None
+    scratch: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ SYSTEMS: Mapping[str, System] = {
         {"mpirun": "pbs.pbs", "mpiexec": "pbs.pbs", "pals": "pbs-pals.pbs"},
         _pbs,
         ("qsub",),
-        r"(\S+)",
+        r"(?<!\S)(\d+(\[\])?(\.\S+)?)$",
     ),
     "lsf": System(
         "LSF",
@@ -174,7 +175,15 @@ SYSTEMS: Mapping[str, System] = {
         ("bsub",),
         r"Job <(\d+)> is submitted.*",
     ),
-    "flux": System("Flux", "# flux: ", {"flux": "flux.sh"}, _flux, ("flux", "batch"), r"(\S+)", ("flux",)),
+    "flux": System(
+        "Flux",
+        "# flux: ",
+        {"flux": "flux.sh"},
+        _flux,
+        ("flux", "batch"),
+        r"(?<!\S)([fƒ]\w+)(?!\S)",
+        ("flux",),
+    ),
 }
 
 
@@ -238,7 +247,9 @@ def render(job: JobRequest) -> str:
     _set(lines, "program", _array(job.program))
     if job.modules:
         _set(lines, "modules", _array(job.modules))
-    settings = {"setup": job.setup, "container": job.container, "mpi": job.mpi}
+    settings = {"setup": job.setup, "container": job.container, "scratch": job.scratch, "mpi": job.mpi}
+    if job.gpus_per_node:
+        settings["expect"] = str(job.gpus_per_node)
     if launcher not in ("auto", "srun", "pals", "flux"):
         settings["launcher"] = launcher
     for name, text in settings.items():
@@ -302,6 +313,8 @@ def submit(job: JobRequest, text: str) -> str:
         raise InputError(
             f"--submit: {name} did not answer within {SUBMIT_TIMEOUT:.0f} s; look whether the job is there"
         ) from None
+    except OSError as error:
+        raise InputError(f"--submit: {name} can't be run: {error.strerror}") from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(SYSTEMS[job.system].job_id, answer)
     if done.returncode or found is None:

@@ -11,25 +11,25 @@
 
 setup=${DGM_SETUP:-}  # file to source: modules, venv, conda; or write them below
 container=${DGM_CONTAINER:-}  # Apptainer image to run in
+scratch=${DGM_SCRATCH:-}  # node-local directory with a short path, there on every host; empty: $TMPDIR or /tmp of each host
 mpi=${DGM_MPI:-}  # flux run -o pmi=...; empty: what the MPI library of mpi4py needs
 logs=${DGM_LOGS:-logs}  # directory for the log files of ranks and workers
 check=${DGM_CHECK:-yes}  # no: without the preflight
+expect=${DGM_EXPECT_GPUS:-}  # GPUs that each host must have, for the preflight; empty: not looked at
 ranks=${DGM_RANKS_PER_NODE:-1}
 modules=()
 program=("$@")
-
 set --  # a sourced file takes the arguments for its own
 ((${#program[@]})) || { echo "usage: flux batch [OPTIONS] flux.sh SCRIPT ARGS..." >&2; exit 2; }
 
-# -- environment. Here or in $DGM_SETUP:
-#   module load cuda; source ~/venv/bin/activate; source ~/miniforge3/bin/activate NAME
-#   export DASK_GPU_MPI__INTERFACE=hsn0 DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme  # node-local and short; default $TMPDIR or /tmp
+# -- environment, here or in $DGM_SETUP: module load cuda; source ~/venv/bin/activate; source ~/miniforge3/bin/activate NAME
 ((${#modules[@]} == 0)) || { type -t module > /dev/null || source /etc/profile; module load "${modules[@]}" || exit 2; }
 [[ -z $setup || -f $setup && -r $setup ]] || { echo "DGM_SETUP: $setup is no file that can be read on $HOSTNAME" >&2; exit 2; }
-[[ $setup == /* ]] || setup=${setup:+./$setup}  # source would look for it in PATH
-[[ -z $setup ]] || source "$setup"; set +euo pipefail  # what that file may have set would end this script
-python=(python)
-if [[ -n $container ]]; then python=(apptainer exec --nv "$container" python); fi
+case $setup in "") ;; /*) source "$setup" ;; *) source "./$setup" ;; esac; set +euo pipefail  # what it may have set ends this
+export DASK_GPU_MPI__WALLTIME_SIGNAL=${DASK_GPU_MPI__WALLTIME_SIGNAL:-USR1} ${scratch:+"DASK_GPU_MPI__LOCAL_DIRECTORY=$scratch"}
+at=.; for f in "${program[@]}"; do [[ ! -f $f ]] || { at=$(dirname -- "$f"); break; }; done; mkdir -p "$logs"  # for containers
+mapfile -t binds < <(realpath -eqs -- "$PWD" "$at" "$logs" "$scratch" "$(dirname -- "$setup")" | sort -u | sed s/^/--bind=/)
+python=(python); [[ -z $container ]] || python=(apptainer exec --nv "${binds[@]}" "$container" python)
 
 # -- launcher: ranks that are left all cores and GPUs of their node
 if [[ -z $mpi ]]; then
@@ -37,6 +37,7 @@ if [[ -z $mpi ]]; then
 fi
 launch=(flux run --nodes="$(flux getattr size)" --tasks-per-node="$ranks" --exclusive
   -o cpu-affinity=off -o gpu-affinity=off ${mpi:+-o "pmi=$mpi"})
-[[ $check == no ]] || "${launch[@]}" "${python[@]}" -m dask_gpu_mpi check "${program[@]}" || exit
+# launch+=(--signal=USR1@120)  # to all ranks, before the walltime
+[[ $check == no ]] || "${launch[@]}" "${python[@]}" -m dask_gpu_mpi check ${expect:+--expect-gpus=$expect} "${program[@]}" || exit
 # its exit code is the job's: 75 after a checkpoint of session.on_walltime. Flux does not requeue.
 exec "${launch[@]}" "${python[@]}" -m dask_gpu_mpi run --log-directory "$logs/$(flux getattr jobid)" "${program[@]}"

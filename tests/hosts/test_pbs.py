@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ class Pbs:
     def __init__(self, mpirun: Mpi, bed: TestBed, folder: Path) -> None:
         self.mpirun, self.bed = mpirun, bed
         self.home, self.work = folder / "home", folder / "work"
-        self.home.mkdir()
+        self.home.mkdir(parents=True)
         self.work.mkdir()
         self.commands = FakeBatch(folder / "pbs")
         # of the stand-ins, only what PBS itself has
@@ -120,9 +121,10 @@ def test_chunks_that_differ(pbs: Pbs) -> None:
 
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-@pytest.mark.parametrize("visible", ["uuids", "unset", "nothing"])
-def test_gpus_of_every_host(pbs: Pbs, tmp_path: Path, visible: str) -> None:
-    gpus = {host: make_gpus(2, host=host, memory=80 * GIB) for host in ("h1", "h2")}
+@pytest.mark.parametrize(("visible", "second"), [("uuids", 2), ("uuids", 1), ("unset", 2), ("nothing", 2)])
+def test_gpus_of_every_host(pbs: Pbs, tmp_path: Path, visible: str, second: int) -> None:
+    counts = {"h1": 2, "h2": second}
+    gpus = {host: make_gpus(count, host=host, memory=80 * GIB) for host, count in counts.items()}
     libdir = compile_nvml(tmp_path / "nvml")
     env: dict[str, str | None] = dict(simulated_environ(libdir, {h: SimHost(g) for h, g in gpus.items()}, {}))
     # the cgroup hook names the GPUs of the host where the script runs
@@ -134,7 +136,7 @@ def test_gpus_of_every_host(pbs: Pbs, tmp_path: Path, visible: str) -> None:
         # no ngpus in the chunk
         assert "GPU" not in rows["0"]["resources"]
         return
-    assert sorted(rows) == ["0-0", "0-1", "1-0", "1-1"]
+    assert sorted(rows) == [f"{rank}-{gpu}" for rank, count in enumerate((2, second)) for gpu in range(count)]
     for row in rows.values():
         assert row["visible"] in {gpu.uuid for gpu in gpus[row["host"]]}
 
@@ -149,8 +151,10 @@ def test_checkpoint_and_the_job_that_goes_on(pbs: Pbs) -> None:
         ),
     }
     program = """
-import time
+import os, sys, time
 from dask_gpu_mpi import current_session
+if os.path.exists("checkpoint"):
+    sys.exit(0)
 current_session().on_walltime(lambda: open("checkpoint", "w").close(), before=60)
 time.sleep(60)
 """
@@ -164,8 +168,84 @@ time.sleep(60)
     # PBS has no variable that counts restarts: the new job is told
     assert {"DGM_PROGRAM", "DGM_RESTART"} <= set(words[5].split(","))
     assert row["env"]["DGM_RESTART"] == "1"
+    # the job that goes on finds the checkpoint, and is the last
+    pbs.run(program, ["h1", "h2"], {"DGM_RESTART": "1"}).check()
+    assert [row["name"] for row in pbs.commands.rows()].count("qsub") == 1
 
 
 def test_exit_code_of_the_script(pbs: Pbs) -> None:
     pbs.run("raise SystemExit(3)", ["h1", "h2"]).check(3)
     assert [row for row in pbs.commands.rows() if row["name"] == "qsub"] == []
+
+
+def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -> None:
+    # PBS makes it where it starts processes: where mpirun comes by ssh, it may not be there
+    tmpdir = "/dev/shm/pbs.7"
+    subprocess.run(pbs.bed.on("h1", ["mkdir", tmpdir]), check=True, timeout=10)
+    ssh = tmp_path / "ssh"  # it brings no variables
+    ssh.write_text(f'#!/bin/bash\nTMPDIR=/tmp exec {TESTBED}/on-rsh "$@"\n')
+    ssh.chmod(0o755)
+    env = {"TMPDIR": tmpdir, "PRTE_MCA_plm_ssh_agent": str(ssh), "HYDRA_LAUNCHER_EXEC": str(ssh)}
+    try:
+        done = pbs.run(SCRIPT, ["h1", "h2"], env).check()
+        left = subprocess.run(pbs.bed.on("h1", ["ls", tmpdir]), check=True, timeout=10, capture_output=True)
+    finally:
+        subprocess.run(pbs.bed.on("h1", ["rm", "-r", tmpdir]), check=True, timeout=10)
+    places = {row["host"]: row["directory"] for row in workers_of(facts(done)).values()}
+    assert places["h1"].startswith(f"{tmpdir}/dgm-")
+    assert places["h2"].startswith("/tmp/dgm-")
+    assert left.stdout == b""
+    # MPICH takes all variables along, Open MPI those that it is told to
+    warned = f"TMPDIR={tmpdir} can't be written, /tmp is used instead" in done.stdout
+    assert warned == (pbs.mpirun.name == "mpich")
+
+
+#: Shows a program what is bound, and what lies outside of the site's directories, such as Python.
+APPTAINER = """#!/bin/bash
+[[ "$1 $2" == "exec --nv" ]] || exit 9
+shift 2
+binds=()
+while [[ $1 == --bind=* ]]; do binds+=("${1#--bind=}"); shift; done
+[[ $1 == image.sif ]] || exit 9
+shift
+export SITE=@SITE@
+exec unshare --mount bash -c '
+  n=$1; shift; binds=("${@:1:n}"); shift "$n"; here=$PWD
+  mount -t tmpfs none /mnt
+  for ((i = 0; i < n; i++)); do mkdir "/mnt/$i"; mount --bind "${binds[i]}" "/mnt/$i"; done
+  mount -t tmpfs none "$SITE"
+  for ((i = 0; i < n; i++)); do mkdir -p "${binds[i]}"; mount --bind "/mnt/$i" "${binds[i]}"; done
+  cd "$here" && exec "$@"' bash "${#binds[@]}" "${binds[@]}" "$@"
+"""
+
+
+def test_container_that_shows_nothing_of_the_site(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pbs = Pbs(mpirun, hosts, site)
+    for name in ("code", "scratch", "other"):
+        (site / name).mkdir()
+    (site / "code" / "helper.py").write_text("ANSWER = 42\n")
+    (site / "code" / "main.py").write_text(
+        SCRIPT + f"import helper\ntell(answer=helper.ANSWER, other=os.path.exists({str(site / 'other')!r}))\n"
+    )
+    program = pbs.commands.bin / "apptainer"
+    program.write_text(APPTAINER.replace("@SITE@", str(site)))
+    program.chmod(0o755)
+    env = {
+        "DGM_CONTAINER": "image.sif",
+        "DGM_PROGRAM": f"{site}/code/main.py",
+        "DGM_SCRATCH": f"{site}/scratch",
+        "DGM_LOGS": f"{site}/logs",
+        "PATH": f"{sys.prefix}/bin:{tmp_path}/bin:/usr/bin:/bin",
+    }
+    # not below what is hidden
+    (tmp_path / "bin").mkdir()
+    for path in pbs.commands.bin.iterdir():
+        shutil.copy(path, tmp_path / "bin" / path.name)
+    told = facts(pbs.run(SCRIPT, ["h1", "h2"], env).check())
+    assert (told["answer"], told["other"]) == (42, False)
+    rows = workers_of(told)
+    assert {row["host"] for row in rows.values()} == {"h1", "h2"}
+    assert all(row["directory"].startswith(f"{site}/scratch/dgm-") for row in rows.values())
+    assert list((site / "scratch").iterdir()) == []
+    assert len(list((site / "logs" / JOB).iterdir())) >= 2

@@ -100,11 +100,65 @@ def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
     last = [row for row in ran.rows if row["name"] == "python"][-1]
     # conda's activate would take the script's arguments for its own
     assert (last["env"]["SEEN"], last["env"]["MINE"]) == ("0", "yes")
-    assert ran.of("apptainer")[-1][:4] == ["exec", "--nv", "im age.sif", "python"]
+    here = f"--bind={batch.directory}"
+    assert ran.of("apptainer")[-1][:6] == ["exec", "--nv", here, f"{here}/logs", "im age.sif", "python"]
     env["DGM_SETUP"] = "gone"
     ran = batch.run(path, ("my.py",), env)
     assert (ran.rc, ran.program()) == (2, None)
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_container_has_the_directories_of_the_job(batch: FakeBatch, path: Path) -> None:
+    site = batch.directory / "site"
+    places = {name: site / f"{name} of mine" for name in ("code", "setup", "scratch")}
+    for place in places.values():
+        place.mkdir(parents=True)
+    script = places["code"] / "my.py"
+    for file in (script, places["setup"] / "env.sh", site / "data"):
+        file.touch()
+    env = {
+        "DGM_SETUP": str(places["setup"] / "env.sh"),
+        "DGM_CONTAINER": "image.sif",
+        "DGM_SCRATCH": str(places["scratch"]),
+        "DGM_LOGS": str(site / "logs"),
+        **ENVIRON[system_of(path)],
+    }
+    words = ("--layout", "shared", str(script), str(site / "data"))
+    ran = batch.run(path, words, env)
+    assert ran.rc == 0, ran.output
+    assert ran.program() == list(words)
+    for argv in ran.of("apptainer")[-2:]:  # check and run
+        binds = [word for word in argv if word.startswith("--bind=")]
+        assert argv[: len(binds) + 4] == ["exec", "--nv", *binds, "image.sif", "python"]
+        expected = [batch.directory, site / "logs", *places.values()]
+        assert sorted(binds) == sorted(f"--bind={place}" for place in expected)
+    assert ran.rows[-1]["env"]["DASK_GPU_MPI__LOCAL_DIRECTORY"] == str(places["scratch"])
+    # below the launchers that take along what they are told to
+    if system_of(path) in ("pbs", "lsf") or "mpirun" in path.name:
+        assert not ran.of("mpirun") or "DASK_GPU_MPI__LOCAL_DIRECTORY" in ran.launched("mpirun")
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_scratch_is_left_to_each_host_unless_it_is_said(batch: FakeBatch, path: Path) -> None:
+    ran = batch.run(path, ("my.py",), {"TMPDIR": "/local/42", **ENVIRON[system_of(path)]})
+    last = [row for row in ran.rows if row["name"] == "python"][-1]
+    assert "DASK_GPU_MPI__LOCAL_DIRECTORY" not in last["env"]
+    assert last["env"]["TMPDIR"] == "/local/42"
+    # made by the workers, on each host: nothing to bind here
+    env = {"DGM_SCRATCH": "/local/none", "DGM_CONTAINER": "image.sif"}
+    ran = batch.run(path, ("my.py",), {**env, **ENVIRON[system_of(path)]})
+    assert ran.rc == 0, ran.output
+    assert not any("/local" in word for word in ran.of("apptainer")[-1])
+    assert ran.rows[-1]["env"]["DASK_GPU_MPI__LOCAL_DIRECTORY"] == "/local/none"
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
+def test_preflight_is_told_how_many_gpus_there_must_be(batch: FakeBatch, path: Path) -> None:
+    ran = batch.run(path, ("my.py",), {"DGM_EXPECT_GPUS": "4", **ENVIRON[system_of(path)]})
+    ours = [argv[2:] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
+    assert ours[0] == ["check", "--expect-gpus=4", "my.py"]
+    assert ran.program() == ["my.py"]
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
@@ -231,6 +285,25 @@ def test_options_of_pals_and_jsrun(batch: FakeBatch) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("per_node", "visible", "on_node"),
+    [
+        ("2", "0,1", "2"),
+        ("a100:2", "0,1", "2"),
+        ("4", "0,1,2,3", "4"),
+        ("8", "0,1,2,3", "4"),
+        (None, "0,1,2,3", "4"),
+    ],
+)
+def test_mpirun_of_open_mpi_has_the_gpus_of_its_host_that_were_asked_for(
+    batch: FakeBatch, per_node: str | None, visible: str, on_node: str
+) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_GPUS_ON_NODE": "4"}
+    asked = {"SLURM_GPUS_PER_NODE": per_node} if per_node else {}
+    last = run_template(batch, "slurm-mpirun.sbatch", "my.py", **env, **asked).rows[-1]["env"]
+    assert (last["CUDA_VISIBLE_DEVICES"], last["SLURM_GPUS_ON_NODE"]) == (visible, on_node)
+
+
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     batch.answers["python -m dask_gpu_mpi"] = ("", 75)
@@ -302,6 +375,53 @@ def test_slurm_does_not_requeue_a_job_that_was_cancelled(batch: FakeBatch, name:
     ran = run_template(batch, name, "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (75, []), ran.output
     assert ran.output.count("the checkpoint") == (name == "slurm-mpirun.sbatch")
+
+
+SIGNALS = {
+    "slurm.sbatch": "##SBATCH --signal=USR1@120",
+    "slurm-mpirun.sbatch": "##SBATCH --signal=B:USR1@120",
+    "lsf.bsub": "##BSUB -wa USR1 -wt 2",
+    "flux.sh": "# launch+=(--signal=USR1@120)  # to all ranks, before the walltime",
+}
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_walltime_signal_is_an_example_that_works(batch: FakeBatch, name: str) -> None:
+    text = (ROOT / "jobscripts" / name).read_text()
+    assert text.splitlines().count(SIGNALS[name]) == 1
+    (batch.directory / name).write_text(text.replace(SIGNALS[name], SIGNALS[name][1:].lstrip()))
+    ran = batch.run(batch.directory / name, ("my.py",), ENVIRON[system_of(ROOT / "jobscripts" / name)])
+    assert ran.rc == 0, ran.output
+    assert name != "flux.sh" or "--signal=USR1@120" in ran.launched("flux")
+    said = run_template(batch, name, "my.py", DASK_GPU_MPI__WALLTIME_SIGNAL="USR2")
+    # what session.on_walltime listens to
+    for done, signal in ((ran, "USR1"), (said, "USR2")):
+        last = [row["env"] for row in done.rows if row["name"] == "python"][-1]
+        assert last["DASK_GPU_MPI__WALLTIME_SIGNAL"] == signal
+
+
+#: A launcher that tells its script of the walltime, and passes the signal on, as mpirun does.
+WARNED = """#!/bin/bash
+if [[ $1 == --version ]]; then echo "mpirun (Open MPI) 5.0.11"; exit; fi
+trap 'echo "the checkpoint"; exit 75' USR1
+kill -USR1 $PPID
+for ((i = 0; i < 100; i++)); do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("name", ["slurm-mpirun.sbatch", "lsf.bsub"])
+def test_script_outlives_the_signal_before_the_walltime(batch: FakeBatch, name: str) -> None:
+    (batch.bin / "jsrun").unlink()
+    (batch.bin / "mpirun").unlink()
+    # LSF tells all processes of the job itself
+    (batch.bin / "mpirun").write_text(
+        WARNED if name != "lsf.bsub" else WARNED.replace("$PPID", "$PPID; kill -USR1 $$")
+    )
+    (batch.bin / "mpirun").chmod(0o755)
+    ran = run_template(batch, name, "my.py", DGM_CHECK="no")
+    assert ran.rc == 75, ran.output
+    assert ran.output.count("the checkpoint") == 1
+    assert ran.of("scontrol") == ([["requeue", "42"]] if name == "slurm-mpirun.sbatch" else [])
 
 
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])

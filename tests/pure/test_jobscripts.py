@@ -67,7 +67,14 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
     name = SYSTEMS[system].templates[launcher]
     new = set(made.splitlines()) - set(template(name).splitlines())
     prefix = SYSTEMS[system].prefix
-    kinds = (re.escape(prefix), r"# 2 nodes, 4 GPUs and 1 MPI ranks", "program=", "launcher=", "ranks=")
+    kinds = (
+        re.escape(prefix),
+        r"# 2 nodes, 4 GPUs and 1 MPI ranks",
+        "program=",
+        "launcher=",
+        "ranks=",
+        "expect=4  ",
+    )
     assert all(re.match("|".join(kinds), line) for line in new), new
     body = template(name).partition("\nset --")[2]
     assert made.endswith(body)
@@ -140,6 +147,7 @@ def test_a_job_without_gpus() -> None:
     for system, row in SYSTEMS.items():
         made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
         assert "gpu" not in "".join(directives(made, row.prefix)).replace("dask-gpu-mpi", "")
+        assert "\nexpect=${DGM_EXPECT_GPUS:-}  # " in made
 
 
 SELECT = re.compile(r"-l select=\d+(:(ncpus|mpiprocs|ngpus)=\d+)+")
@@ -173,6 +181,9 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
     ("words", "message"),
     [
         (["slurm", "--nodes", "0"], "--nodes: '0' can't be used"),
+        (["slurm", "--nodes", "9" * 20], "needed: at most 100000 in the whole job"),
+        (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000 can't be"),
+        (["slurm", "--ranks-per-node", "100000"], "--nodes 2 --ranks-per-node 100000 can't be"),
         (["slurm", "--time", "90"], "--time: '90' can't be used; needed: HH:MM:SS"),
         (["slurm", "--time", "00:60:00"], "--time: '00:60:00' can't be used"),
         (["slurm", "--time", "00:00:00"], "a job needs time"),
@@ -311,7 +322,8 @@ def test_hostile_values_arrive_unchanged(
         assert ran.rc == 0, ran.output
         assert ran.program() == program
         assert ran.of("module") == ([["load", *modules]] if modules else [])
-        assert ran.of("apptainer")[-1][:4] == ["exec", "--nv", container, "python"]
+        words = [word for word in ran.of("apptainer")[-1] if not word.startswith("--bind=")]
+        assert words[:4] == ["exec", "--nv", container, "python"]
         assert ran.rows[-1]["env"]["SETUP_RAN"] == "yes"
         assert {path.name for path in set(batch.directory.iterdir()) - before} == {"record", "logs"}
         # nothing that a batch system takes for a directive of its own
@@ -397,6 +409,8 @@ def test_configuration_from_the_environment(batch: FakeBatch) -> None:
         ("pbs", "qsub", "4711.server\n", "4711.server"),
         ("lsf", "bsub", "Job <4711> is submitted to queue <gpu>.\n", "4711"),
         ("flux", "flux", "f2Xyz\n", "f2Xyz"),
+        ("flux", "flux", "ƒ2Xyz\n", "ƒ2Xyz"),
+        ("pbs", "qsub", "your project has 5.5 hours left\n4711[].server\n", "4711[].server"),
     ],
 )
 def test_submit(
@@ -412,6 +426,9 @@ def test_submit(
     monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
     shape = ("--nodes", "2", "--gpus-per-node", "4", "--time", "01:30:10", "--submit")
     assert "exits 1: error: invalid account" in command(system, *shape, "--", "my.py", rc=2)
+    batch.answers[name] = ("come back later\n", 0)
+    monkeypatch.setenv("FAKE_ANSWERS", batch.environ()["FAKE_ANSWERS"])
+    assert "exits 0: come back later" in command(system, *shape, "--", "my.py", rc=2)
     monkeypatch.setenv("PATH", "/nowhere")
     assert f"the command {name} is not here" in command(system, *shape, "--", "my.py", rc=2)
 
