@@ -4,7 +4,7 @@
 
 Run it with the Python of an environment that has CuPy, RMM, distributed-ucxx and an MPI, whose mpirun is used. The operation is
 that of dask-cuda's own benchmark `local_cupy`: ``(x + x.T).sum()`` of a square array of doubles, most of which crosses between
-workers. The clusters take turns; each has an RMM pool, and counts its repetitions after the first two, in which it connects.
+workers. The clusters take turns; each has an RMM pool, and counts its repetitions after the first three, in which it connects.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from common import COLOURS, cluster, default_launcher, drawing, machine, parser_for, save, write
 
 ROOT = Path(__file__).resolve().parents[1]
-WARM_UP = 2
+WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
 WORK = '''
@@ -33,17 +33,20 @@ def work(client, size, chunk, reps, seconds):
     import cupy, dask.array as da
     from distributed import wait
     random = da.random.RandomState(seed=1, RandomState=cupy.random.RandomState)
-    found, limit = [], time.perf_counter() + seconds
-    while len(found) < reps and (len(found) < 4 or time.perf_counter() < limit):
+    found, made = [], []
+    while len(found) < reps and (len(found) < 6 or sum(found) < seconds):
         # a new array each time: of one that was transposed before, every worker has kept what it was sent
+        begun = time.perf_counter()
         x = random.random((size, size), chunks=chunk).persist()
         wait(x)
         start = time.perf_counter()
         total = float((x + x.T).sum().compute())
         found.append(time.perf_counter() - start)
+        made.append(start - begun)
         assert abs(total - size * size) < 1e-3 * size * size, total
         del x
     print("RESULT " + json.dumps(found), flush=True)
+    print("making the arrays:", [round(s, 2) for s in made], file=sys.stderr)
 '''
 OURS = (
     WORK
@@ -96,6 +99,11 @@ def run(argv: list[str], timeout: float) -> list[float]:
     except subprocess.TimeoutExpired:
         print(f"  no end within {timeout:g} s: {argv[-6:]}", file=sys.stderr)
         return []
+    print(
+        "".join(f"  {line}\n" for line in done.stderr.splitlines() if line.startswith("making")),
+        end="",
+        file=sys.stderr,
+    )
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):
             return [float(value) for value in json.loads(line[7:])]

@@ -20,6 +20,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Coroutine
 from multiprocessing import get_context
@@ -35,10 +36,11 @@ from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
 from .scratch import remove_scratch
+from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
 from .ucx import connection_config, hide_gpus, start_ucx_aside
-from .workers import make_worker, stop_ticks
+from .workers import has_spare, make_worker, stop_ticks
 
 __all__ = ["main"]
 
@@ -46,6 +48,19 @@ logger = logging.getLogger("dask_gpu_mpi")
 
 #: What workers need; `distributed` alone leaves these to the first use, once in every worker.
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
+#: What they and the scheduler import by and by, after that: a dozen files for each of them. Some are gone in other versions.
+PRELOAD_LATER = (
+    "numpy.random",
+    "multiprocessing.popen_forkserver",
+    "multiprocessing.synchronize",
+    "tornado.platform.asyncio",
+    "dask_gpu_mpi.worker_plugins",
+    *(
+        f"distributed.http.{name}"
+        for name in ("worker", "worker.prometheus", "prometheus", "health", "statics")
+    ),
+    *(f"distributed.http.scheduler{name}" for name in ("", ".prometheus", ".info", ".json")),
+)
 
 
 def main(reply: int, *, cuda: bool, parent: int) -> None:
@@ -115,6 +130,11 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
     timeline.lap("python")
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
         importlib.import_module(name)
+    for name in PRELOAD_LATER:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # Every worker tells the scheduler; what it has found out it keeps: eight files, and `uname`.
+    sys.modules["distributed.versions"].get_versions()
     timeline.lap("import")
     reader = FrameReader(lifeline)
     frames: list[Any] = []
@@ -128,7 +148,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
         try:
             scratch = _configure(configuration)
             timeline.lap("configure")
-            become_fork_server(scratch, [lifeline, reply], PRELOAD)
+            known = become_fork_server(scratch, [lifeline, reply], PRELOAD)
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
@@ -138,7 +158,8 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
-        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline).run(rest))
+        spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
+        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
     finally:
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
@@ -185,6 +206,18 @@ def _configure(configuration: Configuration) -> str:
     return scratch
 
 
+def _may_have_spares(configuration: Configuration) -> bool:
+    """Whether processes of GPU workers may begin before their nannies."""
+    import dask
+
+    # CUDA reads its variables once, and a nanny sets them when it starts its process.
+    told = dask.config.get("distributed.nanny.environ", None) or {}
+    # With ucxx, which is loaded before the fork, they died while they made their contexts (ucxx 0.52).
+    return configuration.protocol != "ucx" and all(
+        os.environ.get(key) == str(value) for key, value in told.items()
+    )
+
+
 def _in_process(worker_class: str | type) -> bool:
     """Whether tasks will run in the agent itself: everything but a Nanny, or what makes Nannies."""
     from distributed import Nanny
@@ -208,8 +241,10 @@ class Agent:
         reply: int,
         reader: FrameReader,
         timeline: Timeline,
+        spares: Spares | None,
     ) -> None:
         self.configuration = configuration
+        self._spares = spares
         self._timeline = timeline
         self.scratch = scratch
         self._lifeline = lifeline
@@ -283,6 +318,12 @@ class Agent:
 
     def _obey(self, frame: tuple[str, Any]) -> None:
         command, payload = frame
+        if command == "devices":
+            # before MPI is there: a guess
+            if self._spares is not None:
+                self._spares.start(payload)
+                threading.Thread(target=_touch, args=(payload,), name="NVML", daemon=True).start()
+            return
         self._joined = True
         if command == "joined":
             return
@@ -359,6 +400,10 @@ class Agent:
             await self._ucx  # it changes the environment meanwhile, which the constructors read
         if settings.delay:
             await asyncio.sleep(settings.delay)
+        if self._spares is not None:
+            devices = [plan.device for plan in plans if plan.device and has_spare(plan, settings)]
+            self._spares.keep(devices)
+            self._spares.start(devices)
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):
@@ -369,6 +414,8 @@ class Agent:
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
+        if self._spares is not None:
+            self._spares.keep(())
         self.tell("ready", len(plans), self._timeline.take())
         failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():
@@ -460,6 +507,16 @@ def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
 
 def _nannies(workers: list[Any]) -> list[Any]:
     return [nanny for worker in workers for nanny in getattr(worker, "nannies", [worker])]
+
+
+def _touch(devices: tuple[str, ...]) -> None:
+    """Have NVML look at these GPUs, of which every worker that is made asks it; the first time takes longest."""
+    import pynvml
+
+    with contextlib.suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for device in devices:
+            pynvml.nvmlDeviceGetHandleByUUID(device)
 
 
 async def _collect_pids(worker: Any, pids: set[int]) -> None:

@@ -24,7 +24,8 @@ from .coordinator import Coordinator, Failure, Go, Hello, Start
 from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
-from .inventory import Inventory, take_inventory
+from .gpus import Gpu
+from .inventory import Inventory, take_inventory, visible_gpus
 from .joining import Target, read_target, write_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .network import list_interfaces
@@ -223,6 +224,8 @@ class Bringup:
         self._scheduler_config: dict[str, Any] | None = None
         self._file: tuple[str, str] | None = None
         self._credentials: dict[str, Any] | None = None
+        #: The GPUs as they were before anything of ours was on them, where that was looked at early.
+        self._seen: tuple[Gpu, ...] | None = None
         self._listener: Listener | None = None
         #: What came of connecting to the scheduler's host, once it is known.
         self._proofs: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -271,6 +274,7 @@ class Bringup:
                 )
             )
             self._timeline.lap("start the agent")
+            self._seen = self._look_early(options)
         else:
             failure = Failure.of(options)
         if (
@@ -310,6 +314,30 @@ class Bringup:
             threading.Thread(target=importlib.import_module, args=("distributed",), daemon=True).start()
         return self._until_up()
 
+    def _look_early(self, options: Options) -> tuple[Gpu, ...] | None:
+        """The GPUs of a rank that has them for itself; its agent may begin with their contexts while MPI initialises.
+
+        A guess, from what the launcher says: GPUs that the plan gives to no worker of this rank are let go again. Those that
+        others use are left to the plan, which may refuse them.
+        """
+        if (
+            not launchers.alone_on_host(self._environ)
+            or not _may_use_cuda(options, self._environ)
+            or options.layout == "exclusive"
+            or options.gpus_per_worker != 1
+            or (options.worker_class != "auto" and options.worker_kind != "gpu")
+        ):
+            return None
+        try:
+            seen = visible_gpus(self._environ)
+        except DaskGpuMpiError:
+            return None  # it is told where the inventory is taken
+        devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
+        if devices and self._agent is not None:
+            self._agent.send("devices", devices)
+        self._timeline.lap("look at the GPUs")
+        return seen
+
     def _look(self, options: Options) -> Inventory:
         """What this rank sees, once its agent finds the options good."""
         if self._comm is None:
@@ -325,6 +353,7 @@ class Bringup:
             self._environ,
             device_options=device_options(options),
             look_for_gpus=options.worker_kind != "cpu",
+            seen=self._seen,
         )
         self._timeline.lap("inventory")
         if self._post.rank == COORDINATOR and options.scheduler and options.protocol == "tls":

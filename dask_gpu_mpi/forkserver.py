@@ -64,7 +64,7 @@ def start_quiet_resource_tracker() -> None:
         os.close(null)
 
 
-def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> None:
+def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
     """Fork this process into itself and the fork server of its future children.
 
     Must be called from the main thread, before any other thread is started.
@@ -77,6 +77,11 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         File descriptors that the server must not keep (the pipes by which others see this process die).
     preload : sequence of str
         What the standard fork server is to import where it has to be used.
+
+    Returns
+    -------
+    bool
+        False where the standard fork server has to be used.
     """
     server: Any = stdlib._forkserver
     start_quiet_resource_tracker()
@@ -84,7 +89,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
         stdlib.ensure_running()
-        return
+        return False
     address = os.path.join(directory, "fork-server")
     if len(os.fsencode(address)) > _UNIX_PATH_MAX:
         address = os.path.join(tempfile.mkdtemp(prefix="dgm-", dir="/tmp"), "fork-server")
@@ -106,6 +111,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
+    return True
 
 
 def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: int) -> None:

@@ -16,7 +16,7 @@ from .gpus import Gpu, list_gpus
 from .hostmemory import allowed_cpus, host_memory
 from .visibility import VARIABLE, parse_visible, sees_none
 
-__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
+__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory", "visible_gpus"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -77,6 +77,7 @@ def take_inventory(
     look_for_gpus: bool = True,
     host: str | None = None,
     nvml: Any = None,
+    seen: tuple[Gpu, ...] | None = None,
 ) -> Inventory:
     """Look at this rank's machine.
 
@@ -94,6 +95,8 @@ def take_inventory(
         The host's name; asked of the system unless given.
     nvml : module, optional
         What to ask for GPUs, `pynvml` unless given.
+    seen : tuple of Gpu, optional
+        What `visible_gpus` gave a while ago.
 
     Returns
     -------
@@ -109,9 +112,11 @@ def take_inventory(
     visible = environ.get(VARIABLE)
     gpus: tuple[Gpu, ...] = ()
     # A rank that is to see no GPU does not depend on NVML either.
-    if look_for_gpus and not sees_none(visible):
+    if seen is not None:
+        gpus = seen
+    elif look_for_gpus:
         try:
-            gpus = parse_visible(visible, list_gpus(nvml))
+            gpus = visible_gpus(environ, nvml)
         except InputError as error:
             raise InputError(f"rank {rank} of {world_size} on {host}: {error}") from error
     return Inventory(
@@ -135,6 +140,18 @@ def take_inventory(
             if not gpu.uuid
         ),
     )
+
+
+def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment sees, those without a UUID among them that are lost.
+
+    Raises
+    ------
+    InputError
+        As `take_inventory`.
+    """
+    visible = environ.get(VARIABLE)
+    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml))
 
 
 def boot_id(file: Path = BOOT_ID) -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "LAUNCHERS",
     "Launched",
     "Launcher",
+    "alone_on_host",
     "check_library",
     "cross_check",
     "detect",
@@ -50,6 +51,8 @@ class Launcher:
         Regular expression of exceptions from it: what the user has set, and what a user needs.
     sure : bool
         Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
+    local_size : str
+        Variable of the number of ranks on this host; empty: it has none.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Launcher:
     scrubbed: str
     kept: str = ""
     sure: bool = True
+    local_size: str = ""
 
 
 #: Innermost first: an mpirun runs inside a batch job's step, and never the other way round.
@@ -70,11 +74,13 @@ LAUNCHERS: tuple[Launcher, ...] = (
         rank="OMPI_COMM_WORLD_RANK",
         size=("OMPI_COMM_WORLD_SIZE",),
         local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
+        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
         mark="OMPI_COMM_WORLD_RANK",
         sample={
             "OMPI_COMM_WORLD_RANK": "1",
             "OMPI_COMM_WORLD_SIZE": "4",
             "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
             "OMPI_FILE_LOCATION": "/tmp/ompi.4794/1/0",
             "PMIX_NAMESPACE": "prterun-host-4794@1",
             "PMIX_RANK": "1",
@@ -93,6 +99,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         rank="MV2_COMM_WORLD_RANK",
         size=("MV2_COMM_WORLD_SIZE",),
         local_rank="MV2_COMM_WORLD_LOCAL_RANK",
+        local_size="MV2_COMM_WORLD_LOCAL_SIZE",
         mark="MV2_COMM_WORLD_RANK",
         sample={"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
         scrubbed=r"(MV2_COMM_WORLD|MPISPAWN|MPIRUN)_.*",
@@ -102,6 +109,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         rank="PMI_RANK",
         size=("PMI_SIZE",),
         local_rank="MPI_LOCALRANKID",
+        local_size="MPI_LOCALNRANKS",
         # srun --mpi=pmi2, PALS and Flux speak PMI as well, without this one
         mark="MPI_LOCALRANKID",
         sample={
@@ -250,6 +258,17 @@ def detect(environ: Mapping[str, str]) -> Launched | None:
         A variable of the launcher is no number.
     """
     return next(iter(_all_launched(environ)), None)
+
+
+def alone_on_host(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher says that this is the only rank on its host; False also where it does not say."""
+    launched = detect(environ)
+    if launched is None or launched.size == 1:
+        return True
+    if launched.launcher.local_size:
+        return environ.get(launched.launcher.local_size) == "1"
+    # "1(x8)", by the hosts of the step
+    return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
 
 
 def speaks(environ: Mapping[str, str]) -> bool:

@@ -8,14 +8,16 @@ connection is made (``SOCKADDR_TLS_PRIORITY``): dask-cuda sets it for its worker
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import copy
 import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
 
 __all__ = [
     "connection_config",
@@ -151,6 +153,8 @@ def start_ucx_aside() -> asyncio.Future[None]:
     asyncio.Future
         Of the running event loop; done when UCX is. What it raised is told to who awaits it, and to nobody else.
     """
+    import asyncio  # ranks, which only ask for `connection_config`, do without it
+
     loop = asyncio.get_running_loop()
     future: asyncio.Future[None] = loop.create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())

@@ -27,7 +27,7 @@ from .placement import WorkerPlan
 from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["make_worker", "stop_ticks", "worker_class_for"]
+__all__ = ["has_spare", "make_worker", "stop_ticks", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -113,6 +113,11 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
     # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
     base |= {"interface": settings.interface, "protocol": settings.protocol}
     return cls(**_merge(base, options))
+
+
+def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
+    """Whether this worker's process makes a CUDA context when it starts, so that it may begin before its nanny."""
+    return plan.kind == "gpu" and is_cuda_worker(worker_class_for(plan.kind, settings.worker_class))
 
 
 def stop_ticks(nanny: Any) -> None:

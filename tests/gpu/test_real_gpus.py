@@ -178,6 +178,11 @@ tell(total=float(total), twice=float(twice))
 gathered = client.submit(lambda: cupy.arange(100_000), pure=False).result()
 tell(gathered=[type(gathered).__module__.partition(".")[0], int(gathered.sum())])
 """
+LOOK_AT_POOL = """
+def pool(dask_worker):
+    import rmm
+    return type(rmm.mr.get_current_device_resource()).__name__
+"""
 POOL = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": "cupy"}
 
 
@@ -190,10 +195,7 @@ def options_for(protocol: str, **options: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("protocol", ["tls", "ucx"])
 def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
-    pool = (
-        "def pool(dask_worker):\n    import rmm\n    return type(rmm.mr.get_current_device_resource()).__name__\n"
-        "tell(pools=sorted(set(client.run(pool).values())))\n"
-    )
+    pool = LOOK_AT_POOL + "tell(pools=sorted(set(client.run(pool).values())))\n"
     options = options_for(protocol, worker_options=POOL)
     done = mpirun.run(HEAD + initialized(**options) + pool + SVD + TRANSPOSE, 2, timeout=200).check()
     told = facts(done)
@@ -206,32 +208,64 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     assert gpus.idle()
 
 
-def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any) -> None:
-    """Its nanny brings it back on the same GPU, and the result is right."""
+@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any, protocol: str) -> None:
+    """Its nanny brings it back on the same GPU, with its pool of 80 % of it, and the result is right."""
     body = """
 import cupy, signal
 before = {row["name"]: row for row in client.run(cuda).values()}
+
+def slowly(block):
+    time.sleep(0.1)
+    return block
+
 random = da.random.RandomState(seed=3, RandomState=cupy.random.RandomState)
 x = random.random((30_000, 30_000), chunks=5_000)
-for step in range(6):
-    x = (x + x.T) / 2
-future = client.submit(float, client.compute(x.sum()))
+for step in range(4):
+    x = ((x + x.T) / 2).map_blocks(slowly, dtype=x.dtype, meta=cupy.empty((0, 0)))
+future = client.compute(x.sum())
 victim = sorted(before)[-1]
-time.sleep(0.3)
+held = lambda dask_scheduler: {ws.name: len(ws.has_what) for ws in dask_scheduler.workers.values()}
+limit = time.monotonic() + 60
+while (results := client.run_on_scheduler(held)[victim]) < 3 and time.monotonic() < limit:
+    time.sleep(0.05)
+tell(results=results, early=future.done())
 os.kill(before[victim]["pid"], signal.SIGKILL)
 total = future.result(timeout=100)
 limit = time.monotonic() + 60
 while len(after := {row["name"]: row for row in client.run(cuda).values()}) < len(before) and time.monotonic() < limit:
     time.sleep(0.5)
-tell(total=total, before=before[victim], after=after.get(victim))
+tell(total=float(total), before=before[victim], after=after.get(victim))
+tell(pools=sorted(client.run(pool).values()))
 seen()
 """
-    done = mpirun.run(HEAD + initialized() + body, 1, timeout=200).check()
+    switches = {"enable_nvlink": True} if protocol == "ucx" else {}
+    options = options_for(protocol, worker_options={**POOL, **switches})
+    done = mpirun.run(HEAD + initialized(**options) + LOOK_AT_POOL + body, 1, timeout=200).check()
     told = facts(done)
+    assert told["results"] >= 3
+    assert told["early"] is False
     assert told["total"] == pytest.approx(0.5 * 30_000**2, rel=1e-3)
     assert told["after"]["pid"] != told["before"]["pid"]
     assert told["after"]["uuid"] == told["before"]["uuid"]
-    check(told, gpus, list(gpus.uuids), script=True)  # dask.array makes an empty array where it is described
+    assert told["pools"] == ["PoolMemoryResource"] * len(gpus.uuids)
+    check(told, gpus, list(gpus.uuids), script=True)  # the script has made an array of its own
+    assert gpus.idle()
+
+
+def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
+    """Workers have what the user says, the script too, which asks for a context here; scheduler and agents still make none."""
+    need_ucx()
+    env = {
+        "DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True",
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
+    }
+    asked = "from ucxx import get_config\ntell(threshold=sorted(client.run(lambda: get_config()['RNDV_THRESH']).values()))\n"
+    options = options_for("ucx", worker_options={"enable_nvlink": True, "rmm_pool_size": 0.1})
+    done = mpirun.run(HEAD + initialized(**options) + "seen()\n" + asked, 2, env=env, timeout=120).check()
+    told = facts(done)
+    check(told, gpus, list(gpus.uuids), script=True)
+    assert told["threshold"] == ["12345"] * len(gpus.uuids)
     assert gpus.idle()
 
 

@@ -4,7 +4,7 @@
  *
  * It is for tests of who makes contexts.  The devices are as many as CUDA_VISIBLE_DEVICES has entries, else as
  * SIMULATED_CUDA says (default 1); the UUID of device N is sixteen bytes of N.  As in the real one, every call before cuInit
- * gives NOT_INITIALIZED.  Each call that initialises, or makes a context, adds a line "PID FUNCTION" to the file that
+ * gives NOT_INITIALIZED, and a primary context lives while it is retained.  Each call that initialises, or makes one, adds a line "PID FUNCTION" to the file that
  * SIMULATED_CUDA_LOG names, with one write, so that the processes of a job may share it.
  */
 #define _GNU_SOURCE
@@ -16,13 +16,14 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, NOT_FOUND = 500, MAX_DEVICES = 16 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NOT_FOUND = 500, MAX_DEVICES = 16 };
 
 typedef int CUresult;
 typedef int CUdevice;
 
 static int initialised;
 static int retained[MAX_DEVICES];
+static __thread int *current;
 
 static void tell(const char *function)
 {
@@ -90,9 +91,37 @@ CUresult cuDeviceGetUuid_v2(unsigned char *uuid, CUdevice device)
 CUresult cuDevicePrimaryCtxRetain(void **context, CUdevice device)
 {
     CHECK(device);
-    tell("cuDevicePrimaryCtxRetain");
-    retained[device]++;
+    if (!__atomic_fetch_add(&retained[device], 1, __ATOMIC_SEQ_CST)) tell("cuDevicePrimaryCtxRetain");
     *context = &retained[device];
+    return SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    CHECK(device);
+    __atomic_fetch_sub(&retained[device], 1, __ATOMIC_SEQ_CST);
+    return SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(void *context)
+{
+    if (!initialised) return NOT_INITIALIZED;
+    current = context;
+    return SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(void **context)
+{
+    if (!initialised) return NOT_INITIALIZED;
+    *context = current;
+    return SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device)
+{
+    if (!initialised) return NOT_INITIALIZED;
+    if (!current) return INVALID_CONTEXT;
+    *device = (CUdevice)(current - retained);
     return SUCCESS;
 }
 

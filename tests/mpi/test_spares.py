@@ -1,0 +1,130 @@
+"""Processes of GPU workers that begin before their nannies: the context is made once, and a wrong guess costs nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusters import TELL, facts
+from gpujobs import gpu_environ
+from harness import Mpi
+from simulated.cuda import LOG_VARIABLE, compile_cuda, read_log
+from simulated.nvml import GIB, compile_nvml, make_gpus
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+
+GPUS = make_gpus(2, host="one", memory=80 * GIB)
+SCRIPT = (
+    TELL
+    + """
+import signal, time
+from distributed import Client
+from dask_gpu_mpi import initialize
+
+def spare():
+    # what the main thread has come through
+    import sys, threading
+    frame = sys._current_frames()[threading.main_thread().ident]
+    while frame is not None and not frame.f_code.co_filename.endswith("spares.py"):
+        frame = frame.f_back
+    return frame is not None
+
+def rows():
+    spares = client.run(spare)
+    found = [{**row, "spare": spares[address]} for address, row in client.run(look).items()]
+    return sorted(found, key=lambda row: row["name"])
+
+session = initialize()
+client = Client()
+"""
+)
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str | None]:
+    """Two GPUs, and a driver that writes down who makes contexts."""
+    env = gpu_environ(compile_nvml(tmp_path / "lib"), GPUS) | {LOG_VARIABLE: str(tmp_path / "log")}
+    compile_cuda(tmp_path / "lib")
+    return dict(env)
+
+
+def contexts(tmp_path: Path) -> list[int]:
+    """The process of each context that was made, as often as it was, sorted."""
+    return sorted(pid for pid, what in read_log(tmp_path / "log") if "Retain" in what)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_workers_are_spares_and_come_back_without(
+    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path, ranks: int
+) -> None:
+    body = """
+tell(before=rows())
+victim = rows()[0]
+os.kill(victim["pid"], signal.SIGKILL)
+limit = time.monotonic() + 30
+after = []
+while (len(after) < 2 or victim["pid"] in [row["pid"] for row in after]) and time.monotonic() < limit:
+    time.sleep(0.2)
+    try:
+        after = rows()
+    except OSError:
+        pass  # of the connection to the one that has gone
+tell(after=after)
+"""
+    done = mpirun.run(SCRIPT + body, ranks, env=environ).check()
+    told = facts(done)
+    before, after = told["before"], told["after"]
+    assert [row["spare"] for row in before] == [True, True]
+    assert (
+        [row["visible"] for row in before] == [row["visible"] for row in after] == [gpu.uuid for gpu in GPUS]
+    )
+    assert [row["spare"] for row in after] == [False, True]
+    assert before[1]["pid"] == after[1]["pid"]
+    # each has made one, and nobody else: a spare's context is not made a second time, a new process makes its own
+    assert contexts(tmp_path) == sorted({row["pid"] for row in (*before, *after)})
+    assert "already exists" not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_devices_that_the_plan_gives_to_others(
+    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
+) -> None:
+    # both ranks are told that they are alone on their host: each begins on both GPUs
+    alone = "import os\nos.environ.update(OMPI_COMM_WORLD_LOCAL_SIZE='1', MPI_LOCALNRANKS='1')\n"
+    body = """
+from pathlib import Path
+mine = rows()
+made = {int(line.split()[0]) for line in Path(os.environ["LOG"]).read_text().splitlines()}
+limit = time.monotonic() + 20
+alive = lambda: sorted(pid for pid in made if Path(f"/proc/{pid}").exists())
+while len(alive()) > 2 and time.monotonic() < limit:
+    time.sleep(0.1)
+tell(rows=mine, made=len(made), alive=alive())
+"""
+    env = {**environ, "LOG": str(tmp_path / "log")}
+    done = mpirun.run(alone + SCRIPT + body, 2, env=env).check()
+    told = facts(done)
+    assert [row["name"] for row in told["rows"]] == ["0-0", "1-1"]
+    assert [row["spare"] for row in told["rows"]] == [True, True]
+    assert told["made"] > 2
+    assert told["alive"] == sorted(row["pid"] for row in told["rows"])
+    assert "Traceback" not in done.stderr
+
+
+def test_environment_of_the_users_for_workers(
+    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
+) -> None:
+    # CUDA reads its variables once: the context must not be there before them
+    (tmp_path / "dask.yaml").write_text("distributed: {nanny: {environ: {CUDA_DEVICE_MAX_CONNECTIONS: 1}}}\n")
+    env = {**environ, "DASK_CONFIG": str(tmp_path / "dask.yaml")}
+    body = """
+seen = client.run(lambda: os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+tell(rows=rows(), seen=sorted(seen.values()))
+"""
+    told = facts(mpirun.run(SCRIPT + body, 1, env=env).check())
+    assert told["seen"] == ["1", "1"]
+    assert [row["spare"] for row in told["rows"]] == [False, False]
+    assert contexts(tmp_path) == sorted(row["pid"] for row in told["rows"])
