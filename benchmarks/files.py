@@ -3,7 +3,7 @@
     python benchmarks/files.py --json benchmarks/results/files.json --plot benchmarks/results/files.png
 
 Runs clusters under ``strace -ff`` (the package strace) on one host and counts until the client sees all workers. Run it with the
-Python of an environment that has an MPI. ``--simulated`` starts `dask_cuda.CUDAWorker` on GPUs of a simulated NVML
+Python of an environment that has an MPI. ``--simulated`` starts `dask_cuda.CUDAWorker` on simulated GPUs
 (tests/simulated; needs a C compiler), so many for each rank; ``--gpu`` on real ones; else there are CPU workers.
 
 opened
@@ -241,10 +241,12 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
 
 def _simulated(count: int, libdir: str) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
+    from simulated.cuda import compile_cuda
     from simulated.nvml import GIB, compile_nvml, make_gpus, simulated_environ
 
+    compile_cuda(Path(libdir))
     gpus = make_gpus(count, host="one", memory=80 * GIB)
-    return dict(simulated_environ(compile_nvml(Path(libdir)), gpus))
+    return dict(simulated_environ(compile_nvml(Path(libdir)), gpus, {}))
 
 
 def growth(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -74,8 +74,8 @@ note("last")
 IMPORTS = """
 import gc, importlib
 gc.disable()
-from dask_gpu_mpi.agent import PRELOAD
-for name in PRELOAD:
+from dask_gpu_mpi.agent import PRELOAD, PRELOAD_LATER
+for name in (*PRELOAD, *PRELOAD_LATER):
     importlib.import_module(name)
 """
 

@@ -127,6 +127,8 @@ def run_one(way: str, shape: tuple[int, int], number: int, srun: list[str], node
     run = Run(way, number, load=round(os.getloadavg()[0], 2))
     tasks = ranks * each + 2 if way.startswith("SLURMRunner") else ranks
     with Step(WAYS[way], ranks * each, STARTUP_GPU=0) as job:
+        # dask-jobqueue writes its defaults there, in the user's home as a rule
+        job.environ["DASK_CONFIG"] = str(job.folder / "config")
         program = [str(job.script)]
         if way == OURS:
             # so many on each host

@@ -51,6 +51,8 @@ with Client() as client:
         time.sleep(0.1)
 """
 )
+#: Optional packages, which Dask looks for in each worker.
+OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 #: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)
 LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
 
@@ -92,3 +94,8 @@ def test_nothing_large_is_imported_before_the_cluster_is_up(mpirun: Mpi, tmp_pat
     assert {(pid, "distributed") for pid in told["agents"]} <= early
     assert {(pid, "forked") for pid in (*told["workers"], *told["scheduler"])} <= early
     assert (told["scheduler"][0], "bokeh") in late
+    # what one worker needs, all have from the process that they are forked from
+    for pid in told["workers"]:
+        names = [name for when, name in noted[pid] if float(when) < told["up"]]
+        imported = {name for name in names if name != "forked" and name.partition(".")[0] not in OPTIONAL}
+        assert imported == set()

@@ -42,6 +42,35 @@ def files() -> ModuleType:
     return benchmark("files")
 
 
+def test_no_plot_without_matplotlib(
+    common: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert common.drawing(None) is None
+    assert capsys.readouterr().out == ""
+    assert common.drawing(tmp_path / "a.png") is None
+    assert "matplotlib is not installed" in capsys.readouterr().out
+
+
+def test_a_job_is_ended_whatever_it_does(common: ModuleType) -> None:
+    code = "import subprocess, sys; note('ready'); subprocess.run([sys.executable, '-c', 'while True: pass'])"
+    with common.Job(code) as job:
+        job.start([sys.executable, str(job.script)])
+        assert job.wait("ready", limit=20.0) is not None
+        assert job.members()
+        assert not job.wait_for_end(0.0)
+    assert not job.members()
+    assert not job.folder.exists()
+
+
+def test_a_job_that_fails_is_not_waited_for(common: ModuleType) -> None:
+    with common.Job("sys.exit('no such thing')") as job:
+        job.start([sys.executable, str(job.script)])
+        assert job.wait("ready", limit=3600.0) is None
+        assert job.code == 1
+        assert job.output() == "no such thing\n"
+
+
 def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
     runs = [
         startup.Run(way, number, ready_s=seconds, pss_mib={"rank": 10.0})
