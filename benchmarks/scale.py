@@ -53,6 +53,8 @@ from dask_gpu_mpi.post import Event
 from dask_gpu_mpi.pretend import pretend
 from dask_gpu_mpi.security import make_credentials
 
+#: A CPU worker on each rank, on hosts with GPUs too.
+CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
 SIZES = (64, 512, 4096, 16384, 65536)
 RANKS_PER_HOST = GPUS_PER_HOST = 4
 RUNS = 3
@@ -251,7 +253,7 @@ def join(count: int) -> dict[str, Any]:
 def real(ranks: int, launcher: list[str], deadline: float) -> dict[str, Any]:
     """One job of this many ranks: seconds until it is ready and altogether, registrations, and whether all went well."""
     with Job(SCRIPT, ranks) as job:
-        job.start(cluster(launcher, ranks, "--nthreads", "1", job.script))
+        job.start(cluster(launcher, ranks, *CPU, job.script))
         ready = job.wait("ready", limit=deadline)
         result = job.wait("result", limit=deadline if ready else 0.0)
         ended = job.wait_for_end(deadline if result else 0.0)
