@@ -148,7 +148,7 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
         try:
             scratch = _configure(configuration)
             timeline.lap("configure")
-            known = become_fork_server(scratch, [lifeline, reply], PRELOAD)
+            known = become_fork_server(scratch, [lifeline, reply], (*PRELOAD, *PRELOAD_LATER))
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
@@ -209,10 +209,11 @@ def _may_have_spares(configuration: Configuration) -> bool:
 
     # CUDA reads its variables once, and a nanny sets them when it starts its process.
     told = dask.config.get("distributed.nanny.environ", None) or {}
+    if any(os.environ.get(key) != str(value) for key, value in told.items()):
+        return False
+    # So may the user's preloads, which come before the one that makes the context.
     # With ucxx, which is loaded before the fork, they died while they made their contexts (ucxx 0.52).
-    return configuration.protocol != "ucx" and all(
-        os.environ.get(key) == str(value) for key, value in told.items()
-    )
+    return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
 
 
 def _in_process(worker_class: str | type) -> bool:
@@ -449,6 +450,8 @@ class Agent:
         return failed
 
     async def _show_dashboard(self, _: Any) -> None:
+        if self._spares is not None:
+            self._spares.keep(())  # a guess, and all went to other ranks
         if self._scheduler_pipe is not None:
             self._scheduler_pipe.send("dashboard")
 

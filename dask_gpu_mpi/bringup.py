@@ -50,6 +50,8 @@ COORDINATOR_GRACE = 30.0
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
 #: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
 MPI_GRACE = 6.0
+#: Seconds for NVML to show the GPUs before MPI is initialised.
+EARLY_LOOK = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -328,10 +330,19 @@ class Bringup:
             or (options.worker_class != "auto" and options.worker_kind != "gpu")
         ):
             return None
-        try:
-            seen = visible_gpus(self._environ)
-        except DaskGpuMpiError:
-            return None  # it is told where the inventory is taken
+        found: queue.SimpleQueue[tuple[Gpu, ...]] = queue.SimpleQueue()
+
+        def look() -> None:
+            with contextlib.suppress(DaskGpuMpiError):  # it is told where the inventory is taken
+                found.put(visible_gpus(self._environ))
+
+        # NVML may hang, and a rank that is not yet in MPI can't be named by the others: then the inventory hangs, later.
+        thread = threading.Thread(target=look, daemon=True)
+        thread.start()
+        thread.join(EARLY_LOOK)
+        if found.empty():
+            return None
+        seen = found.get()
         devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
         if devices and self._agent is not None:
             self._agent.send("devices", devices)

@@ -248,7 +248,9 @@ def render(job: JobRequest) -> str:
     if job.modules:
         _set(lines, "modules", _array(job.modules))
     settings = {"setup": job.setup, "container": job.container, "scratch": job.scratch, "mpi": job.mpi}
-    if job.gpus_per_node:
+    if (
+        job.gpus_per_node and job.system != "slurm"
+    ):  # which says itself how many it gives, also if sbatch is told another number
         settings["expect"] = str(job.gpus_per_node)
     if launcher not in ("auto", "srun", "pals", "flux"):
         settings["launcher"] = launcher

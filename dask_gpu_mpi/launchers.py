@@ -261,12 +261,14 @@ def detect(environ: Mapping[str, str]) -> Launched | None:
 
 
 def alone_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher says that this is the only rank on its host; False also where it does not say."""
+    """Whether this is the only rank on its host, as far as the launcher says; also True without a launcher."""
     launched = detect(environ)
     if launched is None or launched.size == 1:
         return True
     if launched.launcher.local_size:
         return environ.get(launched.launcher.local_size) == "1"
+    if launched.name != "srun":
+        return False  # Slurm's word is about the step in which their daemons run
     # "1(x8)", by the hosts of the step
     return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
 

@@ -86,6 +86,9 @@ class Member:
         directory = joined.options.log_directory
         #: Absolute: the script may change to another directory.
         self._mark = None if directory is None else Path(directory, "ended").absolute()
+        if self._mark is not None and self.rank == COORDINATOR:
+            with contextlib.suppress(OSError):
+                self._mark.unlink(missing_ok=True)  # of a job before this one
 
     @property
     def over(self) -> bool:
@@ -243,6 +246,8 @@ class Member:
                 if self.stopped:
                     self._wind_down()
                     if self.leave_open:
+                        if self.ended is not None and self.rank == COORDINATOR:
+                            self._leave_a_mark()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break

@@ -11,11 +11,13 @@ whenever it starts a worker again, all is as without this module.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import io
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from multiprocessing import context, forkserver, get_context, popen_forkserver, reduction, spawn, util
@@ -58,12 +60,15 @@ class Spares:
         context.ForkServerProcess._Popen = staticmethod(_Popen)  # type: ignore[method-assign]
         for device in devices:
             if device not in self._waiting:
-                self._waiting[device] = _Spare(device)
+                with contextlib.suppress(OSError, EOFError):  # its worker will say why nothing can be forked
+                    self._waiting[device] = _Spare(device)
 
     def keep(self, devices: Iterable[str]) -> None:
         """End those that wait for other devices than these; they were a guess."""
         for device in self._waiting.keys() - set(devices):
-            self._waiting.pop(device).end()
+            # a nanny's thread may take it meanwhile
+            if (spare := self._waiting.pop(device, None)) is not None:
+                spare.end()
 
     def take(self, process: Any) -> _Spare | None:
         """The spare for a process that is to start, if there is one: it is not in `self` any more."""
@@ -72,10 +77,11 @@ class Spares:
             asked = process._args[0].keywords["env"]
         except (AttributeError, IndexError, KeyError, TypeError):
             return None
-        changed = {key: value for key, value in asked.items() if self._environ.get(key) != value}
-        if changed.keys() - {VARIABLE}:
-            return None
-        return self._waiting.pop(asked.get(VARIABLE), None)
+        spare = self._waiting.pop(asked.get(VARIABLE), None)
+        if spare is None or all(self._environ.get(key) == asked[key] for key in asked.keys() - {VARIABLE}):
+            return spare
+        spare.end()  # CUDA has read its variables there: the context must not stay beside the worker's
+        return None
 
 
 class _Spare:
@@ -132,18 +138,21 @@ class _Popen(popen_forkserver.Popen):  # type: ignore[misc, unused-ignore]
             reduction.dump(process_obj, data)
         finally:
             context.set_spawning_popen(None)
-        read, write = os.pipe()
-        try:
-            spare.give(read, self._fds)
-        except OSError:
-            os.close(write)
-            raise
-        finally:
-            os.close(read)
-        self.pid = spare.popen.pid
-        self.sentinel = os.dup(spare.popen.sentinel)
-        # The child takes the end of this pipe for the end of its parent.
-        self.finalizer = _util.Finalize(self, _util.close_fds, (os.dup(write), self.sentinel))
+        with contextlib.ExitStack() as opened:
+            read, write = os.pipe()
+            opened.callback(os.close, write)
+            try:
+                sentinel = os.dup(spare.popen.sentinel)
+                opened.callback(os.close, sentinel)
+                # The child takes the end of this pipe for the end of its parent.
+                parent = os.dup(write)
+                opened.callback(os.close, parent)
+                spare.give(read, self._fds)
+            finally:
+                os.close(read)
+            opened.pop_all()
+        self.pid, self.sentinel = spare.popen.pid, sentinel
+        self.finalizer = _util.Finalize(self, _util.close_fds, (parent, sentinel))
         with contextlib.suppress(BrokenPipeError), open(write, "wb") as pipe:  # its end shows by the sentinel
             pipe.write(data.getbuffer())
 
@@ -172,7 +181,12 @@ def _wait(theirs: Connection, device: str) -> None:
     code = 1
     try:
         code = _spawn._main(read, os.dup(read))
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
     finally:
+        if sys.version_info >= (3, 13):
+            atexit._run_exitfuncs()
         os._exit(code)
 
 

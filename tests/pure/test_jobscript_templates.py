@@ -324,7 +324,7 @@ def test_slurm_does_not_trust_an_mpirun_that_ends_before_the_job(batch: FakeBatc
     # a requeued job finds what its first run has left
     batch.answers["mpirun -np 2"] = ("", 0)
     ran = run_template(batch, "slurm-mpirun.sbatch", "my.py", DGM_CHECK="no")
-    assert (ran.rc, ran.output) == (1, "mpirun ended before the job: a host lost?\n")
+    assert (ran.rc, ran.output) == (1, "mpirun has lost a host?\n")
 
 
 @pytest.mark.parametrize(

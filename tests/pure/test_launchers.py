@@ -242,3 +242,37 @@ def test_scrub_keeps_what_users_need_and_drops_identity() -> None:
 def test_job_tag(name: str) -> None:
     assert job_tag({name: "77.server"}) == "77.server"
     assert job_tag({name: ""}) is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "alone"),
+    [
+        ({}, True),  # no launcher, no other rank
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, True),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, True),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            False,
+        ),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, False),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}, True),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "2"}, False),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2", "MV2_COMM_WORLD_LOCAL_SIZE": "1"}, True),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, False),
+    ],
+)
+def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
+    assert launchers.alone_on_host(environ) is alone
+
+
+@pytest.mark.parametrize(
+    ("tasks", "alone"), [("1(x8)", True), ("1", True), ("1,2", False), ("2(x4)", False), (None, False)]
+)
+def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
+    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "8"}
+    if tasks is not None:
+        step["SLURM_STEP_TASKS_PER_NODE"] = tasks
+    assert launchers.alone_on_host(step) is alone
+    # in a step in which another launcher's daemons run, it is about the daemons
+    flux = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
+    assert launchers.alone_on_host({**step, **flux}) is False
