@@ -63,6 +63,8 @@ CONNECT = (
     + CLIENT.replace("\n    ", "\n        ")
     + LAST
 )
+#: What some ways are with GPU workers.
+GPU_NAMES = {"LocalCluster": "LocalCUDACluster", "dask worker": "dask cuda worker"}
 SCRIPTS = {
     OURS: CONNECT,
     PEER: """
@@ -372,7 +374,10 @@ def main() -> int:
 
             runs = in_turn(ways, options.rounds, one)
             wrong += sum(run.way == OURS and bool(run.failure) for run in runs)
-            results[f"{ranks}x{each}"] = summary(runs)
+            rows = summary(runs)
+            results[f"{ranks}x{each}"] = {
+                GPU_NAMES.get(way, way) if options.gpu else way: rows[way] for way in rows
+            }
             everything[f"{ranks}x{each}"] = [asdict(run) for run in runs]
             show(f"{ranks} rank(s) x {each} worker(s)", results[f"{ranks}x{each}"])
             write(options.json, {**document, "results": results, "runs": everything})
