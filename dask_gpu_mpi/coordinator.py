@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .crowd import connection_settings, start_delay, start_limit
+from .crowd import connection_settings, start_delay, start_limit, workers_per_core
 from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
 from .inventory import Inventory
 from .network import Interface, choose_addresses
@@ -361,9 +361,10 @@ class Coordinator:
             self._end_with(Failure.of(error))
             return
         workers = len(self.plan.workers)
-        settings = connection_settings(workers, self._configured)
+        crowd = workers_per_core(self.plan.workers)
+        settings = connection_settings(workers, crowd, self._configured)
         if self._patient:
-            self._limit = start_limit(workers)
+            self._limit = start_limit(workers, crowd)
             self._deadline = max(self._deadline, now + self._limit)
         if self._join is not None:
             address, _, theirs = self._join

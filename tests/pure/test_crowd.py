@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import dask.config
 import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
@@ -32,8 +35,8 @@ def test_settings_grow_and_are_bounded(workers: int) -> None:
 
 
 def test_what_the_user_configured_is_left_alone() -> None:
-    assert set(crowd.connection_settings(5000, {crowd.CONNECT})) == {crowd.BACKLOG}
-    assert set(crowd.connection_settings(5000, {crowd.BACKLOG})) == {crowd.CONNECT}
+    assert set(crowd.connection_settings(5000, 0.0, {crowd.CONNECT})) == {crowd.BACKLOG}
+    assert set(crowd.connection_settings(5000, 0.0, {crowd.BACKLOG})) == {crowd.CONNECT}
     with dask.config.set({crowd.CONNECT: "30s", crowd.BACKLOG: 2048}):
         assert crowd.configured_keys() == frozenset()
     with dask.config.set({crowd.CONNECT: "7s"}):
@@ -45,3 +48,17 @@ def test_ranks_start_one_after_the_other_within_the_limit() -> None:
     assert delays == sorted(delays)
     assert len(set(delays)) == len(delays)
     assert delays[-1] < crowd.start_limit(4000)
+
+
+def test_many_workers_on_few_cores_may_take_longer() -> None:
+    def workers(host: str, count: int, cores: int) -> list[Any]:
+        return [SimpleNamespace(host=host, cpus=tuple(range(cores))) for _ in range(count)]
+
+    assert crowd.workers_per_core([]) == 0
+    # a laptop, and a host with a worker for each core: Dask's defaults
+    laptop = crowd.workers_per_core(workers("a", 4, 2))
+    assert (laptop, crowd.connection_settings(4, laptop)) == (2, {})
+    # the host that is worst off counts
+    crowded = crowd.workers_per_core([*workers("a", 128, 2), *workers("b", 64, 64)])
+    assert (crowded, crowd.connection_settings(192, crowded)) == (64, {crowd.CONNECT: "256s"})
+    assert crowd.start_limit(192, crowded) > 256
