@@ -138,10 +138,11 @@ def test_all_processes_are_looked_at_seldom_in_most_agents(
 
 
 def _watch(code: str) -> subprocess.Popen[str]:
-    """A process that watches its parent, which is a rank here."""
+    """A process that watches its parent, which is a rank here, and ends with it, as an agent does."""
     head = (
         "import asyncio, os, sys, time\nfrom dask_gpu_mpi import startwatch\n"
-        "from dask_gpu_mpi.startwatch import StartWatch\n"
+        "from dask_gpu_mpi.forkserver import die_with_parent\n"
+        "from dask_gpu_mpi.startwatch import StartWatch\ndie_with_parent(os.getppid())\n"
     )
     rank = (
         "import subprocess, sys\nwatch = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nwatch.wait()\n"
