@@ -84,9 +84,10 @@ class Member:
         self._released = False
         self._wound_down = False
         directory = joined.options.log_directory
-        #: Absolute: the script may change to another directory.
-        self._mark = None if directory is None else Path(directory, "ended").absolute()
-        if self._mark is not None and self.rank == COORDINATOR:
+        self._mark: Path | None = None
+        if directory is not None and self.rank == COORDINATOR:
+            # absolute: the script may change to another directory
+            self._mark = Path(directory, "ended").absolute()
             with contextlib.suppress(OSError):
                 self._mark.unlink(missing_ok=True)  # of a job before this one
 
@@ -246,8 +247,7 @@ class Member:
                 if self.stopped:
                     self._wind_down()
                     if self.leave_open:
-                        if self.ended is not None and self.rank == COORDINATOR:
-                            self._leave_a_mark()
+                        self._leave_a_mark()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
@@ -316,7 +316,7 @@ class Member:
             names = ranks_text(self.silent) if self.silent else "a rank"
             self._say(f"{names} of {self.post.size} did not answer at the end: the job is aborted")
             abort(self.ended or 1)
-        elif self.ended is not None and self.rank == COORDINATOR:
+        else:
             self._leave_a_mark()
 
     def _leave_a_mark(self) -> None:
@@ -324,7 +324,7 @@ class Member:
 
         Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
         """
-        if self._mark is not None:
+        if self._mark is not None and self.ended is not None:
             with contextlib.suppress(OSError):
                 self._mark.parent.mkdir(parents=True, exist_ok=True)
                 self._mark.touch()
