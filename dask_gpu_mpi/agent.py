@@ -27,6 +27,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from . import logs
+from .driver import Driver
 from .errors import DaskGpuMpiError, InputError
 from .forkserver import become_fork_server, die_with_parent
 from .joining import remove_scheduler_file
@@ -63,7 +64,7 @@ PRELOAD_LATER = (
 )
 
 
-def main(reply: int, *, cuda: bool, parent: int) -> None:
+def main(reply: int, *, cuda: bool, first: bool, parent: int) -> None:
     """Run the agent; never returns.
 
     Parameters
@@ -72,6 +73,8 @@ def main(reply: int, *, cuda: bool, parent: int) -> None:
         File descriptor for answers.
     cuda : bool
         Import dask_cuda as well.
+    first : bool
+        With `cuda`: this is the one of the host that keeps the driver up during the start.
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     """
@@ -90,7 +93,7 @@ def main(reply: int, *, cuda: bool, parent: int) -> None:
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     code = 0
     try:
-        _run(lifeline, reply, cuda)
+        _run(lifeline, reply, cuda, Driver([lifeline, reply]) if cuda and first else None)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:
@@ -125,7 +128,7 @@ def _adopt(owner: list[int]) -> None:
         owner[:] = [os.getpid(), *owner]
 
 
-def _run(lifeline: int, reply: int, cuda: bool) -> None:
+def _run(lifeline: int, reply: int, cuda: bool, driver: Driver | None) -> None:
     timeline = Timeline("agent")
     timeline.lap("python")
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
@@ -148,7 +151,8 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
         try:
             scratch = _configure(configuration)
             timeline.lap("configure")
-            known = become_fork_server(scratch, [lifeline, reply], (*PRELOAD, *PRELOAD_LATER))
+            close = [lifeline, reply, *([driver.descriptor] if driver is not None else [])]
+            known = become_fork_server(scratch, close, (*PRELOAD, *PRELOAD_LATER))
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
@@ -159,7 +163,9 @@ def _run(lifeline: int, reply: int, cuda: bool) -> None:
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
         spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
-        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
+        asyncio.run(
+            Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, driver).run(rest)
+        )
     finally:
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
@@ -240,9 +246,11 @@ class Agent:
         reader: FrameReader,
         timeline: Timeline,
         spares: Spares | None,
+        driver: Driver | None,
     ) -> None:
         self.configuration = configuration
         self._spares = spares
+        self._driver = driver
         self._timeline = timeline
         self.scratch = scratch
         self._lifeline = lifeline
@@ -412,8 +420,7 @@ class Agent:
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
-        if self._spares is not None:
-            self._spares.keep(())
+        self._need_no_more()
         self.tell("ready", len(plans), self._timeline.take())
         failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():
@@ -449,9 +456,15 @@ class Agent:
             self.tell("worker-failed", plan.name, why or "its nanny could not start it again")
         return failed
 
-    async def _show_dashboard(self, _: Any) -> None:
+    def _need_no_more(self) -> None:
+        """End what was there for the start of workers."""
         if self._spares is not None:
-            self._spares.keep(())  # a guess, and all went to other ranks
+            self._spares.keep(())
+        if self._driver is not None:
+            self._driver.release()
+
+    async def _show_dashboard(self, _: Any) -> None:
+        self._need_no_more()  # a guess, and all went to other ranks
         if self._scheduler_pipe is not None:
             self._scheduler_pipe.send("dashboard")
 

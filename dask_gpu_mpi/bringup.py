@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -267,7 +267,11 @@ class Bringup:
         options, failure = self._options, None
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
-            self._agent = AgentProcess(self._environ, cuda=_may_use_cuda(options, self._environ))
+            self._agent = AgentProcess(
+                self._environ,
+                cuda=_may_use_cuda(options, self._environ),
+                first=launchers.first_on_host(self._environ),
+            )
             self._agent.configure(
                 configuration(
                     options,
@@ -313,7 +317,8 @@ class Bringup:
         self._post.send(COORDINATOR, "hello", self._hello(inventory, failure))
         if failure is None and isinstance(options, Options) and self._post.rank == expected_client(options):
             # While the others start: the script will want it, and so does the session.
-            threading.Thread(target=importlib.import_module, args=("distributed",), daemon=True).start()
+            needed = ("distributed", "distributed_ucxx") if options.protocol == "ucx" else ("distributed",)
+            threading.Thread(target=_import_all, args=(needed,), daemon=True).start()
         return self._until_up()
 
     def _look_early(self, options: Options) -> tuple[Gpu, ...] | None:
@@ -635,6 +640,12 @@ def _draw_credentials() -> dict[str, Any]:
     from .security import make_credentials
 
     return make_credentials().dask_config()
+
+
+def _import_all(names: Sequence[str]) -> None:
+    for name in names:
+        with contextlib.suppress(ImportError):  # told where it is used
+            importlib.import_module(name)
 
 
 def _may_be_client(options: Options, environ: Mapping[str, str]) -> bool:

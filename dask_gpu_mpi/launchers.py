@@ -273,6 +273,12 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
     return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
 
 
+def first_on_host(environ: Mapping[str, str]) -> bool:
+    """Whether this is the first rank of its host, as far as the launcher says; also True where it does not say."""
+    launched = detect(environ)
+    return launched is None or launched.local_rank in (0, None)
+
+
 def speaks(environ: Mapping[str, str]) -> bool:
     """Whether this rank says what all ranks have to say but can't tell each other: rank 0 of the launcher, or no launcher."""
     launched = detect(environ)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
 from .neighbours import allocated_hosts, neighbours
+from .openmpi import without_waiting
 from .ranges import ranks_text
 from .undertaker import look_after_launcher
 
@@ -72,13 +73,15 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
         "or load your site's MPI module; it must be the one whose mpirun starts the job"
     )
     try:
+        settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if (
             environ is not None
             and (spec := importlib.util.find_spec("mpi4py.MPI")) is not None
             and spec.origin
         ):
             launchers.check_library(environ, spec.origin, host)
-        with warnings.catch_warnings():
+            settings = without_waiting(environ, spec.origin)
+        with settings, warnings.catch_warnings():
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
@@ -90,16 +93,23 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     return MPI
 
 
+#: Whether this process has loaded UCX's library before MPI's.
+_ucx_is_first = False
+
+
 def load_ucx_first() -> None:
     """Load UCX before MPI: both bring a libucs, and with MPI's loaded, ucxx finds symbols missing; the other way both work.
+
+    Its library alone, where that can be had: `ucxx` imports for more than a second.
 
     Raises
     ------
     InputError
         MPI is loaded already, by the script. (A package that is missing is the agent's to tell.)
     """
+    global _ucx_is_first
     if "mpi4py.MPI" in sys.modules:
-        if "ucxx" in sys.modules:
+        if _ucx_is_first or "ucxx" in sys.modules:
             return
         raise InputError(
             "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
@@ -108,7 +118,12 @@ def load_ucx_first() -> None:
     # ucxx sets a variable that its UCX does not know, which says so
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     with contextlib.suppress(ImportError):
-        importlib.import_module("ucxx")
+        try:
+            # as the first lines of ucxx do; a package of wheels only
+            importlib.import_module("libucxx").load_library()
+        except (ImportError, AttributeError):
+            importlib.import_module("ucxx")
+        _ucx_is_first = True
 
 
 class Mailbox:

@@ -23,7 +23,7 @@ __all__ = ["AgentProcess"]
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent import main; "
-    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', parent=int(sys.argv[4]))"
+    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', first=sys.argv[4] == '1', parent=int(sys.argv[5]))"
 )
 
 
@@ -58,6 +58,8 @@ class AgentProcess:
         Environment of the rank; the agent gets it without the launcher's identity.
     cuda : bool
         Whether GPUs may be used, so that dask_cuda is imported early.
+    first : bool
+        Whether it is the first of its host, which does what needs to be done once.
 
     Attributes
     ----------
@@ -65,7 +67,7 @@ class AgentProcess:
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, cuda: bool) -> None:
+    def __init__(self, environ: Mapping[str, str], *, cuda: bool, first: bool = False) -> None:
         read, write = os.pipe()
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
@@ -77,6 +79,7 @@ class AgentProcess:
             json.dumps([entry or os.getcwd() for entry in sys.path]),
             str(write),
             str(int(cuda)),
+            str(int(first)),
             str(os.getpid() if follow else 0),
         ]
         try:

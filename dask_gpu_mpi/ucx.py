@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 SECTION = "distributed-ucxx"
+#: Where Dask's configuration may speak of UCX: that, and distributed's name from before.
+SECTIONS = (SECTION, "distributed.comm.ucx")
 
 #: CUDAWorker's switches, less the one that only says how connections are made.
 SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
@@ -56,7 +58,19 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     if any(worker_options.get(switch) is not None for switch in SWITCHES):
         priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
         config["distributed-ucxx.environment.sockaddr-tls-priority"] = priority
-    return config
+    return _users_numbers() | config
+
+
+def _users_numbers() -> dict[str, Any]:
+    """What the user configured for UCX's environment as numbers or booleans, as texts: distributed-ucxx fails with others."""
+    import dask
+
+    return {
+        f"{section}.environment.{key}": ("n", "y")[value] if isinstance(value, bool) else str(value)
+        for section in SECTIONS
+        for key, value in (dask.config.get(f"{section}.environment", None) or {}).items()
+        if not isinstance(value, str)
+    }
 
 
 def without_cuda(transports: str) -> str:
@@ -152,7 +166,7 @@ def import_ucx() -> None:
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     before = set(os.environ)
     importlib.import_module("ucxx")
-    for section in (SECTION, "distributed.comm.ucx"):
+    for section in SECTIONS:
         for key in dask.config.get(f"{section}.environment", None) or {}:
             name = "UCX_" + key.replace("-", "_").upper()
             if name not in before:

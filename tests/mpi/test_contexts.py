@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None
 SCRIPT = (
     TELL
     + """
-import ctypes
+import ctypes, time
 from distributed import Client
 from dask_gpu_mpi import initialize
 
@@ -31,6 +31,14 @@ if os.environ["TEST_RANK"] == "1":
 session = initialize(cpu_workers=1)
 rows = looks(Client())
 tell(workers=rows, warnings=session.plan.warnings)
+
+# who has initialised the driver, but made no context
+calls = [line.split() for line in open(os.environ["SIMULATED_CUDA_LOG"])]
+keepers = {pid for pid, _ in calls} - {pid for pid, function in calls if "Ctx" in function}
+limit = time.monotonic() + 10
+while any(map(os.path.exists, map("/proc/{}".format, keepers))) and time.monotonic() < limit:
+    time.sleep(0.01)
+tell(keepers=len(keepers), gone=time.monotonic() < limit)
 """
 )
 
@@ -51,4 +59,8 @@ def test_only_workers_touch_cuda_and_a_script_that_did_is_named(mpirun: Mpi, tmp
     # ranks, agents, fork servers and the scheduler stay away from CUDA; so does a CPU worker
     on_gpus = {row["pid"] for row in told["workers"] if "GPU" in row["resources"]}
     assert len(on_gpus) == 2
-    assert {pid for pid, _ in read_log(log)} == {*on_gpus, told["guilty"]}
+    calls = read_log(log)
+    assert {pid for pid, function in calls if "Ctx" in function} == {*on_gpus, told["guilty"]}
+    # one process a host keeps the driver up, without a context, until the workers are there
+    assert told["keepers"] == len({pid for pid, _ in calls}) - 3 == 1
+    assert told["gone"]

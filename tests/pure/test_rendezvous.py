@@ -7,8 +7,15 @@ import types
 
 import pytest
 
+from dask_gpu_mpi import rendezvous
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.rendezvous import load_ucx_first
+
+
+@pytest.fixture(autouse=True)
+def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_ucx_is_first", False)
+    monkeypatch.setenv("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 
 def test_ucx_after_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,9 +31,28 @@ def test_ucx_that_the_script_has_loaded_first_is_fine(monkeypatch: pytest.Monkey
     load_ucx_first()
 
 
-def test_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_of_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     loaded = []
-    monkeypatch.setattr("importlib.import_module", loaded.append)
+    package = types.ModuleType("libucxx")
+    package.load_library = lambda: loaded.append("library")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "libucxx", package)
     load_ucx_first()
-    assert loaded == ["ucxx"]
+    assert loaded == ["library"]
+    assert "ucxx" not in sys.modules
+    # and so a second cluster of this process is fine
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    load_ucx_first()
+
+
+def test_ucx_is_loaded_where_its_library_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    monkeypatch.setitem(sys.modules, "libucxx", None)
+    monkeypatch.setitem(sys.modules, "ucxx", None)
+    load_ucx_first()  # neither is here: the agent tells
+    imported = types.ModuleType("ucxx")
+    monkeypatch.setitem(sys.modules, "ucxx", imported)
+    load_ucx_first()
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    monkeypatch.delitem(sys.modules, "ucxx")
+    load_ucx_first()

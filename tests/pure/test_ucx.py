@@ -213,6 +213,24 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
     assert complaints == []
 
 
+@pytest.mark.parametrize("section", ["distributed-ucxx", "distributed.comm.ucx"])
+def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
+    # distributed-ucxx puts them into os.environ, which takes nothing else: "str expected, not int"
+    told = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5}
+    with dask.config.set({f"{section}.environment": told}):
+        config = connection_config({"enable_nvlink": True})
+        with dask.config.set(config):
+            seen = dict(dask.config.get(f"{section}.environment"))
+    priority = {"sockaddr-tls-priority": "tcp"} if section == "distributed-ucxx" else {}
+    assert seen == {
+        "rndv_thresh": "12345",
+        "warn-unused-env-vars": "n",
+        "tls-x": "all",
+        "frag": "1.5",
+        **priority,
+    }
+
+
 def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

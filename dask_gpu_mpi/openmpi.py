@@ -1,0 +1,82 @@
+"""A second less in ``MPI_Init`` of Open MPI, on hosts where that second brings nothing.
+
+Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed, which is inside ``MPI_Init``
+wherever it finds no network that it could use (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; seen in 4.1
+to 5.0). That is half of the start of a cluster, so such hosts are started without it. Debian's Open MPI leaves it out everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+__all__ = ["without_waiting"]
+
+VARIABLE, VALUE = "OMPI_MCA_btl", "^ofi"
+#: With one of these the choice of components is the user's, here or in files that we do not look for.
+CHOSEN = (VARIABLE, "OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_base_override_param_file")
+#: Networks that libfabric drives: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
+NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
+#: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
+FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
+FILES = "openmpi-mca-params*.conf"
+SETTING = re.compile(r"^\s*btl\s*=", re.MULTILINE)
+
+
+@contextmanager
+def without_waiting(
+    environ: Mapping[str, str], module: str, *, networks: tuple[str, ...] = NETWORKS
+) -> Iterator[None]:
+    """Initialise MPI in here: Open MPI's component stays out where it can't be used, unless somebody has chosen components.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment.
+    module : str
+        What is linked to the MPI library: ``importlib.util.find_spec("mpi4py.MPI").origin``.
+    networks : tuple of str
+        Patterns of files, of which one is there where the component might be used.
+    """
+    library = None
+    if not any(name in environ for name in CHOSEN) and not any(map(glob.glob, networks)):
+        library = _library_of(module)
+    if library is None or _configured(environ, library):
+        yield
+        return
+    os.environ[VARIABLE] = VALUE
+    try:
+        yield
+    finally:
+        # It was ours, and is not for the children of the script.
+        os.environ.pop(VARIABLE, None)
+
+
+def _library_of(module: str) -> Path | None:
+    """The file of the MPI library that this module loads, where it is Open MPI."""
+    with suppress(OSError, StopIteration):
+        if not hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world"):
+            return None
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            return Path(next(line.split()[-1] for line in file if "/libmpi.so" in line)).resolve()
+    return None
+
+
+def _configured(environ: Mapping[str, str], library: Path) -> bool:
+    """Whether a configuration file of Open MPI's chooses among these components: the user's, the installation's, the system's."""
+    named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
+    beside = [folder / "etc" for folder in list(library.parents)[:4]]
+    files = [file for folder in named + beside for file in folder.glob(FILES)]
+    if not files:  # not an installation in one place
+        files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
+    files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
+    for file in files:
+        with suppress(OSError):
+            if SETTING.search(file.read_text(encoding="utf-8", errors="replace")):
+                return True
+    return False

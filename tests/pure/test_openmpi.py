@@ -1,0 +1,96 @@
+"""Which component of Open MPI stays out of ``MPI_Init``, and when it is left alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi import openmpi
+from dask_gpu_mpi.openmpi import VARIABLE, without_waiting
+
+FILE = "openmpi-mca-params.conf"
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An Open MPI below `tmp_path`, with a configuration that says nothing."""
+    file = tmp_path / "prefix" / "lib" / "libmpi.so.40"
+    monkeypatch.setattr(openmpi, "_library_of", lambda module: file)
+    monkeypatch.setenv(VARIABLE, "")  # so that it is undone
+    monkeypatch.delenv(VARIABLE)
+    conf = tmp_path / "prefix" / "etc" / FILE
+    conf.parent.mkdir(parents=True)
+    conf.write_text("# btl = self,tcp\nbtl_tcp_if_include = ib0\n mtl=^ofi\n")
+    return file
+
+
+def used(environ: dict[str, str], networks: tuple[str, ...] = ()) -> str | None:
+    with without_waiting(environ, "module", networks=networks):
+        inside = os.environ.get(VARIABLE)
+    assert VARIABLE not in os.environ
+    return inside
+
+
+def test_component_stays_out_for_the_time_of_the_start(library: Path) -> None:
+    assert used({}) == "^ofi"
+    with pytest.raises(RuntimeError), without_waiting({}, "module", networks=()):
+        raise RuntimeError
+    assert VARIABLE not in os.environ
+
+
+def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
+    monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
+    assert used({}) is None
+
+
+def test_network_that_the_component_may_drive(library: Path, tmp_path: Path) -> None:
+    pattern = f"{tmp_path}/infiniband/*"
+    (tmp_path / "infiniband").mkdir()
+    assert used({}, (pattern,)) == "^ofi"  # the folder is there, and empty, in many a container
+    (tmp_path / "infiniband" / "mlx5_0").mkdir()
+    assert used({}, (pattern,)) is None
+
+
+@pytest.mark.parametrize("name", openmpi.CHOSEN)
+def test_users_choice(library: Path, name: str) -> None:
+    assert used({name: "self,tcp"}) is None
+
+
+@pytest.mark.parametrize("where", ["user", "installation", "override", "OPAL_PREFIX", "OPAL_SYSCONFDIR"])
+def test_choice_in_a_file(library: Path, tmp_path: Path, where: str) -> None:
+    environ = {"HOME": str(tmp_path / "home")}
+    file = {
+        "user": tmp_path / "home" / ".openmpi" / "mca-params.conf",
+        "installation": library.parents[1] / "etc" / FILE,
+        "override": library.parents[1] / "etc" / "openmpi-mca-params-override.conf",
+        "OPAL_PREFIX": tmp_path / "moved" / "etc" / FILE,
+        "OPAL_SYSCONFDIR": tmp_path / "moved" / FILE,
+    }[where]
+    if where.startswith("OPAL"):
+        environ[where] = str(tmp_path / "moved")
+    assert used(environ) == "^ofi"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("# of this site\n  btl =self,vader,tcp\n")
+    assert used(environ) is None
+
+
+def test_system_configuration_is_asked_where_the_installation_has_none(
+    library: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    system = tmp_path / FILE
+    system.write_text("btl = ^uct,openib,ofi\n")
+    real = openmpi.glob.glob
+    monkeypatch.setattr(
+        openmpi.glob, "glob", lambda pattern: [str(system)] if pattern.startswith("/etc") else real(pattern)
+    )
+    environ = {"HOME": str(tmp_path)}
+    assert used(environ) == "^ofi"  # it is another installation's
+    (library.parents[1] / "etc" / FILE).unlink()
+    assert used(environ) is None
+
+
+def test_what_is_no_library() -> None:
+    assert openmpi._library_of("/nowhere/MPI.so") is None
+    assert openmpi._library_of(next(iter(__import__("_ctypes").__spec__.origin.splitlines()))) is None
