@@ -22,7 +22,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from multiprocessing import get_context
 from typing import Any
 
@@ -40,7 +40,14 @@ from .scratch import remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
-from .ucx import connection_config, hide_gpus, import_ucx, start_ucx_aside
+from .ucx import (
+    connection_config,
+    hide_gpus,
+    import_ucx,
+    install_hooks,
+    load_library,
+    start_ucx_aside,
+)
 from .workers import has_spare, make_worker, stop_ticks
 
 __all__ = ["main"]
@@ -64,17 +71,16 @@ PRELOAD_LATER = (
 )
 
 
-def main(reply: int, *, cuda: bool, first: bool, parent: int) -> None:
+def main(reply: int, early: Collection[str], *, parent: int) -> None:
     """Run the agent; never returns.
 
     Parameters
     ----------
     reply : int
         File descriptor for answers.
-    cuda : bool
-        Import dask_cuda as well.
-    first : bool
-        With `cuda`: this is the one of the host that keeps the driver up during the start.
+    early : collection of str
+        What to begin with before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"driver"`` (keep the CUDA
+        driver up during the start, one agent of a host), ``"ucx"`` (load UCX).
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     """
@@ -88,12 +94,12 @@ def main(reply: int, *, cuda: bool, first: bool, parent: int) -> None:
     os.dup2(null, 0)
     os.close(null)
     os.set_inheritable(reply, False)
-    if cuda:
+    if "cuda" in early:
         # RAPIDS libraries must not make a context in the process that all workers are forked from.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     code = 0
     try:
-        _run(lifeline, reply, cuda, Driver([lifeline, reply]) if cuda and first else None)
+        _run(lifeline, reply, early)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:
@@ -128,9 +134,16 @@ def _adopt(owner: list[int]) -> None:
         owner[:] = [os.getpid(), *owner]
 
 
-def _run(lifeline: int, reply: int, cuda: bool, driver: Driver | None) -> None:
+def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
     timeline = Timeline("agent")
     timeline.lap("python")
+    cuda = "cuda" in early
+    driver = Driver([lifeline, reply]) if "driver" in early else None
+    hooks: threading.Thread | None = None
+    if "ucx" in early and load_library():
+        hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
+        hooks.start()
+        timeline.lap("load UCX")
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
         importlib.import_module(name)
     for name in PRELOAD_LATER:
@@ -139,6 +152,9 @@ def _run(lifeline: int, reply: int, cuda: bool, driver: Driver | None) -> None:
     # Every worker tells the scheduler; what it has found out it keeps: eight files, and `uname`.
     sys.modules["distributed.versions"].get_versions()
     timeline.lap("import")
+    if hooks is not None:
+        hooks.join()  # nothing that is forked may have half of them
+        timeline.lap("wait for UCX's hooks")
     reader = FrameReader(lifeline)
     frames: list[Any] = []
     while not frames:
@@ -159,10 +175,13 @@ def _run(lifeline: int, reply: int, cuda: bool, driver: Driver | None) -> None:
             write_frame(reply, ("failed", str(error), error.exit_code))
             return
         if not _in_process(configuration.worker_class):
+            _leave_gpus_alone()
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
-        spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
+        spares: Spares | None = None
+        if known and cuda and _may_have_spares(configuration):
+            spares = Spares(os.environ, settled=configuration.protocol == "ucx")
         asyncio.run(
             Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, driver).run(rest)
         )
@@ -218,8 +237,19 @@ def _may_have_spares(configuration: Configuration) -> bool:
     if any(os.environ.get(key) != str(value) for key, value in told.items()):
         return False
     # So may the user's preloads, which come before the one that makes the context.
-    # With ucxx, which is loaded before the fork, they died while they made their contexts (ucxx 0.52).
-    return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
+    return not configuration.worker_options.get("preload")
+
+
+def _leave_gpus_alone() -> None:
+    """Have the nannies here ask nothing of NVML, once and for all: they have no GPU, and wait for each other in the driver.
+
+    By way of the configuration, which is read once and is as it was for the workers.
+    """
+    import dask
+    from distributed.diagnostics import nvml
+
+    with dask.config.set({"distributed.diagnostics.nvml": False}):
+        nvml.init_once()  # type: ignore[no-untyped-call]
 
 
 def _in_process(worker_class: str | type) -> bool:

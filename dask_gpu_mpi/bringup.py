@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,7 +39,7 @@ from .roles import default_client
 from .signals import Signals
 from .supervisor import AgentProcess
 from .timeline import Step, Timeline, check_path
-from .ucx import connection_config
+from .ucx import connection_config, install_hooks
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
 
@@ -153,8 +153,8 @@ class Joined:
         Path and scheduler id, where this rank has written one.
     joins : bool
         Whether the cluster was there before this job.
-    cuda : bool
-        Whether agents import dask_cuda at once.
+    early : set of str
+        What agents begin with.
     timeline : Timeline
         What this rank and its agent have done since the coordinator was last told.
     hosts, steps : dict
@@ -170,7 +170,7 @@ class Joined:
     has_scheduler: bool
     scheduler_file: tuple[str, str] | None
     joins: bool
-    cuda: bool
+    early: set[str]
     timeline: Timeline
     hosts: dict[int, str] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
@@ -267,11 +267,7 @@ class Bringup:
         options, failure = self._options, None
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
-            self._agent = AgentProcess(
-                self._environ,
-                cuda=_may_use_cuda(options, self._environ),
-                first=launchers.first_on_host(self._environ),
-            )
+            self._agent = AgentProcess(self._environ, _early(options, self._environ))
             self._agent.configure(
                 configuration(
                     options,
@@ -292,7 +288,8 @@ class Bringup:
                 load_ucx_first()
             except InputError as error:
                 failure = Failure.of(error)
-        world = load_mpi(self._environ, self._host).COMM_WORLD
+        beside_ucx = "ucxx" in sys.modules or "libucxx" in sys.modules
+        world = load_mpi(self._environ, self._host, beside_ucx=beside_ucx).COMM_WORLD
         self._timeline.lap("import mpi4py, MPI_Init")
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
         self._timeline.lap("join the ranks")
@@ -317,8 +314,7 @@ class Bringup:
         self._post.send(COORDINATOR, "hello", self._hello(inventory, failure))
         if failure is None and isinstance(options, Options) and self._post.rank == expected_client(options):
             # While the others start: the script will want it, and so does the session.
-            needed = ("distributed", "distributed_ucxx") if options.protocol == "ucx" else ("distributed",)
-            threading.Thread(target=_import_all, args=(needed,), daemon=True).start()
+            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
         return self._until_up()
 
     def _look_early(self, options: Options) -> tuple[Gpu, ...] | None:
@@ -513,7 +509,7 @@ class Bringup:
             has_scheduler,
             self._file,
             joins=not self._options.scheduler,
-            cuda=_may_use_cuda(self._options, self._environ),
+            early=_early(self._options, self._environ),
             timeline=self._timeline,
             hosts=coordinator.hosts if (coordinator := self._coordinator) is not None else {},
             steps=coordinator.steps if coordinator is not None else {},
@@ -642,10 +638,21 @@ def _draw_credentials() -> dict[str, Any]:
     return make_credentials().dask_config()
 
 
-def _import_all(names: Sequence[str]) -> None:
-    for name in names:
-        with contextlib.suppress(ImportError):  # told where it is used
-            importlib.import_module(name)
+def _early(options: Options, environ: Mapping[str, str]) -> set[str]:
+    """What the agent begins with: see `agent.main`."""
+    early = {"ucx"} if options.protocol == "ucx" else set()
+    if _may_use_cuda(options, environ):
+        early |= {"cuda", "driver"} if launchers.first_on_host(environ) else {"cuda"}
+    return early
+
+
+def _import_for_client(protocol: str) -> None:
+    """What the script's client needs, in a thread of its own; what can't be had is told where it is used."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("distributed")
+        if protocol == "ucx":
+            install_hooks()
+            importlib.import_module("distributed_ucxx")
 
 
 def _may_be_client(options: Options, environ: Mapping[str, str]) -> bool:

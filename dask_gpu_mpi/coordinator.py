@@ -47,11 +47,14 @@ class Failure:
         2 for input, 1 for the rest.
     world_too_small : bool
         Becomes the exception that dask-mpi's users catch.
+    of_a_rank : bool
+        The text says what a rank has or has not done, so that it must be named.
     """
 
     text: str
     exit_code: int
     world_too_small: bool = False
+    of_a_rank: bool = False
 
     @classmethod
     def of(cls, error: DaskGpuMpiError) -> Failure:
@@ -90,7 +93,8 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
     parts = []
     for failure, ranks in ranks_of.items():
         # What everybody says needs no name, and some texts bring their own.
-        if len(ranks) == size or failure.text.startswith("rank"):
+        everybody = len(ranks) == size and not failure.of_a_rank
+        if everybody or failure.text.startswith("rank"):
             parts.append(failure.text)
             continue
         named = sorted({hosts[rank] for rank in ranks if rank in hosts})
@@ -304,7 +308,9 @@ class Coordinator:
             silent = [rank for rank in range(self.size) if rank not in self._hellos]
             text = "has not answered" if silent else "has not started its workers"
             for rank in silent or self.waiting_for:
-                self._failures[rank] = Failure(f"{text} within the start-up deadline (startup_timeout)", 1)
+                self._failures[rank] = Failure(
+                    f"{text} within the start-up deadline (startup_timeout)", 1, of_a_rank=True
+                )
             self._give_up(fatal=True)
 
     def progress(self) -> tuple[int, int | None, list[str]]:

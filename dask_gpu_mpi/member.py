@@ -181,7 +181,7 @@ class Member:
     def _restart(self) -> None:
         """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
         self._restart_at = None
-        self.post.agent = AgentProcess(self.joined.environ, cuda=self.joined.cuda)
+        self.post.agent = AgentProcess(self.joined.environ, self.joined.early)
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
         self.post.agent.send("joined")
 

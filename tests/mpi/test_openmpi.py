@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.openmpi import NETWORKS, VARIABLE
+from dask_gpu_mpi.openmpi import NETWORKS
 from harness import Mpi
 
+VARIABLE = "OMPI_MCA_btl"
 SCRIPT = f"""
 import os
 from dask_gpu_mpi import initialize

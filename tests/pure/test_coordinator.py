@@ -155,6 +155,17 @@ def test_the_deadline_names_who_has_not_started_workers() -> None:
     assert "rank 1 of 2 on b: has not started its workers" in str(driver.coordinator.outcome)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_deadline_names_them_all_where_nobody_has(size: int) -> None:
+    driver = Driver(size)
+    for rank in range(size):
+        driver.tell(rank, "hello", hello(rank, size, "ab"[rank]))
+    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+    driver.coordinator.tick(100.5)
+    whom = "rank 0 of 1 on a" if size == 1 else "ranks 0-1 of 2 on a, b"
+    assert str(driver.coordinator.outcome).startswith(f"{whom}: has not started its workers")
+
+
 def test_options_must_agree() -> None:
     driver = Driver(2)
     driver.tell(0, "hello", hello(0, 2))

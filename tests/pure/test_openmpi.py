@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi import openmpi
-from dask_gpu_mpi.openmpi import VARIABLE, without_waiting
+from dask_gpu_mpi.openmpi import without_waiting
 
 FILE = "openmpi-mca-params.conf"
+VARIABLE = "OMPI_MCA_btl"
+UCX = {"OMPI_MCA_btl": "^ofi,uct", "OMPI_MCA_pml": "^ucx", "OMPI_MCA_osc": "^ucx"}
 
 
 @pytest.fixture
@@ -18,8 +20,9 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An Open MPI below `tmp_path`, with a configuration that says nothing."""
     file = tmp_path / "prefix" / "lib" / "libmpi.so.40"
     monkeypatch.setattr(openmpi, "_library_of", lambda module: file)
-    monkeypatch.setenv(VARIABLE, "")  # so that it is undone
-    monkeypatch.delenv(VARIABLE)
+    for name in UCX:
+        monkeypatch.setenv(name, "")  # so that it is undone
+        monkeypatch.delenv(name)
     conf = tmp_path / "prefix" / "etc" / FILE
     conf.parent.mkdir(parents=True)
     conf.write_text("# btl = self,tcp\nbtl_tcp_if_include = ib0\n mtl=^ofi\n")
@@ -40,6 +43,21 @@ def test_component_stays_out_for_the_time_of_the_start(library: Path) -> None:
     assert VARIABLE not in os.environ
 
 
+def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> None:
+    def inside(environ: dict[str, str]) -> dict[str, str]:
+        with without_waiting(environ, "module", beside_ucx=True, networks=()):
+            settings = {name: os.environ[name] for name in UCX if name in os.environ}
+        assert not UCX.keys() & os.environ.keys()
+        return settings
+
+    environ = {"HOME": str(tmp_path)}
+    assert inside(environ) == UCX
+    # each framework is chosen by itself
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("pml = ob1\n")
+    assert inside(environ | {"OMPI_MCA_osc": "rdma"}) == {VARIABLE: "^ofi,uct"}
+
+
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
     monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
     assert used({}) is None
@@ -53,7 +71,7 @@ def test_network_that_the_component_may_drive(library: Path, tmp_path: Path) -> 
     assert used({}, (pattern,)) is None
 
 
-@pytest.mark.parametrize("name", openmpi.CHOSEN)
+@pytest.mark.parametrize("name", [VARIABLE, *openmpi.CHOSEN])
 def test_users_choice(library: Path, name: str) -> None:
     assert used({name: "self,tcp"}) is None
 
