@@ -179,9 +179,7 @@ def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
-        spares: Spares | None = None
-        if known and cuda and _may_have_spares(configuration):
-            spares = Spares(os.environ, settled=configuration.protocol == "ucx")
+        spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
         asyncio.run(
             Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, driver).run(rest)
         )
@@ -208,6 +206,9 @@ def _configure(configuration: Configuration) -> str:
     if configuration.protocol == "ucx":
         dask.config.set(connection_config(configuration.worker_options))
         import_ucx()
+    if configuration.protocol == "tls" and sys.platform == "linux":  # on macOS it may start threads
+        # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.
+        getattr(sys.modules.get("tornado.netutil"), "_client_ssl_defaults", lambda: None)()
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
@@ -237,7 +238,8 @@ def _may_have_spares(configuration: Configuration) -> bool:
     if any(os.environ.get(key) != str(value) for key, value in told.items()):
         return False
     # So may the user's preloads, which come before the one that makes the context.
-    return not configuration.worker_options.get("preload")
+    # UCX dies on a context that was made in another thread, also where that has become the main thread's (ucxx 0.52).
+    return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
 
 
 def _leave_gpus_alone() -> None:

@@ -42,14 +42,10 @@ class Spares:
     ----------
     environ : mapping
         The environment that the fork server gives to what it forks.
-    settled : bool
-        Whether workers are to begin only when their context is there, and is their main thread's: UCX, which starts before
-        dask-cuda makes the context, dies beside one that is being made or is another thread's (ucxx 0.52).
     """
 
-    def __init__(self, environ: Mapping[str, str], *, settled: bool = False) -> None:
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = dict(environ)
-        self._settled = settled
         self._waiting: dict[str, _Spare] = {}
 
     def start(self, devices: Iterable[str]) -> None:
@@ -65,7 +61,7 @@ class Spares:
         for device in devices:
             if device not in self._waiting:
                 with contextlib.suppress(OSError, EOFError):  # its worker will say why nothing can be forked
-                    self._waiting[device] = _Spare(device, settled=self._settled)
+                    self._waiting[device] = _Spare(device)
 
     def keep(self, devices: Iterable[str]) -> None:
         """End those that wait for other devices than these; they were a guess."""
@@ -97,10 +93,10 @@ class _Spare:
         How the fork server tells of it.
     """
 
-    def __init__(self, device: str, *, settled: bool) -> None:
+    def __init__(self, device: str) -> None:
         forked = get_context("forkserver")
         self._ours, theirs = forked.Pipe()
-        process = forked.Process(target=_wait, args=(theirs, device, settled), name="spare", daemon=True)
+        process = forked.Process(target=_wait, args=(theirs, device), name="spare", daemon=True)
         # Not process.start(): nobody else is to collect its exit code.
         self.popen: Any = _popen.Popen(process)
         theirs.close()
@@ -168,7 +164,7 @@ class _Popen(popen_forkserver.Popen):  # type: ignore[misc, unused-ignore]
         return self.returncode
 
 
-def _wait(theirs: Connection, device: str, settled: bool) -> None:
+def _wait(theirs: Connection, device: str) -> None:
     """What a spare does: never returns."""
     os.environ[VARIABLE] = device
     maker = _ContextMaker()
@@ -180,8 +176,6 @@ def _wait(theirs: Connection, device: str, settled: bool) -> None:
         except (EOFError, OSError):
             os._exit(0)
     maker.take_part()
-    if settled:
-        maker.settle()
     # As `forkserver._serve_one`, which has forked this process.
     _server._forkserver._inherited_fds = inherited
     code = 1
@@ -201,7 +195,7 @@ class _ContextMaker(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="CUDA context", daemon=True)
-        self._context: Any = None
+        self._made = False
 
     def run(self) -> None:
         """Make it; why it can't be made is told where dask-cuda tries in turn."""
@@ -212,8 +206,8 @@ class _ContextMaker(threading.Thread):
             error, device = driver.cuDeviceGet(0)
             if error == 0:
                 # Not cuda.core's Device, which gives it up with the thread. This is kept as long as the process.
-                error, context = driver.cuDevicePrimaryCtxRetain(device)
-                self._context = context if error == 0 else None
+                error, _ = driver.cuDevicePrimaryCtxRetain(device)
+            self._made = error == 0
 
     def take_part(self) -> None:
         """Have dask-cuda wait for the context where it would make it, and not warn of it: it does not know whose it is."""
@@ -223,7 +217,7 @@ class _ContextMaker(threading.Thread):
 
             def wait() -> None:
                 self.join()
-                if self._context is not None:
+                if self._made:
                     module._warn_existing_cuda_context = lambda *_: None
                 try:
                     create()  # and makes it this thread's
@@ -231,14 +225,3 @@ class _ContextMaker(threading.Thread):
                     module._warn_existing_cuda_context = warn
 
             module._create_cuda_context = wait
-
-    def settle(self) -> None:
-        """Wait for the context, and make it this thread's; distributed-ucxx, too, is not to warn of it."""
-        self.join()
-        if self._context is not None:
-            from cuda.bindings import driver
-
-            driver.cuCtxSetCurrent(self._context)
-            with contextlib.suppress(ImportError):
-                module: Any = importlib.import_module("distributed_ucxx.ucxx")
-                module._warn_existing_cuda_context = lambda *_: None

@@ -17,6 +17,11 @@ from simulated.nvml import GIB, compile_nvml, make_gpus
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
 #: Two sockets, where this machine has cores for them.
+TELL_MONITORED = """
+def monitored(dask_worker):
+    return dask_worker.name, "gpu_utilization" in dask_worker.monitor.quantities
+tell(monitored=dict(client.run(monitored).values()))
+"""
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
 
@@ -29,7 +34,7 @@ def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     env = gpu_environ(libdir, GPUS)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(SCRIPT + TELL_MONITORED)
     done = mpirun.run([*COMMAND, "--cpu-workers", "1", str(script)], 1, env=env).check()
     told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
@@ -38,6 +43,8 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) ->
     assert rows["0-cpu-0"]["resources"] == {"CPU": rows["0-cpu-0"]["nthreads"]}
     assert told["steered"]["CPU"] == ["0-cpu-0"]
     assert set(told["steered"]["GPU"]) <= set(gpu_names)
+    # on the dashboard, too, it has no GPU: it would be the first one's load
+    assert told["monitored"] == dict.fromkeys(gpu_names, True) | {"0-cpu-0": False}
     assert scratch_of(mpirun.jobs[-1]) == []
     alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, env=env).check()
     assert json.loads(alone.stdout) == told["plan"]

@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 import threading
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -252,3 +253,29 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
     assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
     monkeypatch.delitem(sys.modules, "ucxx")
+
+
+def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
+    ucx.install_hooks()  # its library is not loaded: nothing is asked of it
+
+
+@pytest.mark.parametrize("fails", [None, OSError("no such library")])
+def test_library_is_loaded_where_it_is_a_package(
+    monkeypatch: pytest.MonkeyPatch, fails: OSError | None
+) -> None:
+    calls = []
+
+    def load() -> None:
+        calls.append(1)
+        if fails is not None:
+            raise fails
+
+    package = types.ModuleType("libucxx")
+    package.load_library = load  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "libucxx", package)
+    monkeypatch.setenv("UCX_WARN_UNUSED_ENV_VARS", "y")
+    assert ucx.load_library() is (fails is None)
+    assert calls == [1]
+    monkeypatch.setitem(sys.modules, "libucxx", None)
+    assert not ucx.load_library()
+    assert os.environ["UCX_WARN_UNUSED_ENV_VARS"] == "y"

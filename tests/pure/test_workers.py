@@ -93,3 +93,38 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
         assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
+
+
+def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
+    from distributed import Nanny
+
+    options = {"config": {"probe": 1}}
+    plan = WorkerPlan(
+        name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None,
+        nthreads=1, memory_limit=0, cpus=(0,), resources={},
+    )  # fmt: skip
+    settings = WorkerSettings(
+        "tcp://127.0.0.1:1", "tcp", "127.0.0.1", None, str(tmp_path), 5.0, Nanny, options
+    )
+
+    async def make() -> Any:
+        return make_worker(plan, settings)
+
+    nanny = asyncio.run(make())
+    # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
+    assert nanny.worker_kwargs["metrics"] == {}
+    assert nanny.config["distributed.diagnostics.nvml"] is False
+    assert nanny.config["probe"] == 1
+
+
+def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed.diagnostics import nvml
+
+    from dask_gpu_mpi.agent import _leave_gpus_alone
+
+    monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
+    configured = dask.config.get("distributed.diagnostics.nvml")
+    _leave_gpus_alone()
+    assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
+    assert nvml.device_get_count() == 0
+    assert dask.config.get("distributed.diagnostics.nvml") is configured is True
