@@ -12,6 +12,9 @@ script until everything has exited, whole and less what an MPI program that does
 CPU seconds are those of all processes of a job: until it is ready, and altogether. Memory is the sum of their proportional set
 sizes (PSS: shared pages count once) when it is ready.
 
+The limit is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context: as Open MPI starts it, and,
+"quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (`dask_gpu_mpi.openmpi`).
+
 Exit code 1: a cluster of ours did not come up, or had to be killed.
 """
 
@@ -48,8 +51,9 @@ from common import (
 )
 
 PEER, EMPTY = "dask-mpi", "empty MPI"
+LIMIT, LEAST = "limit", "limit, quick MPI"
 #: MPI programs without a scheduler, of which each rank notes for itself.
-LIMITS = ("limit", EMPTY)
+LIMITS = (LIMIT, LEAST, EMPTY)
 FAILURES = 2
 CLIENT = """
     client.wait_for_workers(count)
@@ -63,6 +67,15 @@ CONNECT = (
     + CLIENT.replace("\n    ", "\n        ")
     + LAST
 )
+#: What a worker needs: imports, and a CUDA context.
+NEEDED = """
+import distributed, distributed.nanny, distributed.worker, distributed.scheduler
+if os.environ["STARTUP_GPU"] == "1":
+    import dask_cuda
+    from numba import cuda
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
+    cuda.current_context()
+"""
 #: What some ways are with GPU workers.
 GPU_NAMES = {"LocalCluster": "LocalCUDACluster", "dask worker": "dask cuda worker"}
 SCRIPTS = {
@@ -105,16 +118,8 @@ if True:
     + CLIENT.replace("\n    ", "\n        ")
     + "\n        client.shutdown()\n"
     + LAST,
-    "limit": """
-import distributed, distributed.nanny, distributed.worker, distributed.scheduler
-if os.environ["STARTUP_GPU"] == "1":
-    import dask_cuda
-    from numba import cuda
-    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
-    cuda.current_context()
-from mpi4py import MPI
-"""
-    + ALONE,
+    LIMIT: NEEDED + "\nfrom mpi4py import MPI\n" + ALONE,
+    LEAST: NEEDED + "\nfrom dask_gpu_mpi.rendezvous import load_mpi\nload_mpi(os.environ)\n" + ALONE,
     EMPTY: "\nfrom mpi4py import MPI\n" + ALONE,
 }
 
