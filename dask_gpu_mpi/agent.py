@@ -71,6 +71,10 @@ PRELOAD_LATER = (
 )
 
 
+#: Seconds that UCX may take for its hooks: it takes one.
+HOOKS = 60.0
+
+
 def main(reply: int, early: Collection[str], *, parent: int) -> None:
     """Run the agent; never returns.
 
@@ -138,7 +142,10 @@ def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
     timeline = Timeline("agent")
     timeline.lap("python")
     cuda = "cuda" in early
-    driver = Driver([lifeline, reply]) if "driver" in early else None
+    driver: Driver | None = None
+    if "driver" in early:
+        with contextlib.suppress(OSError):  # can't fork: whoever needs to will say so
+            driver = Driver([lifeline, reply])
     hooks: threading.Thread | None = None
     if "ucx" in early and load_library():
         hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
@@ -153,7 +160,9 @@ def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
     sys.modules["distributed.versions"].get_versions()
     timeline.lap("import")
     if hooks is not None:
-        hooks.join()  # nothing that is forked may have half of them
+        hooks.join(HOOKS)
+        if hooks.is_alive():  # nothing that is forked may have half of them
+            raise DaskGpuMpiError(f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s")
         timeline.lap("wait for UCX's hooks")
     reader = FrameReader(lifeline)
     frames: list[Any] = []
@@ -208,7 +217,9 @@ def _configure(configuration: Configuration) -> str:
         import_ucx()
     if configuration.protocol == "tls" and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.
-        getattr(sys.modules.get("tornado.netutil"), "_client_ssl_defaults", lambda: None)()
+        # In older versions of tornado it is no function, and is read when that is imported.
+        if callable(read := getattr(sys.modules.get("tornado.netutil"), "_client_ssl_defaults", None)):
+            read()
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]

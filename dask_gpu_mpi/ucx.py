@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .errors import InputError
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -54,6 +56,11 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     -------
     dict
         Also that clients fetch data from the workers and not by way of the scheduler, which would have to hold it on a GPU.
+
+    Raises
+    ------
+    InputError
+        Dask's configuration of UCX's environment is no mapping.
     """
     config: dict[str, Any] = {"distributed.client.direct-to-workers": True}
     # dask_cuda.utils.get_ucx_config: one that is switched off switches the others on
@@ -67,12 +74,19 @@ def _users_numbers() -> dict[str, Any]:
     """What the user configured for UCX's environment as numbers or booleans, as texts: distributed-ucxx fails with others."""
     import dask
 
-    return {
-        f"{section}.environment.{key}": ("n", "y")[value] if isinstance(value, bool) else str(value)
-        for section in SECTIONS
-        for key, value in (dask.config.get(f"{section}.environment", None) or {}).items()
-        if not isinstance(value, str)
-    }
+    texts: dict[str, Any] = {}
+    for section in SECTIONS:
+        told = dask.config.get(f"{section}.environment", None) or {}
+        if not isinstance(told, Mapping):
+            raise InputError(
+                f"configuration: {section}.environment is {str(told)[:40]!r}; needed: names and values, such as rndv-thresh: 8192"
+            )
+        for key, value in told.items():
+            if isinstance(value, (bool, int, float)):
+                texts[f"{section}.environment.{key}"] = (
+                    ("n", "y")[value] if isinstance(value, bool) else str(value)
+                )
+    return texts
 
 
 def without_cuda(transports: str) -> str:
@@ -185,9 +199,9 @@ def install_hooks() -> None:
     with contextlib.suppress(OSError, AttributeError):
         library = ctypes.CDLL("libucm.so.0", os.RTLD_NOLOAD)
         handler = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: None)
-        # They stay without it.
-        if library.ucm_set_event_handler(_DEVICE_MEMORY_EVENTS, 1000, handler, None) == 0:
-            library.ucm_unset_event_handler(_DEVICE_MEMORY_EVENTS, handler, None)
+        library.ucm_set_event_handler(_DEVICE_MEMORY_EVENTS, 1000, handler, None)
+        # The hooks stay without it.
+        library.ucm_unset_event_handler(_DEVICE_MEMORY_EVENTS, handler, None)
 
 
 def import_ucx() -> None:

@@ -266,6 +266,23 @@ def test_alone_on_host(environ: dict[str, str], alone: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("environ", "first"),
+    [
+        ({}, True),
+        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True),
+        (
+            {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+            False,
+        ),
+        ({"PMI_RANK": "0", "PMI_SIZE": "1"}, True),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, False),  # which of them is first is not said
+    ],
+)
+def test_first_on_host(environ: dict[str, str], first: bool) -> None:
+    assert launchers.first_on_host(environ) is first
+
+
+@pytest.mark.parametrize(
     ("tasks", "alone"), [("1(x8)", True), ("1", True), ("1,2", False), ("2(x4)", False), (None, False)]
 )
 def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:

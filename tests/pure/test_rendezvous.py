@@ -32,7 +32,8 @@ def test_ucx_that_the_script_has_loaded_first_is_fine(monkeypatch: pytest.Monkey
 
 
 def test_library_of_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    for name in ("mpi4py.MPI", "ucxx"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     loaded = []
     package = types.ModuleType("libucxx")
     package.load_library = lambda: loaded.append("library")  # type: ignore[attr-defined]

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi import ucx
 from dask_gpu_mpi.bringup import _may_be_client
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options import Options
 from dask_gpu_mpi.session import _nest
 from dask_gpu_mpi.ucx import connection_config, hide_gpus, shown_transports, users_config, without_cuda
@@ -217,7 +218,7 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("section", ["distributed-ucxx", "distributed.comm.ucx"])
 def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
     # distributed-ucxx puts them into os.environ, which takes nothing else: "str expected, not int"
-    told = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5}
+    told = {"rndv_thresh": 12345, "warn-unused-env-vars": False, "tls-x": "all", "frag": 1.5, "none": None}
     with dask.config.set({f"{section}.environment": told}):
         config = connection_config({"enable_nvlink": True})
         with dask.config.set(config):
@@ -228,8 +229,20 @@ def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
         "warn-unused-env-vars": "n",
         "tls-x": "all",
         "frag": "1.5",
+        "none": None,  # which UCX complains of, as before
         **priority,
     }
+
+
+def test_configuration_that_is_no_mapping() -> None:
+    with (
+        dask.config.set({"distributed-ucxx.environment": ["tls", "all"]}),
+        pytest.raises(
+            InputError,
+            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\"; needed: names and values",
+        ),
+    ):
+        connection_config({})
 
 
 def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(

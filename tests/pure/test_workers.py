@@ -11,6 +11,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi import ucx
+from dask_gpu_mpi.bringup import configuration
 from dask_gpu_mpi.messages import WorkerSettings
 from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers import make_worker, stop_ticks, visible_device, worker_class_for
@@ -128,3 +129,23 @@ def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytes
     assert nvml.NVML_STATE == nvml.NVMLState.DISABLED_CONFIG
     assert nvml.device_get_count() == 0
     assert dask.config.get("distributed.diagnostics.nvml") is configured is True
+
+
+@pytest.mark.parametrize("known", [None, "no function"])
+def test_tls_starts_with_any_tornado(
+    known: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import tornado.netutil
+
+    from dask_gpu_mpi import agent
+    from dask_gpu_mpi.options import Options
+
+    if known is None:
+        monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)
+    else:
+        monkeypatch.setattr(tornado.netutil, "_client_ssl_defaults", known, raising=False)
+    monkeypatch.setattr(agent.logs, "set_up", lambda *_, **__: None)
+    with dask.config.set({}):
+        options = Options(protocol="tls", local_directory=str(tmp_path))
+        scratch = agent._configure(configuration(options, speaks=False))
+    assert Path(scratch).parent == tmp_path
