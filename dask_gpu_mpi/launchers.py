@@ -21,7 +21,6 @@ __all__ = [
     "check_library",
     "cross_check",
     "detect",
-    "job_tag",
     "keeps_silent",
     "library_name",
     "scrub",
@@ -200,7 +199,6 @@ _KEPT = re.compile("|".join(f"(?:{launcher.kept})" for launcher in LAUNCHERS if 
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 #: Seconds after which a rank takes it that rank 0 has said what there is to say.
 SECOND_WORD = 2.0
-_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
 
 
 @dataclass(frozen=True)
@@ -418,11 +416,6 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in environ.items()
         if not _SCRUBBED.fullmatch(name) or _KEPT.fullmatch(name)
     }
-
-
-def job_tag(environ: Mapping[str, str]) -> str | None:
-    """Name the batch job, by its number as the batch system writes it; None outside of one."""
-    return next((environ[name] for name in _JOB_VARIABLES if environ.get(name)), None)
 
 
 def _all_launched(environ: Mapping[str, str]) -> list[Launched]:

@@ -71,9 +71,9 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         Fewer ranks than the layout needs.
     """
     ranks = in_order(inventories)
-    check_options(options, len(ranks))
+    check_options(options)
     scheduler, client = choose_roles(options, len(ranks))
-    idle = options.idle_ranks | ({scheduler, client} if options.layout == "exclusive" else set())
+    idle = {scheduler, client} if options.layout == "exclusive" else set()
     hosts = _hosts(ranks, idle, use_gpus=options.worker_kind != "cpu")
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
@@ -105,13 +105,8 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
 
 
 def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
-    """Choose between a job on GPUs and one on CPUs alone; refuse a job that can have no worker."""
+    """Choose between a job on GPUs and one on CPUs alone; refuse one that wants GPUs and sees none."""
     working = [rank for host in hosts for rank in host.working]
-    if not working:
-        raise PlacementError(
-            f"none of {sum(len(host.ranks) for host in hosts)} rank(s) may take workers; needed: one at "
-            "least; start more ranks, or let fewer be idle"
-        )
     if options.worker_kind == "cpu" or any(rank.gpus for rank in working):
         return options.worker_kind != "cpu"
     if options.worker_kind == "gpu":
@@ -124,7 +119,7 @@ def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
     return False
 
 
-def _hosts(ranks: Sequence[Inventory], idle: frozenset[int] | set[int], *, use_gpus: bool) -> list[_Host]:
+def _hosts(ranks: Sequence[Inventory], idle: set[int], *, use_gpus: bool) -> list[_Host]:
     groups: dict[tuple[str, str], list[Inventory]] = {}
     for rank in ranks:
         groups.setdefault((rank.host, rank.boot_id), []).append(rank)

@@ -42,8 +42,6 @@ class PlacementOptions:
     scheduler_rank, client_rank : int
         Where the scheduler and the client live. The client by default on rank 0 (shared), or on rank 1
         (exclusive).
-    idle_ranks : frozenset of int
-        Ranks that take no workers.
     """
 
     layout: str = "shared"
@@ -56,7 +54,6 @@ class PlacementOptions:
     name: str | None = None
     scheduler_rank: int = 0
     client_rank: int | None = None
-    idle_ranks: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
     return ranks
 
 
-def check_options(options: PlacementOptions, world_size: int) -> None:
+def check_options(options: PlacementOptions) -> None:
     """Raise OptionError for an option that has no meaning."""
     for option, value, valid in (
         ("layout", options.layout, ("shared", "exclusive")),
@@ -60,9 +60,6 @@ def check_options(options: PlacementOptions, world_size: int) -> None:
         raise OptionError(
             f"nthreads={options.nthreads} is below 1; needed: threads of each worker, or nothing"
         )
-    strangers = sorted(rank for rank in options.idle_ranks if not 0 <= rank < world_size)
-    if strangers:
-        raise OptionError(f"idle_ranks has {fold_numbers(strangers)}; needed: ranks below {world_size}")
 
 
 def default_client(layout: str, scheduler_rank: int, client_rank: int | None) -> int:

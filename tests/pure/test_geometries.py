@@ -393,7 +393,7 @@ def test_busy_gpus_can_be_refused() -> None:
     make_plan(job(Shape()), PlacementOptions(require_idle_gpus=True))
     make_plan(busy, PlacementOptions(require_idle_gpus=True, worker_kind="cpu"))
     busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, processes=((999, GIB),))
-    make_plan(busy, PlacementOptions(require_idle_gpus=True, idle_ranks=frozenset({0})))
+    make_plan(busy, PlacementOptions(require_idle_gpus=True, layout="exclusive"))
 
 
 def test_the_worst_that_a_rank_saw_counts() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from dask_gpu_mpi import launchers
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, job_tag, scrub
+from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample
@@ -236,12 +236,6 @@ def test_scrub_keeps_what_users_need_and_drops_identity() -> None:
     before = dict(environ)
     assert sorted(scrub(environ)) == sorted(KEPT)
     assert environ == before
-
-
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID"])
-def test_job_tag(name: str) -> None:
-    assert job_tag({name: "77.server"}) == "77.server"
-    assert job_tag({name: ""}) is None
 
 
 @pytest.mark.parametrize(

@@ -146,14 +146,6 @@ def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
     assert any("2 GPUs get no worker" in w for w in found.warnings)
 
 
-def test_idle_ranks() -> None:
-    assert names(plan(pretend(1, 3, 3), idle_ranks=frozenset({1}))) == ["0-0", "0-1", "2-2"]
-    with pytest.raises(PlacementError, match=r"none of 2 rank\(s\) may take workers"):
-        plan(pretend(1, 2, 1), idle_ranks=frozenset({0, 1}))
-    with pytest.raises(OptionError, match="idle_ranks has 5"):
-        plan(pretend(1, 2, 1), idle_ranks=frozenset({5}))
-
-
 def test_hosts_of_one_name_are_told_apart() -> None:
     inventories = [rank(i, 3, boot_id=boot, host="node") for i, boot in enumerate(["x", "y", "x"])]
     found = plan(inventories)
