@@ -170,13 +170,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         commands = clusters(launcher, arguments.ranks, Path(folder))
         copies = run([sys.executable, "-c", COPY], 60)
+        size = 8 * arguments.size**2
+        document: dict[str, Any] = {
+            "benchmark": "transfer",
+            **machine(launcher),
+            "hardware": hardware(),
+            "bytes": size,
+            "copy_GB_s": copies,
+            "seconds": seconds,
+        }
         for _ in range(arguments.rounds):
             for name in arguments.ways:
                 command = commands[name]
                 start = time.perf_counter()
                 seconds.setdefault(name, []).append(run([*command, *sizes], arguments.seconds + 60))
                 print(f"  {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    size = 8 * arguments.size**2
+                write(arguments.json, document)  # so that what ends early is not lost
     steady = {name: [s for turn in turns for s in turn[WARM_UP:]] for name, turns in seconds.items()}
     rates = {name: size / statistics.median(found) / 1e9 for name, found in steady.items() if found}
     best = {name: size / min(found) / 1e9 for name, found in steady.items() if found}
@@ -190,16 +199,7 @@ def main() -> None:
     for other in ("LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"):
         if ours and other in rates:
             print(f"ours over UCX / {other}: {ours / rates[other]:.2f}")
-    document: dict[str, Any] = {
-        "benchmark": "transfer",
-        **machine(launcher),
-        "hardware": hardware(),
-        "bytes": size,
-        "copy_GB_s": copies,
-        "seconds": seconds,
-        "median_GB_s": rates,
-    }
-    write(arguments.json, document)
+    write(arguments.json, {**document, "median_GB_s": rates})
     plot(rates, copy, arguments.plot)
 
 
