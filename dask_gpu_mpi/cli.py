@@ -116,7 +116,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
 
             def check(rank: int) -> None:
                 if rank == client:
-                    check_script(words[0])
+                    check_script(words[0], cli.commands)
 
     try:
         member, session = start(options, check=check, has_client=bool(words))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from .errors import InputError
@@ -14,13 +15,20 @@ from .errors import InputError
 __all__ = ["check_script", "prepare_script", "run_script"]
 
 
-def check_script(path: str) -> None:
+def check_script(path: str, commands: Collection[str] = ()) -> None:
     """Refuse a script that can't be read.
+
+    Parameters
+    ----------
+    path : str
+        The script.
+    commands : collection of str
+        What the first word can be instead.
 
     Raises
     ------
     InputError
-        Names the path and the directory it was looked for in.
+        Names the path and the directory it was looked for in, and the command that was meant, perhaps.
     """
     if not os.path.isfile(path) or not os.access(path, os.R_OK):
         what = (
@@ -30,8 +38,11 @@ def check_script(path: str) -> None:
             if os.path.exists(path)
             else "does not exist"
         )
+        meant = difflib.get_close_matches(path, commands, n=1)
+        hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
             f"the script {path!r} {what} (working directory {os.getcwd()!r}): give the path of a Python file, after the options"
+            + hint
         )
 
 

@@ -520,6 +520,14 @@ def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, 
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.parametrize("words", [["--cpu-workers", "1", "plan"], ["plam"]])
+def test_command_that_was_taken_for_a_script(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], None, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    meant = "did you mean the command 'plan', which comes before all options?"
+    error_line(done, repr(words[-1]), "does not exist", meant)
+    nothing_left(mpirun, tmp_path)
+
+
 def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('before'\nx = 1 +\n")
