@@ -220,6 +220,8 @@ class Bringup:
         self._early: list[Event] = []
         self._progress = Progress(started)
         self._agent: AgentProcess | None = None
+        #: What agents of this rank begin with.
+        self._begins: set[str] = set()
         self._target: Target | None = None
         self._coordinator: Coordinator | None = None
         self._go: Go | None = None
@@ -268,7 +270,8 @@ class Bringup:
         options, failure = self._options, None
         if isinstance(options, Options):
             # Before everything else: it imports while MPI initialises.
-            self._agent = AgentProcess(self._environ, _early(options, self._environ))
+            self._begins = _early(options, self._environ)
+            self._agent = AgentProcess(self._environ, self._begins)
             self._agent.configure(
                 configuration(
                     options,
@@ -325,7 +328,7 @@ class Bringup:
         """
         if (
             not launchers.alone_on_host(self._environ)
-            or not _may_use_cuda(options, self._environ)
+            or "cuda" not in self._begins
             or options.layout == "exclusive"
             or options.gpus_per_worker != 1
             or (options.worker_class != "auto" and options.worker_kind != "gpu")
@@ -509,7 +512,7 @@ class Bringup:
             has_scheduler,
             self._file,
             joins=not self._options.scheduler,
-            early=_early(self._options, self._environ),
+            early=self._begins,
             timeline=self._timeline,
             hosts=coordinator.hosts if (coordinator := self._coordinator) is not None else {},
             steps=coordinator.steps if coordinator is not None else {},

@@ -21,6 +21,7 @@ __all__ = [
     "COMMAND",
     "TELL",
     "Driver",
+    "alive",
     "cpu_seconds",
     "facts",
     "gone",
@@ -116,6 +117,14 @@ def gone(job: Job, seconds: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 def parent(pid: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters import alive
 from harness import TESTBED, Mpi, TestBed
 
 WHERE = """
@@ -75,14 +76,6 @@ def test_ssh_brings_no_environment(hosts: TestBed) -> None:
         [TESTBED / "on-rsh", "-x", "10.77.0.2", line], env=env, capture_output=True, text=True, check=True
     )
     assert done.stdout == "h2 none round\n"
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie does not."""
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
 
 
 def sleeper(bed: TestBed, host: str) -> int:

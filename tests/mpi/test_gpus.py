@@ -16,12 +16,13 @@ from simulated.nvml import GIB, compile_nvml, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
-#: Two sockets, where this machine has cores for them.
+#: After `SCRIPT`: which workers watch a GPU.
 TELL_MONITORED = """
 def monitored(dask_worker):
     return dask_worker.name, "gpu_utilization" in dask_worker.monitor.quantities
 tell(monitored=dict(client.run(monitored).values()))
 """
+#: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
 

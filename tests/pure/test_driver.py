@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters import alive, until
 from dask_gpu_mpi import driver
 
 pytestmark = pytest.mark.skipif(
@@ -44,23 +45,7 @@ def test_it_ends(how: str) -> None:
         assert words == ["collected"], done.stderr
     else:
         assert done.returncode == -9
-        assert not _alive(int(pid))
-
-
-def _alive(pid: int) -> bool:
-    """Whether it runs; PR_SET_PDEATHSIG has come when its parent has been waited for, its end may take a moment."""
-    import time
-
-    limit = time.monotonic() + 10
-    while time.monotonic() < limit:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return False
-        if state == "Z":
-            return False
-        time.sleep(0.01)
-    return True
+        until(lambda: not alive(int(pid)), 10)
 
 
 def test_not_beside_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
