@@ -47,6 +47,7 @@ from .ucx import (
     install_hooks,
     load_library,
     start_ucx_aside,
+    transfer_config,
 )
 from .workers import has_spare, make_worker, stop_ticks
 
@@ -213,7 +214,7 @@ def _configure(configuration: Configuration) -> str:
             "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
         )
     if configuration.protocol == "ucx":
-        dask.config.set(connection_config(configuration.worker_options))
+        dask.config.set(connection_config(configuration.worker_options) | transfer_config())
         import_ucx()
     if configuration.protocol == "tls" and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.

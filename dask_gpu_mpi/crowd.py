@@ -20,6 +20,7 @@ __all__ = [
     "CONNECT",
     "configured_keys",
     "connection_settings",
+    "is_configured",
     "start_delay",
     "start_limit",
     "workers_per_core",
@@ -93,14 +94,16 @@ def start_delay(before: int, workers: int) -> float:
     return 0.0 if workers <= AT_ONCE else APART * before
 
 
-def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured: in a file, in the environment or in the program."""
+def is_configured(key: str) -> bool:
+    """Whether the user has configured this key of Dask's: in a file, in the environment or in the program."""
     import dask.config
 
-    def said(key: str) -> bool:
-        value = dask.config.get(key, None)
-        # distributed registers its own defaults when it is imported
-        defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
-        return value is not None and value not in defaults
+    value = dask.config.get(key, None)
+    # distributed registers its own defaults when it is imported
+    defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
+    return value is not None and value not in defaults
 
-    return frozenset(key for key in (CONNECT, BACKLOG) if said(key))
+
+def configured_keys() -> frozenset[str]:
+    """Which of our keys the user has configured."""
+    return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

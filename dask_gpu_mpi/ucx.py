@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from .crowd import is_configured
 from .errors import InputError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ __all__ = [
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
+    "transfer_config",
     "users_config",
     "without_cuda",
 ]
@@ -68,6 +70,19 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
         priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
         config["distributed-ucxx.environment.sockaddr-tls-priority"] = priority
     return _users_numbers() | config
+
+
+#: Bytes that a worker asks of another at a time, and what distributed has for it: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
+MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 GB"
+
+
+def transfer_config() -> dict[str, Any]:
+    """The Dask configuration of workers that fetch over UCX; empty where the user has said it.
+
+    Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker asks for
+    one chunk of an array at a time; with this it takes 5 to 20 % less time for arrays that cross (docs/measurements.md).
+    """
+    return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
 
 
 def _users_numbers() -> dict[str, Any]:

@@ -72,6 +72,13 @@ def need(gpus: Any, count: int) -> None:
         )
 
 
+#: How much a worker asks of another at a time.
+MESSAGES = (
+    "def messages(dask_worker):\n    return dask_worker.state.transfer_message_bytes_limit\n"
+    "tell(messages=sorted(set(client.run(messages).values())))\n"
+)
+
+
 def need_ucx() -> None:
     if find_spec("distributed_ucxx") is None:
         pytest.skip("distributed-ucxx is not installed: pip install 'dask-gpu-mpi[cuda13]'")
@@ -197,8 +204,11 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
     pool = LOOK_AT_POOL + "tell(pools=sorted(set(client.run(pool).values())))\n"
     options = options_for(protocol, worker_options=POOL)
-    done = mpirun.run(HEAD + initialized(**options) + pool + SVD + TRANSPOSE, 2, timeout=200).check()
+    done = mpirun.run(
+        HEAD + initialized(**options) + pool + MESSAGES + SVD + TRANSPOSE, 2, timeout=200
+    ).check()
     told = facts(done)
+    assert told["messages"] == [2_000_000_000 if protocol == "ucx" else 50_000_000]
     assert told["pools"] == ["PoolMemoryResource"]
     assert told["kind"] == "cupy"
     assert told["error"] < 1e-10 * told["scale"]
@@ -262,11 +272,15 @@ def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
     env = {
         "DASK_DISTRIBUTED_UCXX__CREATE_CUDA_CONTEXT": "True",
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
+        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
     }
     asked = "from ucxx import get_config\ntell(threshold=sorted(client.run(lambda: get_config()['RNDV_THRESH']).values()))\n"
     options = options_for("ucx", worker_options={"enable_nvlink": True, "rmm_pool_size": 0.1})
-    done = mpirun.run(HEAD + initialized(**options) + "seen()\n" + asked, 2, env=env, timeout=120).check()
+    done = mpirun.run(
+        HEAD + initialized(**options) + "seen()\n" + asked + MESSAGES, 2, env=env, timeout=120
+    ).check()
     told = facts(done)
+    assert told["messages"] == [123_000_000]
     check(told, gpus, list(gpus.uuids), script=True)
     assert len(told["threshold"]) == len(gpus.uuids)
     assert all("12345" in value for value in told["threshold"])

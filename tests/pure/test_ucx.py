@@ -15,6 +15,7 @@ from typing import Any
 
 import dask
 import pytest
+from dask.utils import parse_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,14 @@ from dask_gpu_mpi.bringup import _may_be_client
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options import Options
 from dask_gpu_mpi.session import _nest
-from dask_gpu_mpi.ucx import connection_config, hide_gpus, shown_transports, users_config, without_cuda
+from dask_gpu_mpi.ucx import (
+    connection_config,
+    hide_gpus,
+    shown_transports,
+    transfer_config,
+    users_config,
+    without_cuda,
+)
 from dask_gpu_mpi.workers import _workers_config
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
@@ -232,6 +240,16 @@ def test_numbers_that_the_user_configured_become_texts(section: str) -> None:
         "none": None,  # which UCX complains of, as before
         **priority,
     }
+
+
+def test_workers_ask_for_more_at_a_time_unless_the_user_has_said_how_much() -> None:
+    import distributed  # noqa: F401  its defaults are no configuration of the user's
+
+    key = "distributed.worker.transfer.message-bytes-limit"
+    assert dask.config.get(key) == "50MB"
+    assert parse_bytes(transfer_config()[key]) == 2_000_000_000
+    with dask.config.set({key: "123 MB"}):
+        assert transfer_config() == {}
 
 
 def test_configuration_that_is_no_mapping() -> None:
