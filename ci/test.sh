@@ -82,6 +82,13 @@ stage "pure" tests "$openmpi" tests/pure
 # What is marked one_mpi runs under MPICH only, for the same reason.
 stage "mpi, hosts: Open MPI" tests "$openmpi" -m "not one_mpi" -k "not (test_refused and initialize)" tests/mpi tests/hosts
 stage "mpi, hosts: MPICH" tests "$mpich" tests/mpi tests/hosts
+if [[ $(uname) == Linux ]]; then
+  stage "ucx packages" env PYTHON="$bin/python" bash ci/ucx.sh .venv/ucx
+  export PYTHONPATH=$PWD/.venv/ucx
+  stage "ucx: Open MPI" tests "$openmpi" -m "not one_mpi" tests/ucx
+  stage "ucx: MPICH" tests "$mpich" tests/ucx
+  unset PYTHONPATH
+fi
 # a dozen rows of the fault tier; ci/faults.sh has them all
 stage "faults: Open MPI" tests "$openmpi" -m quick tests/faults
 stage "faults: MPICH" tests "$mpich" -m quick tests/faults

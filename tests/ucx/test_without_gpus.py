@@ -1,0 +1,152 @@
+"""UCX beside MPI on hosts without GPUs, over shared memory and TCP; tests/gpu has what needs NVLink. See ci/ucx.sh."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, gone, only_our_lines, ranks_of, scratch_of, workers_of
+from harness import Mpi, TestBed
+
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed_ucxx") is None,
+    reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/test_ucx.py has what needs none",
+)
+
+HEAD = (
+    TELL
+    + """
+import dask.array as da
+from distributed import Client, wait
+
+def messages(dask_worker):
+    return dask_worker.state.transfer_message_bytes_limit
+
+def world():
+    from mpi4py import MPI
+    return MPI.COMM_WORLD.allreduce(5)
+
+def seen(client):
+    from mpi4py import MPI
+    x = da.random.random((2_000, 2_000), chunks=500).persist()
+    wait(x)
+    total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
+    tell(
+        world=MPI.COMM_WORLD.size,
+        scheduler=client.scheduler.address,
+        workers=looks(client),
+        messages=sorted(set(client.run(messages).values())),
+        total=total,
+        twice=twice,
+    )
+"""
+)
+INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx')\nclient = Client()\n"
+
+
+def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
+    """What holds for every such cluster; returns the looks by name."""
+    rows = workers_of(told)
+    assert len(rows) == workers
+    assert told["scheduler"].startswith("ucx://")
+    assert all(row["address"].startswith("ucx://") for row in rows.values())
+    assert all(row["nanny"] and row["identity"] == [] for row in rows.values())
+    assert told["total"] == pytest.approx(2e6, rel=0.01)
+    assert told["twice"] == pytest.approx(2 * told["total"], rel=1e-9)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[TestBed]:
+    with TestBed.for_tests(2) as bed:
+        yield bed
+
+
+def test_command(mpirun: Mpi, tmp_path: Path) -> None:
+    """No main guard, MPI in the script and in tasks, and its exit code."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + "client = Client()\nseen(client)\ntell(worlds=[*client.run(world).values()])\nsys.exit(7)\n"
+    )
+    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, timeout=90).check(7)
+    told = facts(done)
+    check(told, 2)
+    assert told["world"] == 2
+    assert told["worlds"] == [5, 5]
+    assert told["messages"] == [2_000_000_000]
+    assert only_our_lines(done.stderr), done.stderr
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+@pytest.mark.one_mpi
+def test_initialize(mpirun: Mpi) -> None:
+    """What the user configured for transfers and UCX is kept: also a number, which UCX's package does not take."""
+    env = {
+        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
+    }
+    asked = "from ucxx import get_config\ntell(threshold=[*client.run(lambda: get_config()['RNDV_THRESH']).values()])\n"
+    done = mpirun.run(HEAD + INITIALIZED + "seen(client)\n" + asked, 2, env=env, timeout=90).check()
+    told = facts(done)
+    check(told, 2)
+    assert told["messages"] == [123_000_000]
+    assert len(told["threshold"]) == 2
+    assert all("12345" in value for value in told["threshold"])
+    assert only_our_lines(done.stderr), done.stderr
+
+
+def test_mpi_before_ucx(mpirun: Mpi) -> None:
+    """It is said, with a remedy, and the remedy works."""
+    program = "from mpi4py import MPI\n" + HEAD + INITIALIZED + "seen(client)\n"
+    done = mpirun.run(program, 2, timeout=60).check(2)
+    assert "has imported mpi4py.MPI before initialize()" in done.stderr
+    assert "Traceback" not in done.stderr
+    check(facts(mpirun.run("import ucxx\n" + program, 2, timeout=90).check()), 2)
+
+
+@pytest.mark.one_mpi
+def test_two_hosts(mpirun: Mpi, two_hosts: TestBed) -> None:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    done = mpirun.run(HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=two_hosts, timeout=90).check()
+    rows = check(facts(done), 2)
+    assert {row["host"] for row in rows.values()} == {"h1", "h2"}
+    assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == 2
+
+
+@pytest.mark.one_mpi
+def test_killed_worker_comes_back(mpirun: Mpi) -> None:
+    program = """
+import signal, time
+before = {row["name"]: row["pid"] for row in looks(client)}
+client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=0, workers=[0], pure=False)
+deadline = time.monotonic() + 60
+while True:
+    assert time.monotonic() < deadline, "it did not come back"
+    try:
+        after = {row["name"]: row["pid"] for row in looks(client)}
+    except Exception:
+        after = {}
+    if len(after) == 2 and after[0] != before[0]:
+        break
+    time.sleep(0.2)
+tell(other=after[1] == before[1])
+seen(client)
+"""
+    done = mpirun.run(HEAD + INITIALIZED + program, 2, timeout=110).check()
+    check(facts(done), 2)
+    assert facts(done)["other"] is True
+
+
+def test_killed_rank_ends_the_job(mpirun: Mpi) -> None:
+    job = mpirun.start(HEAD + INITIALIZED + "tell(up=True)\nimport time\ntime.sleep(600)\n", 2)
+    job.wait_for("FACTS", 60)
+    os.kill(ranks_of(job)[1], signal.SIGKILL)
+    assert gone(job, 20), job.processes()
+    assert job.wait(10).rc != 0
+    assert scratch_of(job) == []
