@@ -1,19 +1,25 @@
 """Frames over a pipe: how a rank and its agent talk.
 
 A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are our own processes,
-one the child of the other, so pickle is safe here; nobody else can open the pipe.
+one the child of the other, so pickle is safe here; nobody else can open the pipe. And what is still unread in pipes of others.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
+import fcntl
 import os
 import pickle
 import select
+import stat
 import struct
+import termios
 import time
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["FrameReader", "write_frame"]
+__all__ = ["FrameReader", "wait_until_read", "write_frame"]
 
 _LENGTH = struct.Struct("<Q")
 
@@ -90,3 +96,15 @@ class FrameReader:
             del self._buffer[:end]  # first: a frame that can't be read is not met again
             frames.append(pickle.loads(frame))
         return frames
+
+
+def wait_until_read(fds: Iterable[int], seconds: float) -> None:
+    """Wait until what was written to these descriptors has been read, where they are pipes; `seconds` at most."""
+    deadline = time.monotonic() + seconds
+    for fd in fds:
+        with contextlib.suppress(OSError):  # closed
+            if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                continue
+            unread = array.array("i", [0])
+            while not fcntl.ioctl(fd, termios.FIONREAD, unread) and unread[0] and time.monotonic() < deadline:
+                time.sleep(0.002)

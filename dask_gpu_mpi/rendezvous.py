@@ -21,6 +21,7 @@ from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
 from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
+from .pipes import wait_until_read
 from .ranges import ranks_text
 from .ucx import load_library
 from .undertaker import look_after_launcher
@@ -33,6 +34,8 @@ _HERE = 32701
 #: Seconds for those who are here to name those beside them who are not.
 NAMING = 0.5
 MOST_NAMED = 8
+#: Seconds for the launcher to read what a rank has printed before it aborts the job.
+READING = 1.0
 
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
@@ -314,4 +317,6 @@ def abort(code: int) -> None:
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         look_after_launcher()
+        # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
+        wait_until_read((1, 2), READING)
         MPI.COMM_WORLD.Abort(code)

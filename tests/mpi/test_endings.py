@@ -53,3 +53,22 @@ def test_the_job_ends(
     assert says in done.output
     assert "too late" not in done.output
     assert "did not answer" not in done.output
+
+
+@pytest.mark.one_mpi
+def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
+    """MPICH's launcher loses one such report in eight without the wait that tests/pure/test_pipes.py looks at."""
+    program = """
+        import sys, time
+        from dask_gpu_mpi.rendezvous import abort, load_mpi
+
+        if load_mpi().COMM_WORLD.rank:
+            time.sleep(60)
+        print("the report", flush=True)
+        print("and why", file=sys.stderr, flush=True)
+        abort(3)
+    """
+    for _ in range(12):
+        done = mpirun.run(program, 2, timeout=30).check(3)
+        assert done.stdout == "the report\n"
+        assert "and why\n" in done.stderr

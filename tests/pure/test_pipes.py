@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.pipes import FrameReader, write_frame
+from dask_gpu_mpi.pipes import FrameReader, wait_until_read, write_frame
 
 
 @pytest.fixture
@@ -68,3 +70,25 @@ def test_no_frame_no_wait(pipe: tuple[int, int]) -> None:
     reader = FrameReader(pipe[0])
     assert reader.read(timeout=0) == []
     assert not reader.eof
+
+
+def test_what_was_written_has_been_read(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.write(write, b"the report")
+    reader = threading.Timer(0.2, os.read, (read, 100))
+    reader.start()
+    wait_until_read((write,), 60)
+    assert not select.select([read], [], [], 0)[0]
+    reader.join()
+
+
+def test_nobody_reads(pipe: tuple[int, int], tmp_path: Path) -> None:
+    """It is not waited for longer than that, and only for pipes: the rest of a file is nobody's to read."""
+    read, write = pipe
+    os.write(write, b"the report")
+    wait_until_read((write,), 0.05)
+    assert os.read(read, 100) == b"the report"
+    os.close(write)
+    (tmp_path / "file").write_text("more")
+    with (tmp_path / "file").open() as file:
+        wait_until_read((write, file.fileno()), 600)  # pytest gives a test two minutes
