@@ -6,15 +6,12 @@ one the child of the other, so pickle is safe here; nobody else can open the pip
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import os
 import pickle
 import select
 import stat
 import struct
-import termios
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -100,11 +97,13 @@ class FrameReader:
 
 def wait_until_read(fds: Iterable[int], seconds: float) -> None:
     """Wait until what was written to these descriptors has been read, where they are pipes; `seconds` at most."""
+    import fcntl  # these two only here: all ranks and agents import this module
+    import termios
+
     deadline = time.monotonic() + seconds
     for fd in fds:
         with contextlib.suppress(OSError):  # closed
             if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                 continue
-            unread = array.array("i", [0])
-            while not fcntl.ioctl(fd, termios.FIONREAD, unread) and unread[0] and time.monotonic() < deadline:
+            while any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))) and time.monotonic() < deadline:
                 time.sleep(0.002)

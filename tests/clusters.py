@@ -19,6 +19,7 @@ from jobs import CompletedJob, Job
 
 __all__ = [
     "COMMAND",
+    "MESSAGES",
     "TELL",
     "Driver",
     "alive",
@@ -71,6 +72,13 @@ def look(dask_worker):
 def looks(client):
     return sorted(client.run(look).values(), key=lambda row: str(row["name"]))
 '''
+
+#: Tells how many bytes the workers ask of each other at a time; after `TELL`, where there is a client.
+MESSAGES = """
+def messages(dask_worker):
+    return dask_worker.state.transfer_message_bytes_limit
+tell(messages=sorted(set(client.run(messages).values())))
+"""
 
 
 def facts(text: str | CompletedJob | Job) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, scratch_of, workers_of
+from clusters import COMMAND, MESSAGES, TELL, facts, scratch_of, workers_of
 from harness import Mpi
 
 #: With `script(...)`, what every job begins with.
@@ -70,13 +70,6 @@ def need(gpus: Any, count: int) -> None:
         pytest.skip(
             f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with simulated ones"
         )
-
-
-#: How much a worker asks of another at a time.
-MESSAGES = (
-    "def messages(dask_worker):\n    return dask_worker.state.transfer_message_bytes_limit\n"
-    "tell(messages=sorted(set(client.run(messages).values())))\n"
-)
 
 
 def need_ucx() -> None:

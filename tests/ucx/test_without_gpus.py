@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, gone, only_our_lines, ranks_of, scratch_of, workers_of
+from clusters import COMMAND, MESSAGES, TELL, facts, gone, only_our_lines, ranks_of, scratch_of, workers_of
 from harness import Mpi, TestBed
 
 pytestmark = pytest.mark.skipif(
@@ -24,9 +23,6 @@ HEAD = (
     + """
 import dask.array as da
 from distributed import Client, wait
-
-def messages(dask_worker):
-    return dask_worker.state.transfer_message_bytes_limit
 
 def world():
     from mpi4py import MPI
@@ -41,7 +37,6 @@ def seen(client):
         world=MPI.COMM_WORLD.size,
         scheduler=client.scheduler.address,
         workers=looks(client),
-        messages=sorted(set(client.run(messages).values())),
         total=total,
         twice=twice,
     )
@@ -62,17 +57,14 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
-@pytest.fixture(scope="module")
-def two_hosts() -> Iterator[TestBed]:
-    with TestBed.for_tests(2) as bed:
-        yield bed
-
-
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
     script = tmp_path / "script.py"
     script.write_text(
-        HEAD + "client = Client()\nseen(client)\ntell(worlds=[*client.run(world).values()])\nsys.exit(7)\n"
+        HEAD
+        + "client = Client()\nseen(client)\ntell(worlds=[*client.run(world).values()])\n"
+        + MESSAGES
+        + "sys.exit(7)\n"
     )
     done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, timeout=90).check(7)
     told = facts(done)
@@ -92,7 +84,9 @@ def test_initialize(mpirun: Mpi) -> None:
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
     }
     asked = "from ucxx import get_config\ntell(threshold=[*client.run(lambda: get_config()['RNDV_THRESH']).values()])\n"
-    done = mpirun.run(HEAD + INITIALIZED + "seen(client)\n" + asked, 2, env=env, timeout=90).check()
+    done = mpirun.run(
+        HEAD + INITIALIZED + "seen(client)\n" + asked + MESSAGES, 2, env=env, timeout=90
+    ).check()
     told = facts(done)
     check(told, 2)
     assert told["messages"] == [123_000_000]
@@ -111,9 +105,11 @@ def test_mpi_before_ucx(mpirun: Mpi) -> None:
 
 
 @pytest.mark.one_mpi
-def test_two_hosts(mpirun: Mpi, two_hosts: TestBed) -> None:
+def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    done = mpirun.run(HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=two_hosts, timeout=90).check()
+    done = mpirun.run(
+        HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90
+    ).check()
     rows = check(facts(done), 2)
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
     assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == 2
