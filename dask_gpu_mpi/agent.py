@@ -49,7 +49,7 @@ from .ucx import (
     start_ucx_aside,
     transfer_config,
 )
-from .workers import has_spare, make_worker, stop_ticks
+from .workers import answer_over_tcp, has_spare, make_worker, stop_ticks
 
 __all__ = ["main"]
 
@@ -461,6 +461,7 @@ class Agent:
         for nanny in _nannies(self._workers):
             if isinstance(nanny, Nanny):
                 stop_ticks(nanny)
+                answer_over_tcp(nanny)
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))

@@ -27,7 +27,7 @@ from .placement import WorkerPlan
 from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["has_spare", "make_worker", "stop_ticks", "worker_class_for"]
+__all__ = ["answer_over_tcp", "has_spare", "make_worker", "stop_ticks", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -132,6 +132,13 @@ def stop_ticks(nanny: Any) -> None:
     """
     for name in ("tick", "ticks"):
         nanny.periodic_callbacks.pop(name, None)
+
+
+def answer_over_tcp(nanny: Any) -> None:
+    """Have a nanny of a worker over UCX, before it starts, listen on TCP: it moves no data, and UCX keeps a core busy there."""
+    # What its worker is told has been settled by its constructor.
+    if getattr(nanny, "_protocol", None) == "ucx":
+        nanny._protocol = "tcp"
 
 
 def _merge(base: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,12 +9,19 @@ from typing import Any, Literal
 
 import dask
 import pytest
+from distributed import Nanny
 
 from dask_gpu_mpi import ucx
 from dask_gpu_mpi.bringup import configuration
 from dask_gpu_mpi.messages import WorkerSettings
 from dask_gpu_mpi.plan import WorkerPlan
-from dask_gpu_mpi.workers import make_worker, stop_ticks, visible_device, worker_class_for
+from dask_gpu_mpi.workers import (
+    answer_over_tcp,
+    make_worker,
+    stop_ticks,
+    visible_device,
+    worker_class_for,
+)
 
 
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
@@ -59,6 +66,14 @@ def test_a_server_without_ticks_runs_and_keeps_its_other_callbacks() -> None:
     gone, running = asyncio.run(look())
     assert gone == {"tick", "ticks"}
     assert running == [True, True]
+
+
+@pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls"), ("tcp", "tcp")])
+def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
+    nanny = Nanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
+    answer_over_tcp(nanny)
+    assert nanny._protocol == listens
+    assert nanny.worker_kwargs["protocol"] == protocol
 
 
 @pytest.mark.parametrize("kind", ["gpu", "cpu"])

@@ -24,6 +24,9 @@ HEAD = (
 import dask.array as da
 from distributed import Client, wait
 
+def nannies(dask_worker):
+    return dask_worker.nanny
+
 def world():
     from mpi4py import MPI
     return MPI.COMM_WORLD.allreduce(5)
@@ -37,6 +40,8 @@ def seen(client):
         world=MPI.COMM_WORLD.size,
         scheduler=client.scheduler.address,
         workers=looks(client),
+        nannies=[*client.run(nannies).values()],
+        agents=[*client.run(os.getpid, nanny=True).values()],
         total=total,
         twice=twice,
     )
@@ -52,6 +57,9 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     assert told["scheduler"].startswith("ucx://")
     assert all(row["address"].startswith("ucx://") for row in rows.values())
     assert all(row["nanny"] and row["identity"] == [] for row in rows.values())
+    # which carry no data: UCX would keep a core busy in each agent
+    assert all(address.startswith("tcp://") for address in told["nannies"])
+    assert len(set(told["agents"])) == len(told["nannies"]) == workers
     assert told["total"] == pytest.approx(2e6, rel=0.01)
     assert told["twice"] == pytest.approx(2 * told["total"], rel=1e-9)
     return rows
@@ -116,7 +124,7 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 @pytest.mark.one_mpi
-def test_killed_worker_comes_back(mpirun: Mpi) -> None:
+def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
     program = """
 import signal, time
 before = {row["name"]: row["pid"] for row in looks(client)}
@@ -131,12 +139,15 @@ while True:
     if len(after) == 2 and after[0] != before[0]:
         break
     time.sleep(0.2)
-tell(other=after[1] == before[1])
+client.restart(timeout=60)
+restarted = {row["name"]: row["pid"] for row in looks(client)}
+tell(other=after[1] == before[1], restarted=[restarted[name] != after[name] for name in (0, 1)])
 seen(client)
 """
     done = mpirun.run(HEAD + INITIALIZED + program, 2, timeout=110).check()
     check(facts(done), 2)
     assert facts(done)["other"] is True
+    assert facts(done)["restarted"] == [True, True]
 
 
 def test_killed_rank_ends_the_job(mpirun: Mpi) -> None:
