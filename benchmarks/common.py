@@ -211,7 +211,8 @@ class Job:
     def wait_for_end(self, limit: float = END_LIMIT) -> bool:
         """Whether all processes have ended by themselves."""
         until = time.time() + limit
-        while self.members():
+        # one that is ending has no environment any more, but no exit code yet
+        while self.members() or any(process.pid not in self._codes for process in self._processes):
             if time.time() > until:
                 return False
             self.reap()

@@ -46,6 +46,7 @@ from .ucx import (
     import_ucx,
     install_hooks,
     load_library,
+    rest,
     start_ucx_aside,
     transfer_config,
 )
@@ -466,6 +467,8 @@ class Agent:
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
         self._need_no_more()
+        if self._ucx is not None and plans:
+            rest()  # its nannies have registered, over connections of their own
         self.tell("ready", len(plans), self._timeline.take())
         failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():

@@ -30,6 +30,7 @@ __all__ = [
     "import_ucx",
     "install_hooks",
     "load_library",
+    "rest",
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
@@ -278,3 +279,19 @@ def start_ucx_aside() -> asyncio.Future[None]:
     # Not the loop's executor: asyncio.run and the interpreter join its threads, without a deadline.
     threading.Thread(target=run, name="start UCX", daemon=True).start()
     return future
+
+
+def rest() -> None:
+    """Have a process whose connections over UCX are all closed do without UCX until the next one; of the running event loop.
+
+    With its last connection distributed-ucxx (0.52) stops asking UCX for news, but leaves the event loop watching a descriptor
+    that stays readable: a core kept busy. The next connection has it watched again.
+    """
+    import asyncio
+    import sys
+
+    # no public way leads to the descriptor
+    context: Any = getattr(sys.modules.get("ucxx.core"), "_ctx", None)
+    with contextlib.suppress(AttributeError):
+        if not context._dask_resources:
+            asyncio.get_running_loop().remove_reader(context.worker.epoll_file_descriptor)

@@ -71,6 +71,21 @@ def test_a_job_that_fails_is_not_waited_for(common: ModuleType) -> None:
         assert job.output() == "no such thing\n"
 
 
+def test_a_job_has_ended_when_its_exit_code_is_known(
+    common: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment, by which processes are found, is gone a moment before."""
+    with common.Job("note('ready'); pause(); sys.exit(3)") as job:
+        job.start([sys.executable, str(job.script)])
+        assert job.wait("ready", limit=20.0) is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(common, "members", lambda mark: {})
+            assert not job.wait_for_end(0.0)
+            job.go_on()
+            assert job.wait_for_end(20.0)
+            assert job.code == 3
+
+
 def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
     runs = [
         startup.Run(way, number, ready_s=seconds, pss_mib={"rank": 10.0})

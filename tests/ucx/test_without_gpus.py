@@ -27,6 +27,12 @@ from distributed import Client, wait
 def nannies(dask_worker):
     return dask_worker.nanny
 
+async def asks_ucx(dask_worker):
+    import asyncio
+    import ucxx
+    # whether the agent's event loop watches UCX's descriptor
+    return asyncio.get_running_loop().remove_reader(ucxx.core._get_ctx().worker.epoll_file_descriptor)
+
 def world():
     from mpi4py import MPI
     return MPI.COMM_WORLD.allreduce(5)
@@ -42,6 +48,7 @@ def seen(client):
         workers=looks(client),
         nannies=[*client.run(nannies).values()],
         agents=[*client.run(os.getpid, nanny=True).values()],
+        asking=[*client.run(asks_ucx, nanny=True).values()],
         total=total,
         twice=twice,
     )
@@ -79,6 +86,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     check(told, 2)
     assert told["world"] == 2
     assert told["worlds"] == [5, 5]
+    assert told["asking"] == [False, False]
     assert told["messages"] == [2_000_000_000]
     assert only_our_lines(done.stderr), done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
