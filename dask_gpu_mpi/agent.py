@@ -50,7 +50,7 @@ from .ucx import (
     start_ucx_aside,
     transfer_config,
 )
-from .workers import answer_over_tcp, has_spare, make_worker, stop_ticks
+from .workers import answer_over_tcp, has_spare, make_worker, measure_less
 
 __all__ = ["main"]
 
@@ -461,7 +461,7 @@ class Agent:
                 self._workers.append(_make(plan, settings))
         for nanny in _nannies(self._workers):
             if isinstance(nanny, Nanny):
-                stop_ticks(nanny)
+                measure_less(nanny)
                 answer_over_tcp(nanny)
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))

@@ -27,7 +27,7 @@ from .placement import WorkerPlan
 from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["answer_over_tcp", "has_spare", "make_worker", "stop_ticks", "worker_class_for"]
+__all__ = ["answer_over_tcp", "has_spare", "make_worker", "measure_less", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -125,12 +125,13 @@ def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
     return plan.kind == "gpu" and is_cuda_worker(worker_class_for(plan.kind, settings.worker_class))
 
 
-def stop_ticks(nanny: Any) -> None:
-    """Leave out a nanny's measurement of its event loop, before it starts: 50 wake-ups a second, 1.5 % of a core, for a warning.
+def measure_less(nanny: Any) -> None:
+    """Leave out what a nanny measures of itself, before it starts: its event loop, and its process, which nobody reads.
 
-    A rank has a nanny for each worker, all in one event loop. The measurements of scheduler and workers stay.
+    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, and questions to NVML. A rank has a nanny
+    for each worker. What scheduler and workers measure stays, and so does the nanny's look at its worker's memory.
     """
-    for name in ("tick", "ticks"):
+    for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
 
 

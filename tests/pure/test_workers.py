@@ -18,7 +18,7 @@ from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers import (
     answer_over_tcp,
     make_worker,
-    stop_ticks,
+    measure_less,
     visible_device,
     worker_class_for,
 )
@@ -49,13 +49,13 @@ def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.Mo
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
 
 
-def test_a_server_without_ticks_runs_and_keeps_its_other_callbacks() -> None:
+def test_a_server_that_measures_less_runs_and_keeps_its_other_callbacks() -> None:
     from distributed.core import Server
 
     async def look() -> tuple[set[str], list[bool]]:
         server = Server({})
         before = set(server.periodic_callbacks)
-        stop_ticks(server)
+        measure_less(server)
         await server
         server.start_periodic_callbacks()
         running = [callback.is_running() for callback in server.periodic_callbacks.values()]
@@ -64,8 +64,14 @@ def test_a_server_without_ticks_runs_and_keeps_its_other_callbacks() -> None:
         return gone, running
 
     gone, running = asyncio.run(look())
-    assert gone == {"tick", "ticks"}
-    assert running == [True, True]
+    assert gone == {"tick", "ticks", "monitor"}
+    assert running == [True]
+
+
+def test_a_nanny_goes_on_looking_at_its_worker() -> None:
+    nanny = Nanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, memory_limit="1 GiB")
+    measure_less(nanny)
+    assert "memory_monitor" in nanny.periodic_callbacks
 
 
 @pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls"), ("tcp", "tcp")])
