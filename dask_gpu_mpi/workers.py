@@ -128,8 +128,8 @@ def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
 def measure_less(nanny: Any) -> None:
     """Leave out what a nanny measures of itself, before it starts: its event loop, and its process, which nobody reads.
 
-    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, and questions to NVML. A rank has a nanny
-    for each worker. What scheduler and workers measure stays, and so does the nanny's look at its worker's memory.
+    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, and questions to NVML. What scheduler
+    and workers measure stays, and so does the nanny's look at its worker's memory.
     """
     for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
