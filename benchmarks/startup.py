@@ -191,6 +191,7 @@ def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limi
     """Start a job, look at it when it is ready, let it end, and note all that; `ranks` that note for themselves, or 0."""
     job.start(*lines)
     ready = job.wait("ready", ranks, limit)
+    ended = True
     if ready is None:
         run.failure = f"not ready after {time.time() - job.started:.0f} s"
     else:
@@ -203,9 +204,10 @@ def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limi
             run.processes[kind] = run.processes.get(kind, 0) + 1
         job.go_on()
         last = job.wait("last", ranks, limit)
-        if job.wait_for_end(END_LIMIT) and last is not None:
+        ended = job.wait_for_end(END_LIMIT)
+        if ended and last is not None:
             run.end_s = time.time() - last["time"]
-    if job.members():
+    if not ended or job.members():
         run.killed = True
         run.failure = run.failure or "did not end by itself"
         job.kill()

@@ -46,11 +46,11 @@ from .ucx import (
     import_ucx,
     install_hooks,
     load_library,
-    rest,
     start_ucx_aside,
+    stop_watching_ucx,
     transfer_config,
 )
-from .workers import answer_over_tcp, has_spare, make_worker, measure_less
+from .workers import has_spare, listen_on_tcp, make_worker, measure_less
 
 __all__ = ["main"]
 
@@ -462,13 +462,13 @@ class Agent:
         for nanny in _nannies(self._workers):
             if isinstance(nanny, Nanny):
                 measure_less(nanny)
-                answer_over_tcp(nanny)
+                listen_on_tcp(nanny)
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
         self._need_no_more()
         if self._ucx is not None and plans:
-            rest()  # its nannies have registered, over connections of their own
+            stop_watching_ucx()  # its nannies have registered, over connections of their own
         self.tell("ready", len(plans), self._timeline.take())
         failed = await asyncio.gather(*(self._follow(plan, worker, reasons) for plan, worker in workers))
         if plans and not self._closing and not self._stop.is_set():

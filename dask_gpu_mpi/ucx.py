@@ -30,10 +30,10 @@ __all__ = [
     "import_ucx",
     "install_hooks",
     "load_library",
-    "rest",
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
+    "stop_watching_ucx",
     "transfer_config",
     "users_config",
     "without_cuda",
@@ -281,7 +281,7 @@ def start_ucx_aside() -> asyncio.Future[None]:
     return future
 
 
-def rest() -> None:
+def stop_watching_ucx() -> None:
     """Have a process whose connections over UCX are all closed do without UCX until the next one; of the running event loop.
 
     With its last connection distributed-ucxx (0.52) stops asking UCX for news, but leaves the event loop watching a descriptor
@@ -290,8 +290,9 @@ def rest() -> None:
     import asyncio
     import sys
 
-    # no public way leads to the descriptor
-    context: Any = getattr(sys.modules.get("ucxx.core"), "_ctx", None)
-    with contextlib.suppress(AttributeError):
-        if not context._dask_resources:
-            asyncio.get_running_loop().remove_reader(context.worker.epoll_file_descriptor)
+    loop = asyncio.get_running_loop()
+    # No public way leads to them. Other versions, and modes without a descriptor (UCXPY_PROGRESS_MODE), stay as they are.
+    with contextlib.suppress(KeyError, AttributeError, ValueError):
+        context: Any = sys.modules["ucxx.core"]._ctx
+        if loop not in sys.modules["ucxx._lib_async.application_context"].ProgressTasks:
+            loop.remove_reader(context.worker.epoll_file_descriptor)

@@ -27,7 +27,7 @@ from .placement import WorkerPlan
 from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["answer_over_tcp", "has_spare", "make_worker", "measure_less", "worker_class_for"]
+__all__ = ["has_spare", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -128,14 +128,14 @@ def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
 def measure_less(nanny: Any) -> None:
     """Leave out what a nanny measures of itself, before it starts: its event loop, and its process, which nobody reads.
 
-    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, and questions to NVML. What scheduler
-    and workers measure stays, and so does the nanny's look at its worker's memory.
+    The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, 0.1 %. What scheduler and workers
+    measure stays, and so does the nanny's look at its worker's memory.
     """
     for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
 
 
-def answer_over_tcp(nanny: Any) -> None:
+def listen_on_tcp(nanny: Any) -> None:
     """Have a nanny of a worker over UCX, before it starts, listen on TCP: it moves no data, and UCX keeps a core busy there."""
     # What its worker is told has been settled by its constructor.
     if getattr(nanny, "_protocol", None) == "ucx":

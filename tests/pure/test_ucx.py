@@ -310,3 +310,40 @@ def test_library_is_loaded_where_it_is_a_package(
     monkeypatch.setitem(sys.modules, "libucxx", None)
     assert not ucx.load_library()
     assert os.environ["UCX_WARN_UNUSED_ENV_VARS"] == "y"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    """Whether ucxx's asking is still on for this loop; the packages themselves are in tests/ucx."""
+    core, contexts = types.ModuleType("ucxx.core"), types.ModuleType("ucxx._lib_async.application_context")
+    monkeypatch.setitem(sys.modules, core.__name__, core)
+    monkeypatch.setitem(sys.modules, contexts.__name__, contexts)
+    descriptor, other = os.pipe()
+
+    async def watched() -> bool:
+        loop = asyncio.get_running_loop()
+        worker = types.SimpleNamespace(epoll_file_descriptor=descriptor)
+        core._ctx = types.SimpleNamespace(worker=worker)  # type: ignore[attr-defined]
+        contexts.ProgressTasks = {loop: None} if asked else {}  # type: ignore[attr-defined]
+        loop.add_reader(descriptor, lambda: None)
+        ucx.stop_watching_ucx()
+        still = loop.remove_reader(descriptor)
+        worker.epoll_file_descriptor = -1  # a mode without one
+        ucx.stop_watching_ucx()
+        core._ctx = None  # type: ignore[attr-defined]
+        ucx.stop_watching_ucx()
+        return still
+
+    try:
+        assert asyncio.run(watched()) is asked
+        monkeypatch.delitem(sys.modules, core.__name__)
+        asyncio.run(_stop())
+    finally:
+        os.close(descriptor)
+        os.close(other)
+
+
+async def _stop() -> None:
+    ucx.stop_watching_ucx()

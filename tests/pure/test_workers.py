@@ -16,7 +16,7 @@ from dask_gpu_mpi.bringup import configuration
 from dask_gpu_mpi.messages import WorkerSettings
 from dask_gpu_mpi.plan import WorkerPlan
 from dask_gpu_mpi.workers import (
-    answer_over_tcp,
+    listen_on_tcp,
     make_worker,
     measure_less,
     visible_device,
@@ -77,7 +77,7 @@ def test_a_nanny_goes_on_looking_at_its_worker() -> None:
 @pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls"), ("tcp", "tcp")])
 def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
     nanny = Nanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
-    answer_over_tcp(nanny)
+    listen_on_tcp(nanny)
     assert nanny._protocol == listens
     assert nanny.worker_kwargs["protocol"] == protocol
 
