@@ -78,6 +78,8 @@ def kind_of(pid: int, found: Mapping[int, tuple[int, str]], scheduler: int) -> s
         return "launcher"
     if "resource_tracker" in command:
         return "tracker"
+    if "libcuda" in command:
+        return "driver"
     if "dask_gpu_mpi.agent" in command:
         # A child has its parent's command line: agent, fork server, worker.
         if command != above:

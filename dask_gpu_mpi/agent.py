@@ -1,9 +1,9 @@
 """The process beside a rank, in which Dask lives: it owns the rank's workers and, on the head rank, the scheduler's process.
 
-Started by `supervisor.AgentProcess`, without MPI and without the launcher's variables. Its `__main__` is empty, so the user's
-script is never run again in a worker. It takes frames from standard input, the lifeline: at its end of file the rank is gone or
-wants no more, and everything here ends within the grace. Answers go through a pipe of their own; standard output and error are
-the rank's, so that what tasks print ends where the user looks for it.
+Started by `supervisor.AgentProcess`, by way of `agentstart`, without MPI and without the launcher's variables. Its `__main__` is
+empty, so the user's script is never run again in a worker. It takes frames from standard input, the lifeline: at its end of file
+the rank is gone or wants no more, and everything here ends within the grace. Answers go through a pipe of their own; standard
+output and error are the rank's, so that what tasks print ends where the user looks for it.
 
 The order matters: import while there is one thread; then configure; then fork the fork server; only then start the event loop.
 """
@@ -22,16 +22,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from multiprocessing import get_context
 from typing import Any
 
 from . import logs
-from .driver import Driver
 from .errors import DaskGpuMpiError, InputError
-from .forkserver import become_fork_server, die_with_parent
+from .forkserver import become_fork_server
 from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
+from .parent import die_with_parent
 from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
@@ -44,15 +44,13 @@ from .ucx import (
     connection_config,
     hide_gpus,
     import_ucx,
-    install_hooks,
-    load_library,
     start_ucx_aside,
     stop_watching_ucx,
     transfer_config,
 )
 from .workers import has_spare, listen_on_tcp, make_worker, measure_less
 
-__all__ = ["main"]
+__all__ = ["run"]
 
 logger = logging.getLogger("dask_gpu_mpi")
 
@@ -77,82 +75,27 @@ PRELOAD_LATER = (
 HOOKS = 60.0
 
 
-def main(reply: int, early: Collection[str], *, parent: int) -> None:
-    """Run the agent; never returns.
+def run(
+    lifeline: int,
+    reply: int,
+    timeline: Timeline,
+    *,
+    cuda: bool,
+    hooks: threading.Thread | None,
+) -> None:
+    """Import, be configured, fork, and obey until the lifeline ends.
 
     Parameters
     ----------
-    reply : int
-        File descriptor for answers.
-    early : collection of str
-        What to begin with before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"driver"`` (keep the CUDA
-        driver up during the start, one agent of a host), ``"ucx"`` (load UCX).
-    parent : int
-        Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
+    lifeline, reply : int
+        File descriptors of orders and answers.
+    timeline : Timeline
+        Of this process.
+    cuda : bool
+        Whether to import dask_cuda.
+    hooks : threading.Thread or None
+        What puts UCX's hooks into CUDA's library.
     """
-    # What is imported stays: looking through it for garbage again and again is a tenth of the import.
-    gc.disable()
-    ignore_signals()
-    if parent:
-        die_with_parent(parent)
-    lifeline = os.dup(0)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.close(null)
-    os.set_inheritable(reply, False)
-    if "cuda" in early:
-        # RAPIDS libraries must not make a context in the process that all workers are forked from.
-        os.environ["RAPIDS_NO_INITIALIZE"] = "True"
-    code = 0
-    try:
-        _run(lifeline, reply, early)
-    except BrokenPipeError:
-        pass  # the rank is gone
-    except BaseException as error:
-        code = 1
-        with contextlib.suppress(OSError):
-            write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
-    finally:
-        os._exit(code)
-
-
-def ignore_signals() -> None:
-    """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
-
-    Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
-    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more.
-    """
-    owner = [os.getpid()]
-    os.register_at_fork(after_in_child=lambda: _adopt(owner))
-
-    def leave_it(number: int, _: Any) -> None:
-        if os.getpid() != owner[0]:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, leave_it)
-
-
-def _adopt(owner: list[int]) -> None:
-    """After a fork: the fork server and its children are ours too, what tasks fork is not."""
-    if os.getppid() == owner[0] and len(owner) < 3:
-        owner[:] = [os.getpid(), *owner]
-
-
-def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
-    timeline = Timeline("agent")
-    timeline.lap("python")
-    cuda = "cuda" in early
-    driver: Driver | None = None
-    if "driver" in early:
-        with contextlib.suppress(OSError):  # can't fork: whoever needs to will say so
-            driver = Driver([lifeline, reply])
-    hooks: threading.Thread | None = None
-    if "ucx" in early and load_library():
-        hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
-        hooks.start()
-        timeline.lap("load UCX")
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
         importlib.import_module(name)
     for name in PRELOAD_LATER:
@@ -178,8 +121,7 @@ def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
         try:
             scratch = _configure(configuration)
             timeline.lap("configure")
-            close = [lifeline, reply, *([driver.descriptor] if driver is not None else [])]
-            known = become_fork_server(scratch, close, (*PRELOAD, *PRELOAD_LATER))
+            known = become_fork_server(scratch, [lifeline, reply], (*PRELOAD, *PRELOAD_LATER))
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
@@ -191,9 +133,7 @@ def _run(lifeline: int, reply: int, early: Collection[str]) -> None:
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
         spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
-        asyncio.run(
-            Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, driver).run(rest)
-        )
+        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
     finally:
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
@@ -291,11 +231,9 @@ class Agent:
         reader: FrameReader,
         timeline: Timeline,
         spares: Spares | None,
-        driver: Driver | None,
     ) -> None:
         self.configuration = configuration
         self._spares = spares
-        self._driver = driver
         self._timeline = timeline
         self.scratch = scratch
         self._lifeline = lifeline
@@ -508,8 +446,6 @@ class Agent:
         """End what was there for the start of workers."""
         if self._spares is not None:
             self._spares.keep(())
-        if self._driver is not None:
-            self._driver.release()
 
     async def _show_dashboard(self, _: Any) -> None:
         self._need_no_more()  # a guess, and all went to other ranks

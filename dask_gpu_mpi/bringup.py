@@ -23,7 +23,6 @@ from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
 from .crowd import configured_keys
 from .devicememory import device_options
-from .driver import may_be_kept_up
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .gpus import Gpu
 from .inventory import Inventory, take_inventory, visible_gpus
@@ -154,8 +153,6 @@ class Joined:
         Path and scheduler id, where this rank has written one.
     joins : bool
         Whether the cluster was there before this job.
-    early : set of str
-        What agents begin with.
     timeline : Timeline
         What this rank and its agent have done since the coordinator was last told.
     hosts, steps : dict
@@ -171,7 +168,6 @@ class Joined:
     has_scheduler: bool
     scheduler_file: tuple[str, str] | None
     joins: bool
-    early: set[str]
     timeline: Timeline
     hosts: dict[int, str] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
@@ -194,6 +190,10 @@ class Bringup:
         ``time.monotonic()`` from which the deadlines count.
     signals : Signals
         A signal that comes meanwhile ends the start on all ranks.
+    agent : AgentProcess or None
+        The agent, started already; None where `options` is an error.
+    timeline : Timeline
+        Of this process.
     """
 
     def __init__(
@@ -205,9 +205,10 @@ class Bringup:
         check: Callable[[int], None] | None,
         started: float,
         signals: Signals,
+        agent: AgentProcess | None,
+        timeline: Timeline,
     ) -> None:
-        self._timeline = Timeline("rank")
-        self._timeline.lap("python")
+        self._timeline = timeline
         self._signals = signals
         self._options = options
         self._environ = environ
@@ -219,9 +220,7 @@ class Bringup:
         self._joined_mpi = False
         self._early: list[Event] = []
         self._progress = Progress(started)
-        self._agent: AgentProcess | None = None
-        #: What agents of this rank begin with.
-        self._begins: set[str] = set()
+        self._agent = agent
         self._target: Target | None = None
         self._coordinator: Coordinator | None = None
         self._go: Go | None = None
@@ -229,6 +228,8 @@ class Bringup:
         self._scheduler_config: dict[str, Any] | None = None
         self._file: tuple[str, str] | None = None
         self._credentials: dict[str, Any] | None = None
+        #: What the user has configured of Dask's, on the coordinator.
+        self._configured: frozenset[str] = frozenset()
         #: The GPUs as they were before anything of ours was on them, where that was looked at early.
         self._seen: tuple[Gpu, ...] | None = None
         self._listener: Listener | None = None
@@ -269,9 +270,7 @@ class Bringup:
     def _run(self) -> Joined:
         options, failure = self._options, None
         if isinstance(options, Options):
-            # Before everything else: it imports while MPI initialises.
-            self._begins = _early(options, self._environ)
-            self._agent = AgentProcess(self._environ, self._begins)
+            assert self._agent is not None  # it has been started
             self._agent.configure(
                 configuration(
                     options,
@@ -279,7 +278,7 @@ class Bringup:
                     mpi_deadline=self._deadline + MPI_GRACE,
                 )
             )
-            self._timeline.lap("start the agent")
+            self._timeline.lap("configure the agent")
             self._seen = self._look_early(options)
         else:
             failure = Failure.of(options)
@@ -315,9 +314,6 @@ class Bringup:
                 failure = failure or Failure.of(error)
                 self._coordinator = self._make_coordinator(error)
         self._post.send(COORDINATOR, "hello", self._hello(inventory, failure))
-        if failure is None and isinstance(options, Options) and self._post.rank == expected_client(options):
-            # While the others start: the script will want it, and so does the session.
-            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
         return self._until_up()
 
     def _look_early(self, options: Options) -> tuple[Gpu, ...] | None:
@@ -328,7 +324,8 @@ class Bringup:
         """
         if (
             not launchers.alone_on_host(self._environ)
-            or "cuda" not in self._begins
+            or self._agent is None
+            or "cuda" not in self._agent.early
             or options.layout == "exclusive"
             or options.gpus_per_worker != 1
             or (options.worker_class != "auto" and options.worker_kind != "gpu")
@@ -348,7 +345,7 @@ class Bringup:
             return None
         seen = found.get()
         devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
-        if devices and self._agent is not None:
+        if devices:
             self._agent.send("devices", devices)
         self._timeline.lap("look at the GPUs")
         return seen
@@ -371,9 +368,15 @@ class Bringup:
             seen=self._seen,
         )
         self._timeline.lap("inventory")
-        if self._post.rank == COORDINATOR and options.scheduler and options.protocol == "tls":
-            self._credentials = _draw_credentials()  # now, while the agent imports
-            self._timeline.lap("credentials")
+        if self._post.rank == COORDINATOR:
+            # Now, while the agent imports: where the user has configured anything of the kind, it imports Dask.
+            self._configured = configured_keys()
+            if options.scheduler and options.protocol == "tls":
+                self._credentials = _draw_credentials()
+            self._timeline.lap("configuration, credentials")
+        if self._post.rank == expected_client(options):
+            # So does this, which the session will want, and the script.
+            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
         assert self._agent is not None  # started above
         while time.monotonic() < self._deadline:
             for kind, *payload in self._agent.events(0.05):
@@ -436,7 +439,7 @@ class Bringup:
             join=join,
             deadline=self._deadline,
             hosts=self._post.mailbox.hosts,
-            configured=configured_keys(),
+            configured=self._configured,
             patient=isinstance(options, Options) and "startup_timeout" not in options.explicit,
         )
 
@@ -512,7 +515,6 @@ class Bringup:
             has_scheduler,
             self._file,
             joins=not self._options.scheduler,
-            early=self._begins,
             timeline=self._timeline,
             hosts=coordinator.hosts if (coordinator := self._coordinator) is not None else {},
             steps=coordinator.steps if coordinator is not None else {},
@@ -641,16 +643,6 @@ def _draw_credentials() -> dict[str, Any]:
     return make_credentials().dask_config()
 
 
-def _early(options: Options, environ: Mapping[str, str]) -> set[str]:
-    """What the agent begins with: see `agent.main`."""
-    early = {"ucx"} if options.protocol == "ucx" else set()
-    if _may_use_cuda(options, environ):
-        early.add("cuda")
-        if launchers.first_on_host(environ) and may_be_kept_up(environ):
-            early.add("driver")
-    return early
-
-
 def _import_for_client(protocol: str) -> None:
     """What the script's client needs, in a thread of its own; what can't be had is told where it is used.
 
@@ -667,18 +659,3 @@ def _may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     """Whether the script may run here, as far as the launcher tells: MPI, which knows, can't be asked before UCX is loaded."""
     launched = launchers.detect(environ)
     return launched is None or launched.rank == expected_client(options)
-
-
-def _may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
-    """Whether the agent should import dask_cuda at once: a guess that costs nothing but time where it is wrong."""
-    import ctypes
-
-    if options.worker_kind == "cpu" or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
-        return False
-    if options.worker_kind == "gpu":
-        return True
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True

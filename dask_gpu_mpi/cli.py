@@ -102,20 +102,19 @@ def _resolve_run(
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
-    from .bringup import expected_client
     from .entry import prepare_process, start
     from .script import check_script, prepare_script, run_script
-    from .session import say
 
     prepare_process()
     check: Callable[[int], None] | None = None
     if words:
         prepare_script(words[0], words[1:])
         if isinstance(options, Options):
-            client = expected_client(options)
 
             def check(rank: int) -> None:
-                if rank == client:
+                from .bringup import expected_client
+
+                if rank == expected_client(options):
                     check_script(words[0], cli.commands)
 
     try:
@@ -123,6 +122,8 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
         if session is None:
             code = member.serve()
             if not words and member.joined.start.is_client:
+                from .session import say
+
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:

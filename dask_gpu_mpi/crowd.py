@@ -9,8 +9,11 @@ it is the workers that take long to answer. What the user has configured stays a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
+
+from .unsaid import is_unsaid
 
 if TYPE_CHECKING:
     from .plan import WorkerPlan
@@ -28,6 +31,8 @@ __all__ = [
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
+#: What every way to configure one of them contains.
+WORDS = ("timeouts", "socket-backlog")
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
 #: Seconds that the scheduler may take for one worker that joins: ten times what it took when measured (docs/measurements.md).
@@ -105,5 +110,7 @@ def is_configured(key: str) -> bool:
 
 
 def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured."""
+    """Which of our keys the user has configured: without importing Dask, where there is nothing of the kind."""
+    if is_unsaid(os.environ, WORDS):
+        return frozenset()
     return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

@@ -1,21 +1,18 @@
 """A process that has the CUDA driver initialised while those of the workers come up.
 
-The first process on a host to call ``cuInit`` waits for the driver to bring up its GPUs, even in persistence mode; while one has
-it, the others wait for a tenth of that. Neither the rank nor its agent can be that one: of CUDA, nothing works in what a process
-forks after ``cuInit``, and all workers are forked. So a process of its own does it while the agent imports, makes no context, and
-ends when the workers are there.
+The first process on a host to call ``cuInit`` waits for the driver to bring up its GPUs one after the other, even in persistence
+mode (on 4xH200 a second); while one has it, the others wait for a tenth of that. Neither the rank nor its agent can be that one:
+of CUDA, nothing works in what a process forks after ``cuInit``, and all workers are forked. So a process of its own does it from
+the first moment on, makes no context, and ends when the workers are there.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import select
+import subprocess
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-
-from .forkserver import die_with_parent
+from collections.abc import Mapping
 
 __all__ = ["Driver", "may_be_kept_up"]
 
@@ -23,6 +20,21 @@ __all__ = ["Driver", "may_be_kept_up"]
 LONGEST = 120.0
 #: Where MPS listens by default.
 MPS = "/tmp/nvidia-mps"
+
+# Dies with its parent, by PR_SET_PDEATHSIG and by the end of its standard input. What is wrong with CUDA the workers will say.
+_CODE = """
+import ctypes, os, select, sys
+parent, longest = int(sys.argv[1]), float(sys.argv[2])
+if parent:
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit()
+try:
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+except (OSError, AttributeError):
+    pass
+select.select([0], [], [], longest)
+"""
 
 
 def may_be_kept_up(environ: Mapping[str, str]) -> bool:
@@ -33,55 +45,38 @@ def may_be_kept_up(environ: Mapping[str, str]) -> bool:
 class Driver:
     """The process that has called ``cuInit``.
 
-    Call it from the main thread, before any other is started.
+    An interpreter without anything else, which is up long before an agent: the GPUs are what the start of many waits for.
 
     Parameters
     ----------
-    close : sequence of int
-        File descriptors that it must not keep (the pipes by which others see this process die).
+    environ : mapping
+        The process's environment: which GPUs it sees, where libraries are.
 
     Raises
     ------
     OSError
-        No pipe or no process can be had.
-
-    Attributes
-    ----------
-    descriptor : int
-        It ends when nobody has this open any more: for children to close.
+        No process can be had.
     """
 
-    def __init__(self, close: Sequence[int]) -> None:
-        read, self.descriptor = os.pipe()
-        parent = os.getpid()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                die_with_parent(parent)
-                for descriptor in (self.descriptor, *close):
-                    os.close(descriptor)
-                # Inside the driver it can't be killed at once, and a launcher waits for the end of these two.
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, 1)
-                os.dup2(null, 2)
-                with contextlib.suppress(OSError, AttributeError):  # the workers will say what is wrong
-                    ctypes.CDLL("libcuda.so.1").cuInit(0)
-                select.select([read], [], [], LONGEST)
-            finally:
-                os._exit(0)
-        os.close(read)
-        self._pid: int | None = pid
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
+        follow = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid() if follow else 0), str(LONGEST)],
+            env=dict(environ),
+            stdin=subprocess.PIPE,
+            # Inside the driver it can't be killed at once, and a launcher waits for the end of these two.
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def release(self) -> None:
         """Let it end; again: nothing."""
-        if self._pid is None:
+        if self._process is None:
             return
-        pid, self._pid = self._pid, None
-        os.close(self.descriptor)
+        process, self._process = self._process, None
+        assert process.stdin is not None
+        process.stdin.close()
         # In the driver it may hang, and nobody is to wait for that.
-        threading.Thread(target=_collect, args=(pid,), name="CUDA driver", daemon=True).start()
-
-
-def _collect(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
+        threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()

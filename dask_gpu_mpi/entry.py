@@ -12,16 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from .bringup import Bringup
+from .driver import Driver
+from .early import start_agent, start_driver
 from .errors import DaskGpuMpiError, InputError
-from .member import Member
 from .options import Options, resolve
 from .script import run_script
-from .session import Session, announce, current_session, say
 from .signals import Signals
+from .supervisor import AgentProcess
+from .timeline import Timeline
 
+# What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
     from distributed import Client
+
+    from .member import Member
+    from .session import Session
 
 __all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
 
@@ -83,12 +88,39 @@ def start(
     started = time.monotonic()
     signals = Signals()
     signals.take()
+    environ = dict(os.environ)
+    timeline = Timeline("rank")
+    timeline.lap("python")
+    driver: Driver | None = None
     try:
-        bringup = Bringup(options, dict(os.environ), comm=comm, check=check, started=started, signals=signals)
+        agent: AgentProcess | None = None
+        if isinstance(options, Options):
+            # Before everything else: they go on while this process imports, and while MPI initialises.
+            driver = start_driver(options, environ)
+            agent = start_agent(options, environ)
+            timeline.lap("start the agent")
+        from .bringup import Bringup
+        from .member import Member
+        from .session import Session, announce
+
+        timeline.lap("import")
+        bringup = Bringup(
+            options,
+            environ,
+            comm=comm,
+            check=check,
+            started=started,
+            signals=signals,
+            agent=agent,
+            timeline=timeline,
+        )
         joined = bringup.run()
     except BaseException:
         signals.give_back()
         raise
+    finally:
+        if driver is not None:
+            driver.release()
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     member.write_timeline()  # of the start, in case nobody gets so far as to write the end
     if not joined.start.is_client:
@@ -358,6 +390,8 @@ def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
 
 def send_close_signal() -> None:
     """End the cluster of this process's session; dask-mpi's name for `Session.close`."""
+    from .session import current_session
+
     session = current_session()
     if session is not None:
         session.close()
@@ -397,6 +431,8 @@ _previous_hook: Callable[..., Any] = sys.__excepthook__
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     if not isinstance(error, DaskGpuMpiError):
         if _member is not None and not _member.joined.start.is_client:
+            from .session import say
+
             # A script that goes on after exit=False: which of the many tracebacks is it?
             say(f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:")
         _previous_hook(kind, error, traceback)
@@ -421,6 +457,8 @@ def _handle(number: int) -> None:
 def _on_term(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
     signal.signal(number, signal.SIG_IGN)
+    from .session import current_session
+
     session = current_session()
     if session is not None:
         if _script_has_ended(frame):
@@ -431,6 +469,8 @@ def _on_term(number: int, frame: FrameType | None) -> None:
 
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from .session import Session
+
     ours = (_excepthook.__code__, Session._finish.__code__)
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception

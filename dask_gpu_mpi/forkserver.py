@@ -11,7 +11,6 @@ changed (Python 3.14 added a key), the standard fork server is used instead: slo
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import inspect
 import os
@@ -25,25 +24,12 @@ from multiprocessing import forkserver as stdlib
 from multiprocessing import resource_tracker
 from typing import Any
 
-__all__ = ["become_fork_server", "die_with_parent"]
+from .parent import die_with_parent
 
-_PR_SET_PDEATHSIG = 1
+__all__ = ["become_fork_server"]
+
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the pipes must do).
-
-    Parameters
-    ----------
-    parent : int
-        Process id of the parent; if it has gone already, this process ends here. 0: live on, from now.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if parent else 0, 0, 0, 0)
-    if parent and os.getppid() != parent:
-        os._exit(1)
 
 
 def start_quiet_resource_tracker() -> None:

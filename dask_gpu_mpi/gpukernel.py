@@ -17,8 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from .forkserver import die_with_parent
 from .launchers import scrub
+from .parent import die_with_parent
 from .visibility import VARIABLE
 
 __all__ = ["KernelResult", "run_kernels"]

@@ -16,13 +16,13 @@ from typing import Any
 
 from . import launchers
 from .bringup import COORDINATOR, Joined, configuration, grace, worker_settings
+from .early import start_agent
 from .errors import ClusterLostError
 from .joining import remove_scheduler_file
 from .post import BRISK, CALM, Event
 from .ranges import ranks_text
 from .rendezvous import abort
 from .signals import Signals
-from .supervisor import AgentProcess
 from .timeline import write
 
 __all__ = ["Member"]
@@ -181,7 +181,7 @@ class Member:
     def _restart(self) -> None:
         """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
         self._restart_at = None
-        self.post.agent = AgentProcess(self.joined.environ, self.joined.early)
+        self.post.agent = start_agent(self.joined.options, self.joined.environ)
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
         self.post.agent.send("joined")
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from .errors import OptionError
 from .option_rules import PROTOCOLS, settle
 from .option_types import Option, Source, convert, show, suggest
+from .unsaid import is_unsaid
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
 
@@ -213,6 +214,10 @@ def parse_text(option: Option, text: str) -> Any:
     return convert(option, text, _origin(option, "command line"), "command line")
 
 
+#: What a rank reads of Dask's configuration before its agent starts: our section, and the agent's own environment.
+WORDS = ("gpu-mpi", "pre-spawn-environ")
+
+
 def register_defaults() -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
     import dask.config
@@ -281,8 +286,6 @@ def _origin(option: Option, source: Source) -> str:
 
 def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
     """What Dask's configuration says, from files and environment alike, with the place of each for messages."""
-    import dask.config
-
     for variable in environ:
         start, _, rest = variable.partition("DASK_GPU_MPI_")
         if not start and rest.lower() in OPTIONS:
@@ -290,6 +293,10 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment: {variable} has no effect; needed: two underscores, DASK_GPU_MPI__{rest}"
             )
+    if is_unsaid(os.environ, WORDS):
+        return []
+    import dask.config
+
     register_defaults()
     section = dask.config.get("gpu-mpi", {}) or {}
     if not isinstance(section, Mapping):

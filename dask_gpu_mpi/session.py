@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .bringup import Joined
 from .errors import ClusterLostError
 from .member import Member
+from .options import register_defaults
 from .placement import Plan
 from .post import BRISK, CALM
 from .walltime import EXIT_CODE, end_time
@@ -147,6 +148,7 @@ class Session:
         # First: distributed registers its defaults on import, which would win over those registered here.
         import distributed  # noqa: F401
 
+        register_defaults()
         _shut_down_once()
         settings = {"scheduler-address": self.address, **self._config}
         dask.config.set(settings)

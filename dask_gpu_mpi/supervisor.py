@@ -11,18 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .launchers import scrub
-from .messages import Configuration
 from .pipes import FrameReader, write_frame
 from .scratch import remove_scratch
+
+if TYPE_CHECKING:
+    from .messages import Configuration
 
 __all__ = ["AgentProcess"]
 
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent import main; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agentstart import main; "
     "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]))"
 )
 
@@ -57,15 +59,18 @@ class AgentProcess:
     environ : mapping
         Environment of the rank; the agent gets it without the launcher's identity.
     early : collection of str
-        What it is to begin with, before it is told what to do: see `agent.main`.
+        What it is to begin with, before it is told what to do: see `agentstart.main`.
 
     Attributes
     ----------
+    early : frozenset of str
+        What it began with.
     scratch : str or None
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
     def __init__(self, environ: Mapping[str, str], early: Collection[str]) -> None:
+        self.early = frozenset(early)
         read, write = os.pipe()
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()

@@ -11,6 +11,8 @@ import pytest
 
 from clusters import alive, until
 from dask_gpu_mpi import driver
+from dask_gpu_mpi.early import start_driver
+from dask_gpu_mpi.options import resolve
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks into /proc; there is no CUDA elsewhere"
@@ -21,10 +23,10 @@ PROGRAM = """
 import os, sys, time
 from dask_gpu_mpi.driver import Driver
 
-driver = Driver([])
-print(driver._pid, flush=True)
+driver = Driver(os.environ)
+print(driver._process.pid, flush=True)
 if sys.argv[1] == "release":
-    pid = driver._pid
+    pid = driver._process.pid
     driver.release()
     driver.release()
     limit = time.monotonic() + 10
@@ -32,7 +34,7 @@ if sys.argv[1] == "release":
         time.sleep(0.01)
     print("collected" if time.monotonic() < limit else "left")
 else:
-    assert os.path.exists(f"/proc/{driver._pid}")
+    assert os.path.exists(f"/proc/{driver._process.pid}")
     os.kill(os.getpid(), 9)
 """
 
@@ -54,3 +56,40 @@ def test_not_beside_mps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert not driver.may_be_kept_up({"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"})
     os.mkdir(tmp_path / "mps")
     assert not driver.may_be_kept_up({})
+
+
+#: Open MPI's variables of the first and of the second rank on a host.
+FIRST, SECOND = (
+    {"OMPI_COMM_WORLD_RANK": rank, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": rank}
+    for rank in "01"
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "environ", "begun"),
+    [
+        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST, True),
+        ({"worker_class": "dask_cuda.CUDAWorker"}, {}, True),
+        ({"worker_class": "dask_cuda.CUDAWorker"}, SECOND, False),
+        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST | {"CUDA_VISIBLE_DEVICES": ""}, False),
+        ({"worker_class": "dask_cuda.CUDAWorker"}, FIRST | {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
+        ({"worker_class": "distributed.Nanny"}, FIRST, False),
+    ],
+)
+def test_one_on_each_host_with_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    given: dict[str, str],
+    environ: dict[str, str],
+    begun: bool,
+) -> None:
+    monkeypatch.setattr(driver, "MPS", str(tmp_path / "none"))
+    options = resolve(given, source="keyword")
+    found = start_driver(options, {"PATH": os.environ["PATH"]} | environ)
+    assert (found is not None) is begun
+    if found is not None:
+        assert found._process is not None
+        pid = found._process.pid
+        assert alive(pid)
+        found.release()
+        until(lambda: not alive(pid), 10)

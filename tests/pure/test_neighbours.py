@@ -141,7 +141,7 @@ def _watch(code: str) -> subprocess.Popen[str]:
     """A process that watches its parent, which is a rank here, and ends with it, as an agent does."""
     head = (
         "import asyncio, os, sys, time\nfrom dask_gpu_mpi import startwatch\n"
-        "from dask_gpu_mpi.forkserver import die_with_parent\n"
+        "from dask_gpu_mpi.parent import die_with_parent\n"
         "from dask_gpu_mpi.startwatch import StartWatch\ndie_with_parent(os.getppid())\n"
     )
     rank = (

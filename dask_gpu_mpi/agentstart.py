@@ -1,0 +1,93 @@
+"""The first moments of an agent: what can go on while it imports Dask, which takes most of a second, is begun here.
+
+So nothing is imported here that takes long itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import threading
+from collections.abc import Collection
+from typing import Any
+
+from .parent import die_with_parent
+from .timeline import Timeline
+from .ucx import install_hooks, load_library
+
+__all__ = ["main"]
+
+
+def main(reply: int, early: Collection[str], *, parent: int) -> None:
+    """Run the agent; never returns.
+
+    Parameters
+    ----------
+    reply : int
+        File descriptor for answers.
+    early : collection of str
+        What to begin with before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"ucx"`` (load UCX).
+    parent : int
+        Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
+    """
+    # What is imported stays: looking through it for garbage again and again is a tenth of the import.
+    gc.disable()
+    ignore_signals()
+    if parent:
+        die_with_parent(parent)
+    lifeline = os.dup(0)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.set_inheritable(reply, False)
+    if "cuda" in early:
+        # RAPIDS libraries must not make a context in the process that all workers are forked from.
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"
+    timeline = Timeline("agent")
+    timeline.lap("python")
+    code = 0
+    try:
+        hooks: threading.Thread | None = None
+        if "ucx" in early and load_library():
+            hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
+            hooks.start()
+            timeline.lap("load UCX")
+        from .agent import run
+
+        run(lifeline, reply, timeline, cuda="cuda" in early, hooks=hooks)
+    except BrokenPipeError:
+        pass  # the rank is gone
+    except BaseException as error:
+        code = 1
+        from .pipes import write_frame
+
+        with contextlib.suppress(OSError):
+            write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
+    finally:
+        os._exit(code)
+
+
+def ignore_signals() -> None:
+    """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
+
+    Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
+    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more.
+    """
+    owner = [os.getpid()]
+    os.register_at_fork(after_in_child=lambda: _adopt(owner))
+
+    def leave_it(number: int, _: Any) -> None:
+        if os.getpid() != owner[0]:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, leave_it)
+
+
+def _adopt(owner: list[int]) -> None:
+    """After a fork: the fork server and its children are ours too, what tasks fork is not."""
+    if os.getppid() == owner[0] and len(owner) < 3:
+        owner[:] = [os.getpid(), *owner]

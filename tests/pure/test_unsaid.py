@@ -1,0 +1,164 @@
+"""Before its agent is started a rank imports little: no Dask where nothing is configured, nothing that only joining needs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Resolves the options as a rank does, says what came of it and whether Dask was imported.
+RESOLVE = """
+import sys
+from dask_gpu_mpi.options import resolve
+options = resolve({}, source="command line")
+print(options.nthreads, "dask" in sys.modules)
+"""
+
+
+def run(code: str, **environ: str) -> str:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("DASK_")}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean | {"PYTHONPATH": str(ROOT)} | environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> dict[str, str]:
+    """Nothing is configured, whatever the machine of the tests has."""
+    (tmp_path / "home").mkdir()
+    return {"HOME": str(tmp_path / "home"), "DASK_ROOT_CONFIG": str(tmp_path / "none")}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (None, ""),
+        ("distributed.yaml", "distributed:\n  worker:\n    memory: {target: 0.5}\n"),
+        # as older versions of Dask have left it in the home of each user
+        (
+            "old.yaml",
+            "# distributed:\n#   nanny:\n#     pre-spawn-environ: {A: 1}\n# gpu-mpi:\n#   nthreads: 7\n",
+        ),
+        ("notes.txt", "gpu-mpi: {nthreads: 7}"),  # no file that Dask reads
+    ],
+)
+def test_nothing_said(empty: dict[str, str], name: str | None, text: str) -> None:
+    directory = Path(empty["HOME"], ".config", "dask")
+    directory.mkdir(parents=True)
+    if name is not None:
+        (directory / name).write_text(text)
+    assert run(RESOLVE, **empty) == "None False"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpu-mpi:\n  nthreads: 7\n",
+        "gpu_mpi: {nthreads: 7}  # not a comment as a whole\n",
+        '{"gpu-mpi": {"nthreads": 7}}',
+    ],
+)
+@pytest.mark.parametrize("place", ["home", "root", "directory", "file", "prefix"])
+def test_said_in_a_file(empty: dict[str, str], tmp_path: Path, place: str, text: str) -> None:
+    suffix = ".json" if text.startswith("{") else ".YML"
+    places = {
+        "home": Path(empty["HOME"], ".config", "dask"),
+        "root": tmp_path / "root",
+        "directory": tmp_path / "directory",
+        "file": tmp_path / "files",
+        "prefix": tmp_path / "prefix" / "etc" / "dask",
+    }
+    places[place].mkdir(parents=True)
+    file = places[place] / f"mine{suffix}"
+    file.write_text(text)
+    environ = dict(empty)
+    if place == "root":
+        environ["DASK_ROOT_CONFIG"] = str(places["root"])
+    elif place in ("directory", "file"):
+        environ["DASK_CONFIG"] = str(places["directory"] if place == "directory" else file)
+    code = RESOLVE
+    if place == "prefix":
+        code = f"import site; site.PREFIXES.append({str(tmp_path / 'prefix')!r})" + code
+    assert run(code, **environ) == "7 True"
+
+
+@pytest.mark.parametrize(
+    ("variable", "nthreads"),
+    [
+        ("DASK_GPU_MPI__NTHREADS", 7),
+        ("DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__OMP_NUM_THREADS", None),
+    ],
+)
+def test_said_in_the_environment(empty: dict[str, str], variable: str, nthreads: int | None) -> None:
+    assert run(RESOLVE, **empty, **{variable: "7"}) == f"{nthreads} True"
+
+
+def test_other_variables_of_dask_cost_nothing(empty: dict[str, str]) -> None:
+    assert run(RESOLVE, **empty, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="50s") == "None False"
+
+
+def test_what_the_program_has_set_counts(empty: dict[str, str]) -> None:
+    assert run("import dask; dask.config.set({'gpu-mpi.nthreads': 7})" + RESOLVE, **empty) == "7 True"
+
+
+def test_dask_looks_where_we_look(empty: dict[str, str], tmp_path: Path) -> None:
+    code = (
+        "import os, dask.config; from dask_gpu_mpi import unsaid\n"
+        "print(set(dask.config.paths) == set(unsaid._places(os.environ)))"
+    )
+    assert run(code, **empty, DASK_CONFIG=str(tmp_path / "mine")) == "True"
+    assert run(code) == "True"
+
+
+def test_a_file_that_nobody_may_read_is_none(empty: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from dask_gpu_mpi import unsaid
+
+    monkeypatch.delitem(sys.modules, "dask", raising=False)
+    directory = Path(empty["HOME"], ".config", "dask")
+    (directory / "a.yaml").mkdir(parents=True)  # root may read every file, but not a directory as one
+    monkeypatch.setenv("HOME", empty["HOME"])
+    assert unsaid.is_unsaid({"DASK_ROOT_CONFIG": empty["DASK_ROOT_CONFIG"]}, ["gpu-mpi"])
+
+
+def test_what_an_agent_waits_for_is_little() -> None:
+    """The rank starts its agent before it imports what it needs to join; the agent begins with the driver before it imports."""
+    for module, not_yet in [
+        (
+            "cli, dask_gpu_mpi.entry",
+            ["dask_gpu_mpi.bringup", "dask_gpu_mpi.member", "dask_gpu_mpi.placement"],
+        ),
+        ("agentstart", ["dask_gpu_mpi.agent", "asyncio", "multiprocessing.forkserver", "distributed"]),
+    ]:
+        code = (
+            f"import sys, dask_gpu_mpi.{module}; print([name for name in {not_yet} if name in sys.modules])"
+        )
+        assert run(code) == "[]"
+
+
+#: What rank 0 asks for the sake of large clusters.
+KEYS = """
+import sys
+from dask_gpu_mpi.crowd import configured_keys
+print(sorted(configured_keys()), "dask" in sys.modules)
+"""
+
+
+def test_timeouts_that_the_user_has_configured(empty: dict[str, str], tmp_path: Path) -> None:
+    assert run(KEYS, **empty) == "[] False"
+    assert run(KEYS, **empty, DASK_DISTRIBUTED__COMM__RETRY__COUNT="5") == "[] False"
+    said = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "50s"}
+    assert run(KEYS, **empty, **said) == "['distributed.comm.timeouts.connect'] True"
+    file = tmp_path / "mine.yaml"
+    file.write_text("distributed: {comm: {socket_backlog: 3}}")
+    assert run(KEYS, **empty, DASK_CONFIG=str(file)) == "['distributed.comm.socket-backlog'] True"
