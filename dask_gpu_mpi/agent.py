@@ -48,6 +48,7 @@ from .ucx import (
     stop_watching_ucx,
     transfer_config,
 )
+from .unsaid import import_config
 from .workers import has_spare, listen_on_tcp, make_worker, measure_less
 
 __all__ = ["run"]
@@ -96,6 +97,7 @@ def run(
     hooks : threading.Thread or None
         What puts UCX's hooks into CUDA's library.
     """
+    import_config()
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
         importlib.import_module(name)
     for name in PRELOAD_LATER:

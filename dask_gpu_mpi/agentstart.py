@@ -13,6 +13,7 @@ import threading
 from collections.abc import Collection
 from typing import Any
 
+from .errors import DaskGpuMpiError
 from .parent import die_with_parent
 from .timeline import Timeline
 from .ucx import install_hooks, load_library
@@ -63,8 +64,11 @@ def main(reply: int, early: Collection[str], *, parent: int) -> None:
         code = 1
         from .pipes import write_frame
 
+        failed = ("failed", f"{type(error).__name__}: {error}", 1)
+        if isinstance(error, DaskGpuMpiError):
+            failed = ("failed", str(error), error.exit_code)
         with contextlib.suppress(OSError):
-            write_frame(reply, ("failed", f"{type(error).__name__}: {error}", 1))
+            write_frame(reply, failed)
     finally:
         os._exit(code)
 

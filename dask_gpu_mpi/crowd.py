@@ -9,11 +9,10 @@ it is the workers that take long to answer. What the user has configured stays a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .unsaid import is_unsaid
+from .unsaid import import_config, is_unsaid
 
 if TYPE_CHECKING:
     from .plan import WorkerPlan
@@ -31,7 +30,7 @@ __all__ = [
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
-#: What every way to configure one of them contains.
+#: Parts of their names: one is in every text that configures them.
 WORDS = ("timeouts", "socket-backlog")
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
@@ -110,7 +109,14 @@ def is_configured(key: str) -> bool:
 
 
 def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured: without importing Dask, where there is nothing of the kind."""
-    if is_unsaid(os.environ, WORDS):
+    """Which of our keys the user has configured: without importing Dask, where there is nothing of the kind.
+
+    Raises
+    ------
+    InputError
+        A file of Dask's configuration is malformed.
+    """
+    if is_unsaid(WORDS):
         return frozenset()
+    import_config()
     return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

@@ -8,11 +8,14 @@ the first moment on, makes no context, and ends when the workers are there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+
+from .launchers import scrub
 
 __all__ = ["Driver", "may_be_kept_up"]
 
@@ -21,19 +24,26 @@ LONGEST = 120.0
 #: Where MPS listens by default.
 MPS = "/tmp/nvidia-mps"
 
-# Dies with its parent, by PR_SET_PDEATHSIG and by the end of its standard input. What is wrong with CUDA the workers will say.
+# Ends with its parent, by PR_SET_PDEATHSIG and by the end of its standard input, for which a thread waits while `cuInit` runs.
+# What is wrong with CUDA the workers will say.
 _CODE = """
-import ctypes, os, select, sys
+import _thread, ctypes, os, select, sys
 parent, longest = int(sys.argv[1]), float(sys.argv[2])
 if parent:
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
     if os.getppid() != parent:
         sys.exit()
+
+def end():
+    select.select([0], [], [], longest)
+    os._exit(0)
+
+_thread.start_new_thread(end, ())
 try:
     ctypes.CDLL("libcuda.so.1").cuInit(0)
 except (OSError, AttributeError):
     pass
-select.select([0], [], [], longest)
+end()
 """
 
 
@@ -50,7 +60,7 @@ class Driver:
     Parameters
     ----------
     environ : mapping
-        The process's environment: which GPUs it sees, where libraries are.
+        The process's environment: which GPUs it sees, where libraries are. The launcher's identity is taken out of it.
 
     Raises
     ------
@@ -63,7 +73,7 @@ class Driver:
         follow = sys.platform == "linux" and threading.current_thread() is threading.main_thread()
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _CODE, str(os.getpid() if follow else 0), str(LONGEST)],
-            env=dict(environ),
+            env=scrub(environ),
             stdin=subprocess.PIPE,
             # Inside the driver it can't be killed at once, and a launcher waits for the end of these two.
             stdout=subprocess.DEVNULL,
@@ -79,4 +89,7 @@ class Driver:
         assert process.stdin is not None
         process.stdin.close()
         # In the driver it may hang, and nobody is to wait for that.
-        threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()
+        with contextlib.suppress(
+            RuntimeError
+        ):  # no thread can be had: then it is collected when this process ends
+            threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()

@@ -92,8 +92,8 @@ def start(
     timeline = Timeline("rank")
     timeline.lap("python")
     driver: Driver | None = None
+    agent: AgentProcess | None = None
     try:
-        agent: AgentProcess | None = None
         if isinstance(options, Options):
             # Before everything else: they go on while this process imports, and while MPI initialises.
             driver = start_driver(options, environ)
@@ -116,6 +116,8 @@ def start(
         )
         joined = bringup.run()
     except BaseException:
+        if agent is not None:
+            agent.close(1.0)
         signals.give_back()
         raise
     finally:

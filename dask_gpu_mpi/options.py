@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .errors import OptionError
 from .option_rules import PROTOCOLS, settle
 from .option_types import Option, Source, convert, show, suggest
-from .unsaid import is_unsaid
+from .unsaid import import_config, is_unsaid
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
 
@@ -293,12 +293,11 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment: {variable} has no effect; needed: two underscores, DASK_GPU_MPI__{rest}"
             )
-    if is_unsaid(os.environ, WORDS):
+    if is_unsaid(WORDS):
         return []
-    import dask.config
-
+    config = import_config()
     register_defaults()
-    section = dask.config.get("gpu-mpi", {}) or {}
+    section = config.get("gpu-mpi", {}) or {}
     if not isinstance(section, Mapping):
         raise OptionError(f"configuration gpu-mpi: {show(section)} can't be used; needed: names and values")
     found = []
@@ -308,7 +307,7 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
         name = str(key).replace("-", "_").lower()
         variable = next((v for v in environ if v.upper() == f"DASK_GPU_MPI__{name.upper()}"), "")
         if variable:
-            said = dask.config.interpret_value(environ[variable])
+            said = config.interpret_value(environ[variable])
             if isinstance(said, str) and isinstance(value, Mapping):
                 # Dask merges mappings into what is already there, so that one of a YAML file replaces a JSON text.
                 value = said

@@ -1,4 +1,4 @@
-"""Whether Dask's configuration says nothing of something: found without importing Dask.
+"""Dask's configuration: whether it says nothing of something, found without importing Dask; what to say where it can't be read.
 
 To import `dask.config` is to import all of Dask, jinja2 included: a tenth of a second and 300 files in every rank, before the
 agent starts. Most users have configured nothing of what is asked for here, and most ranks need Dask for nothing else.
@@ -9,21 +9,39 @@ from __future__ import annotations
 import os
 import site
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any
 
-__all__ = ["is_unsaid"]
+from .errors import InputError
+
+__all__ = ["import_config", "is_unsaid"]
 
 #: A variable that holds all of a configuration, in a form of its own.
 WHOLE = "internal-inherit-config"
 
 
-def is_unsaid(environ: Mapping[str, str], words: Collection[str]) -> bool:
+def import_config() -> Any:
+    """Import `dask.config`, which reads the configuration.
+
+    Raises
+    ------
+    InputError
+        One of its files is malformed.
+    """
+    try:
+        import dask.config
+    except ValueError as error:
+        raise InputError(
+            f"Dask's configuration can't be read: {' '.join(str(error).split())}; mend that file, or take it away"
+        ) from None
+    return dask.config
+
+
+def is_unsaid(words: Collection[str]) -> bool:
     """Whether neither environment nor files speak of it; False also where Dask is imported already, whose configuration counts.
 
     Parameters
     ----------
-    environ : mapping
-        The process's environment.
     words : collection of str
         Keys, or parts of them, as in YAML, with hyphens: one of them is in whatever says something.
 
@@ -33,9 +51,13 @@ def is_unsaid(environ: Mapping[str, str], words: Collection[str]) -> bool:
     """
     if "dask" in sys.modules:
         return False
-    if any(_speaks(name, (*words, WHOLE)) for name in environ if name.upper().startswith("DASK_")):
-        return False
-    return not any(_speaks(line, words) for path in _files(_places(environ)) for line in _lines(path))
+    for name, value in os.environ.items():
+        if name.upper().startswith("DASK_") and _speaks(f"{name}={value}", (*words, WHOLE)):
+            return False
+    places = [place for place in _places() if os.path.exists(place)]
+    if not all(os.path.isdir(place) or os.path.isfile(place) for place in places):
+        return False  # a pipe can be read once only
+    return not any(_speaks(line, words) for path in _files(places) for line in _lines(path))
 
 
 def _speaks(text: str, words: Collection[str]) -> bool:
@@ -43,15 +65,15 @@ def _speaks(text: str, words: Collection[str]) -> bool:
     return any(word in text for word in words)
 
 
-def _places(environ: Mapping[str, str]) -> list[str]:
+def _places() -> list[str]:
     """Directories, and files, that Dask's configuration is made of."""
     places = [
-        environ.get("DASK_ROOT_CONFIG", "/etc/dask"),
+        os.environ.get("DASK_ROOT_CONFIG", "/etc/dask"),
         *(os.path.join(prefix, "etc", "dask") for prefix in (sys.prefix, *site.PREFIXES)),
         os.path.join(os.path.expanduser("~"), ".config", "dask"),
     ]
-    if "DASK_CONFIG" in environ:
-        places.append(environ["DASK_CONFIG"])
+    if "DASK_CONFIG" in os.environ:
+        places.append(os.environ["DASK_CONFIG"])
     return list(dict.fromkeys(places))
 
 
@@ -62,7 +84,7 @@ def _files(places: Iterable[str]) -> Iterator[str]:
         except NotADirectoryError:
             yield place
         except OSError:
-            continue  # Dask leaves out what is not there or can't be read
+            continue  # Dask leaves out what can't be read
         else:
             yield from (
                 os.path.join(place, name)
@@ -72,10 +94,9 @@ def _files(places: Iterable[str]) -> Iterator[str]:
 
 
 def _lines(path: str) -> Iterator[str]:
-    """The lines of a file, without comments: whole copies of Dask's defaults, all commented, lie about in many homes."""
+    """The lines of a file that are not comments: whole copies of Dask's defaults, all commented, lie about in many homes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            for line in file:
-                yield line.partition("#")[0]
+            yield from (line for line in file if not line.lstrip().startswith("#"))
     except OSError:
         return

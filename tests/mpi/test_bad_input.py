@@ -189,6 +189,16 @@ ROWS = (
         ("gpu-mpi.layuot", "did you mean 'layout'?"),
         yaml="gpu-mpi:\n  layuot: shared\n",
     ),
+    Row(
+        "malformed YAML",
+        ("Dask's configuration can't be read", "dask.yaml", "malformed"),
+        yaml="gpu-mpi:\n  layout: [shared\n",
+    ),
+    Row(
+        "malformed YAML of other matters",
+        ("Dask's configuration can't be read", "dask.yaml", "malformed"),
+        yaml="distributed:\n  worker: [1\n",
+    ),
     Row("wrong type in YAML", ("gpu-mpi.cpu-workers", "'many'"), yaml="gpu-mpi:\n  cpu-workers: many\n"),
     # the workers' class and its options
     Row(

@@ -88,6 +88,26 @@ tell(after=after)
     assert "Traceback" not in done.stderr
 
 
+def test_the_driver_is_kept_up_for_the_start_alone(
+    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
+) -> None:
+    """A process that is no worker has initialised CUDA, made no context, and is gone when the workers are there."""
+    body = """
+limit = time.monotonic() + 10
+others = {int(line.split()[0]) for line in open(os.environ["SIMULATED_CUDA_LOG"]) if "cuInit" in line}
+others -= {row["pid"] for row in rows()}
+left = others
+while left and time.monotonic() < limit:
+    time.sleep(0.02)
+    left = {pid for pid in others if os.path.exists(f"/proc/{pid}")}
+tell(others=sorted(others), left=sorted(left))
+"""
+    told = facts(mpirun.run(SCRIPT + body, 1, env=environ).check())
+    assert len(told["others"]) == 1
+    assert told["left"] == []
+    assert told["others"][0] not in contexts(tmp_path)
+
+
 def test_devices_that_the_plan_gives_to_others(
     mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ SCRIPT = (
 RANK = {
     "python",
     "start the agent",
+    "import",
     "import mpi4py, MPI_Init",
     "join the ranks",
     "inventory",
@@ -72,6 +73,9 @@ def test_every_rank_tells_every_step(mpirun: Mpi, tmp_path: Path) -> None:
     ready = steps(events, 0, "worker 0")["start"]
     assert mine["start workers"]["ts"] + mine["start workers"]["dur"] >= ready["ts"] + ready["dur"]
     assert mine["the script"]["ts"] >= ready["ts"] + ready["dur"]
+    # Its agent starts before the rank imports anything that takes long.
+    assert mine["start the agent"]["ts"] + mine["start the agent"]["dur"] <= mine["import"]["ts"]
+    assert mine["import"]["ts"] + mine["import"]["dur"] <= mine["import mpi4py, MPI_Init"]["ts"]
 
 
 @pytest.mark.mpi

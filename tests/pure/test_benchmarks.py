@@ -103,7 +103,7 @@ def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
 
 
 def test_what_a_process_is(common: ModuleType) -> None:
-    agent = "python -c import json; from dask_gpu_mpi.agent import main"
+    agent = "python -c import json; from dask_gpu_mpi.agentstart import main"
     found = {
         1: (0, "/bin/mpirun -np 1"),
         2: (1, "python -m dask_gpu_mpi script.py"),
@@ -113,9 +113,20 @@ def test_what_a_process_is(common: ModuleType) -> None:
         6: (4, agent),
         7: (3, "python -c from multiprocessing.resource_tracker import main"),
         8: (2, "python -c from multiprocessing.spawn import spawn_main"),
+        9: (2, "python -I -S -c import ctypes; ctypes.CDLL('libcuda.so.1')"),
     }
     kinds = [common.kind_of(pid, found, 6) for pid in found]
-    assert kinds == ["launcher", "rank", "agent", "fork server", "worker", "scheduler", "tracker", "worker"]
+    assert kinds == [
+        "launcher",
+        "rank",
+        "agent",
+        "fork server",
+        "worker",
+        "scheduler",
+        "tracker",
+        "worker",
+        "driver",
+    ]
 
 
 def test_the_end_beyond_an_empty_program(startup: ModuleType) -> None:

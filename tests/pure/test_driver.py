@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,19 +13,33 @@ import pytest
 from clusters import alive, until
 from dask_gpu_mpi import driver
 from dask_gpu_mpi.early import start_driver
+from dask_gpu_mpi.neighbours import launched_as
 from dask_gpu_mpi.options import resolve
+from simulated.nvml import compile_library
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks into /proc; there is no CUDA elsewhere"
 )
 
-#: Makes one, says who it is, and lets it go or dies without a word.
+#: Makes one, in its main thread or in another, says who it is, and lets it go or dies without a word.
 PROGRAM = """
-import os, sys, time
+import os, sys, threading, time
 from dask_gpu_mpi.driver import Driver
 
-driver = Driver(os.environ)
+def make():
+    global driver
+    driver = Driver(os.environ)
+
+if sys.argv[2] == "main":
+    make()
+else:
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
 print(driver._process.pid, flush=True)
+limit = time.monotonic() + 10
+while "SLOW" in os.environ and not os.path.exists(os.environ["SLOW"]) and time.monotonic() < limit:
+    time.sleep(0.01)
 if sys.argv[1] == "release":
     pid = driver._process.pid
     driver.release()
@@ -39,9 +54,35 @@ else:
 """
 
 
+@pytest.mark.parametrize("thread", ["main", "other"])
 @pytest.mark.parametrize("how", ["release", "die"])
-def test_it_ends(how: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, timeout=30)
+def test_it_ends(how: str, thread: str) -> None:
+    end(how, thread, dict(os.environ))
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+@pytest.mark.parametrize("thread", ["main", "other"])
+@pytest.mark.parametrize("how", ["release", "die"])
+def test_it_ends_while_the_gpus_come_up(how: str, thread: str, tmp_path: Path) -> None:
+    source = tmp_path / "cuda.c"
+    source.write_text(
+        "#include <fcntl.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+        'int cuInit(int flags) { close(open(getenv("SLOW"), O_CREAT | O_WRONLY, 0600)); return flags + sleep(60); }\n'
+    )
+    compile_library(source, tmp_path / "libcuda.so.1")
+    end(
+        how,
+        thread,
+        dict(os.environ) | {"LD_LIBRARY_PATH": str(tmp_path), "SLOW": str(tmp_path / "called")},
+    )
+    assert (tmp_path / "called").exists()
+
+
+def end(how: str, thread: str, environ: dict[str, str]) -> None:
+    """Start one, and see it end within 10 s of its release or of its parent's death."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how, thread], env=environ, capture_output=True, text=True, timeout=40
+    )
     pid, *words = done.stdout.split()
     if how == "release":
         assert words == ["collected"], done.stderr
@@ -91,5 +132,6 @@ def test_one_on_each_host_with_gpus(
         assert found._process is not None
         pid = found._process.pid
         assert alive(pid)
+        assert launched_as(pid) is None  # no second rank of that number
         found.release()
         until(lambda: not alive(pid), 10)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -35,7 +37,7 @@ def run(code: str, **environ: str) -> str:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> dict[str, str]:
-    """Nothing is configured, whatever the machine of the tests has."""
+    """Nothing is configured in /etc or at home."""
     (tmp_path / "home").mkdir()
     return {"HOME": str(tmp_path / "home"), "DASK_ROOT_CONFIG": str(tmp_path / "none")}
 
@@ -67,6 +69,7 @@ def test_nothing_said(empty: dict[str, str], name: str | None, text: str) -> Non
         "gpu-mpi:\n  nthreads: 7\n",
         "gpu_mpi: {nthreads: 7}  # not a comment as a whole\n",
         '{"gpu-mpi": {"nthreads": 7}}',
+        '{"distributed": {"dashboard": {"link": "http://host/#status"}}, "gpu-mpi": {"nthreads": 7}}',
     ],
 )
 @pytest.mark.parametrize("place", ["home", "root", "directory", "file", "prefix"])
@@ -94,14 +97,45 @@ def test_said_in_a_file(empty: dict[str, str], tmp_path: Path, place: str, text:
 
 
 @pytest.mark.parametrize(
-    ("variable", "nthreads"),
+    ("variable", "text", "nthreads"),
     [
-        ("DASK_GPU_MPI__NTHREADS", 7),
-        ("DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__OMP_NUM_THREADS", None),
+        ("DASK_GPU_MPI__NTHREADS", "7", 7),
+        ("DASK_GPU_MPI", "{'nthreads': 7}", 7),
+        ("DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__OMP_NUM_THREADS", "7", None),
+        ("DASK_DISTRIBUTED__NANNY", "{'pre-spawn-environ': {'OMP_NUM_THREADS': 7}}", None),
+        # as Dask gives it to its own processes: all of it, in base 64
+        ("DASK_INTERNAL_INHERIT_CONFIG", b64encode(b'{"gpu-mpi": {"nthreads": 7}}').decode(), 7),
     ],
 )
-def test_said_in_the_environment(empty: dict[str, str], variable: str, nthreads: int | None) -> None:
-    assert run(RESOLVE, **empty, **{variable: "7"}) == f"{nthreads} True"
+def test_said_in_the_environment(
+    empty: dict[str, str], variable: str, text: str, nthreads: int | None
+) -> None:
+    assert run(RESOLVE, **empty, **{variable: text}) == f"{nthreads} True"
+
+
+def test_a_pipe_is_left_to_dask(empty: dict[str, str], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=("gpu-mpi: {nthreads: 7}",), daemon=True)
+    writer.start()
+    assert run(RESOLVE, **empty, DASK_CONFIG=str(pipe)) == "7 True"
+
+
+@pytest.mark.parametrize("text", ["gpu-mpi: [1", "- gpu-mpi"])
+def test_a_malformed_file_is_one_line(empty: dict[str, str], tmp_path: Path, text: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    code = (
+        "from dask_gpu_mpi.errors import InputError\n"
+        "from dask_gpu_mpi.options import resolve\n"
+        "try: resolve({}, source='keyword')\n"
+        "except InputError as error: print(error)"
+    )
+    said = run(code, **empty, DASK_CONFIG=str(file))
+    assert said.startswith("Dask's configuration can't be read: ")
+    assert str(file) in said
+    assert "malformed" in said
+    assert "\n" not in said
 
 
 def test_other_variables_of_dask_cost_nothing(empty: dict[str, str]) -> None:
@@ -114,21 +148,17 @@ def test_what_the_program_has_set_counts(empty: dict[str, str]) -> None:
 
 def test_dask_looks_where_we_look(empty: dict[str, str], tmp_path: Path) -> None:
     code = (
-        "import os, dask.config; from dask_gpu_mpi import unsaid\n"
-        "print(set(dask.config.paths) == set(unsaid._places(os.environ)))"
+        "import dask.config; from dask_gpu_mpi import unsaid; "
+        "print(set(dask.config.paths) == set(unsaid._places()))"
     )
     assert run(code, **empty, DASK_CONFIG=str(tmp_path / "mine")) == "True"
     assert run(code) == "True"
 
 
-def test_a_file_that_nobody_may_read_is_none(empty: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    from dask_gpu_mpi import unsaid
-
-    monkeypatch.delitem(sys.modules, "dask", raising=False)
+def test_a_file_that_can_not_be_read_is_none(empty: dict[str, str]) -> None:
     directory = Path(empty["HOME"], ".config", "dask")
     (directory / "a.yaml").mkdir(parents=True)  # root may read every file, but not a directory as one
-    monkeypatch.setenv("HOME", empty["HOME"])
-    assert unsaid.is_unsaid({"DASK_ROOT_CONFIG": empty["DASK_ROOT_CONFIG"]}, ["gpu-mpi"])
+    assert run(RESOLVE, **empty) == "None False"
 
 
 def test_what_an_agent_waits_for_is_little() -> None:
@@ -136,7 +166,7 @@ def test_what_an_agent_waits_for_is_little() -> None:
     for module, not_yet in [
         (
             "cli, dask_gpu_mpi.entry",
-            ["dask_gpu_mpi.bringup", "dask_gpu_mpi.member", "dask_gpu_mpi.placement"],
+            ["dask", "dask_gpu_mpi.bringup", "dask_gpu_mpi.member", "dask_gpu_mpi.placement"],
         ),
         ("agentstart", ["dask_gpu_mpi.agent", "asyncio", "multiprocessing.forkserver", "distributed"]),
     ]:
@@ -154,10 +184,12 @@ print(sorted(configured_keys()), "dask" in sys.modules)
 """
 
 
-def test_timeouts_that_the_user_has_configured(empty: dict[str, str], tmp_path: Path) -> None:
+def test_what_rank_0_asks_for(empty: dict[str, str], tmp_path: Path) -> None:
     assert run(KEYS, **empty) == "[] False"
     assert run(KEYS, **empty, DASK_DISTRIBUTED__COMM__RETRY__COUNT="5") == "[] False"
     said = {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "50s"}
+    assert run(KEYS, **empty, **said) == "['distributed.comm.timeouts.connect'] True"
+    said = {"DASK_DISTRIBUTED__COMM": "{'timeouts': {'connect': '50s'}}"}
     assert run(KEYS, **empty, **said) == "['distributed.comm.timeouts.connect'] True"
     file = tmp_path / "mine.yaml"
     file.write_text("distributed: {comm: {socket_backlog: 3}}")
