@@ -31,7 +31,7 @@ PR_SET_CHILD_SUBREAPER = 36
 TICK = os.sysconf("SC_CLK_TCK")
 #: What a launcher is called.
 LAUNCHERS = ("mpirun", "mpiexec", "prted", "prterun", "hydra_pmi_proxy", "orted", "srun")
-COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#228833", "#999999", "#66ccee", "#aa3377")
+COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#228833", "#999999", "#66ccee", "#aa3377", "#222222")
 
 #: The beginning of every script: `note` writes into the job's folder, `pause` waits until it is looked at.
 HEAD = """

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .errors import OptionError
 from .option_rules import PROTOCOLS, settle
 from .option_types import Option, Source, convert, show, suggest
-from .unsaid import import_config, is_unsaid
+from .unsaid import import_config, interpret, is_unsaid
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
 
@@ -284,6 +284,18 @@ def _origin(option: Option, source: Source) -> str:
     return f"{source} {option.name}"
 
 
+def _plain_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
+    """The variables that say an option as a whole, as in job scripts, with its name and value: Dask is not needed for them."""
+    found = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix("DASK_GPU_MPI__").lower()
+        if variable.startswith("DASK_GPU_MPI__") and name in OPTIONS and OPTIONS[name].config:
+            value = interpret(text)
+            if not isinstance(value, Mapping):  # which Dask would merge with others
+                found[variable] = name, value
+    return found
+
+
 def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
     """What Dask's configuration says, from files and environment alike, with the place of each for messages."""
     for variable in environ:
@@ -293,8 +305,11 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment: {variable} has no effect; needed: two underscores, DASK_GPU_MPI__{rest}"
             )
-    if is_unsaid(WORDS):
-        return []
+    plain = _plain_variables(environ)
+    if is_unsaid(WORDS, besides=plain):
+        return [
+            (OPTIONS[name], value, f"environment {variable}") for variable, (name, value) in plain.items()
+        ]
     config = import_config()
     register_defaults()
     section = config.get("gpu-mpi", {}) or {}

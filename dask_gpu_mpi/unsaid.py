@@ -6,7 +6,9 @@ agent starts. Most users have configured nothing of what is asked for here, and 
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import site
 import sys
 from collections.abc import Collection, Iterable, Iterator
@@ -14,7 +16,7 @@ from typing import Any
 
 from .errors import InputError
 
-__all__ = ["import_config", "is_unsaid"]
+__all__ = ["import_config", "interpret", "is_unsaid"]
 
 #: A variable that holds all of a configuration, in a form of its own.
 WHOLE = "internal-inherit-config"
@@ -37,13 +39,26 @@ def import_config() -> Any:
     return dask.config
 
 
-def is_unsaid(words: Collection[str]) -> bool:
+def interpret(text: str) -> Any:
+    """What Dask takes the text of a variable for: a Python value, the words for true, false and none, or else the text.
+
+    Source: `dask.config.interpret_value`.
+    """
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return {"none": None, "null": None, "false": False, "true": True}.get(text.lower(), text)
+
+
+def is_unsaid(words: Collection[str], besides: Collection[str] = ()) -> bool:
     """Whether neither environment nor files speak of it; False also where Dask is imported already, whose configuration counts.
 
     Parameters
     ----------
     words : collection of str
-        Keys, or parts of them, as in YAML, with hyphens: one of them is in whatever says something.
+        Keys as in YAML, with hyphens: one of them is in whatever says something.
+    besides : collection of str
+        Variables that the caller reads itself.
 
     Notes
     -----
@@ -52,7 +67,10 @@ def is_unsaid(words: Collection[str]) -> bool:
     if "dask" in sys.modules:
         return False
     for name, value in os.environ.items():
-        if name.upper().startswith("DASK_") and _speaks(f"{name}={value}", (*words, WHOLE)):
+        if not name.startswith("DASK_") or name in besides:
+            continue
+        # as Dask does: two underscores stand between a key and the next
+        if _speaks(f"{name[5:].replace('__', '.')}={value}", (*words, WHOLE)):
             return False
     places = [place for place in _places() if os.path.exists(place)]
     if not all(os.path.isdir(place) or os.path.isfile(place) for place in places):
@@ -62,7 +80,7 @@ def is_unsaid(words: Collection[str]) -> bool:
 
 def _speaks(text: str, words: Collection[str]) -> bool:
     text = text.lower().replace("_", "-")
-    return any(word in text for word in words)
+    return any(re.search(rf"(?<![\w-]){word}(?![\w-])", text) for word in words)
 
 
 def _places() -> list[str]:

@@ -96,11 +96,54 @@ def test_said_in_a_file(empty: dict[str, str], tmp_path: Path, place: str, text:
     assert run(code, **environ) == "7 True"
 
 
+#: All values that are no defaults, and whether Dask was imported.
+ALL = RESOLVE.replace(
+    "options.nthreads", "sorted((name, getattr(options, name)) for name in options.explicit)"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("NTHREADS", "5"),
+        ("nthreads", "5"),
+        ("NTHREADS", "many"),
+        ("MEMORY_LIMIT", "None"),
+        ("MEMORY_LIMIT", "null"),
+        ("MEMORY_LIMIT", "0.5"),
+        ("MEMORY_LIMIT", "'4 GiB'"),
+        ("DASHBOARD", "false"),
+        ("DASHBOARD", "no"),
+        ("NAME", "12"),
+        ("NAME", "a b"),
+        ("WALLTIME_SIGNAL", "USR1"),
+        ("LOCAL_DIRECTORY", "/scratch/[1]"),
+        ("WORKER_OPTIONS", '{"rmm_async": true}'),
+    ],
+)
+def test_an_option_in_a_variable_is_what_dask_takes_it_for(
+    empty: dict[str, str], name: str, text: str
+) -> None:
+    said = {f"DASK_GPU_MPI__{name}": text}
+    body = ALL.replace("\n", "\n  ")
+    code = f"import sys\ntry:{body}\nexcept Exception as error: print(error, 'dask' in sys.modules)"
+    ours, _, without = run(code, **empty, **said).rpartition(" ")
+    dasks, _, imported = run("import dask.config\n" + code, **empty, **said).rpartition(" ")
+    assert ours == dasks != "[]"
+    assert (without, imported) == ("False", "True")
+
+
+def test_several_options_in_variables(empty: dict[str, str]) -> None:
+    said = {"DASK_GPU_MPI__NTHREADS": "5", "DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
+    assert run(ALL, **empty, **said) == "[('nthreads', 5), ('walltime_signal', 'USR1')] False"
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "nthreads"),
     [
-        ("DASK_GPU_MPI__NTHREADS", "7", 7),
         ("DASK_GPU_MPI", "{'nthreads': 7}", 7),
+        ("DASK_GPU_MPI__WORKER_OPTIONS", "{'rmm_async': True}", None),
+        ("DASK_GPU_MPI__WORKER_OPTIONS__RMM_ASYNC", "True", None),
         ("DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON__OMP_NUM_THREADS", "7", None),
         ("DASK_DISTRIBUTED__NANNY", "{'pre-spawn-environ': {'OMP_NUM_THREADS': 7}}", None),
         # as Dask gives it to its own processes: all of it, in base 64
@@ -140,6 +183,7 @@ def test_a_malformed_file_is_one_line(empty: dict[str, str], tmp_path: Path, tex
 
 def test_other_variables_of_dask_cost_nothing(empty: dict[str, str]) -> None:
     assert run(RESOLVE, **empty, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="50s") == "None False"
+    assert run(RESOLVE, **empty, DASK_GPU_MPI_OF_SOMEBODY_ELSE="7") == "None False"
 
 
 def test_what_the_program_has_set_counts(empty: dict[str, str]) -> None:
