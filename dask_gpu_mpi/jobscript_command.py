@@ -14,6 +14,7 @@ import click
 from .errors import DaskGpuMpiError, InputError, OptionError
 from .jobscripts import SYSTEMS, JobRequest, render, submit, template_cpus
 from .option_types import Option, convert, show, suggest
+from .unsaid import import_config
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 
@@ -167,12 +168,11 @@ def _seconds(text: str) -> int:
 
 def _configured() -> dict[str, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    import dask.config
-
     from .options import register_defaults
 
+    config = import_config()
     register_defaults()
-    section = dask.config.get("gpu-mpi.jobscript", None) or {}
+    section = config.get("gpu-mpi.jobscript", None) or {}
     if not isinstance(section, Mapping):
         raise OptionError(
             f"configuration gpu-mpi.jobscript: {show(section)} can't be used; needed: names and values"

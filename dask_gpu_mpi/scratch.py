@@ -10,6 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .unsaid import import_config
+
 __all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch", "remove_scratch"]
 
 MOUNTS = Path("/proc/self/mountinfo")
@@ -47,9 +49,7 @@ class Scratch:
 
 def local_directory(option: str | None) -> str:
     """The directory that the workers would use: the option, Dask's ``temporary-directory``, or Python's choice (``TMPDIR``)."""
-    import dask.config
-
-    return str(option or dask.config.get("temporary-directory", None) or tempfile.gettempdir())
+    return str(option or import_config().get("temporary-directory", None) or tempfile.gettempdir())
 
 
 def look_at_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:

@@ -181,6 +181,24 @@ def test_a_malformed_file_is_one_line(empty: dict[str, str], tmp_path: Path, tex
     assert "\n" not in said
 
 
+@pytest.mark.parametrize("command", ["plan", "jobscript slurm --nodes 1 -- script.py"])
+def test_a_malformed_file_is_one_line_of_every_command(
+    empty: dict[str, str], tmp_path: Path, command: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("gpu-mpi: [1")
+    done = subprocess.run(
+        [sys.executable, "-m", "dask_gpu_mpi", *command.split()],
+        env=dict(os.environ) | empty | {"DASK_CONFIG": str(file), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("dask_gpu_mpi: error: Dask's configuration can't be read: ")
+    assert done.stderr.count("\n") == 1
+
+
 def test_other_variables_of_dask_cost_nothing(empty: dict[str, str]) -> None:
     assert run(RESOLVE, **empty, DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT="50s") == "None False"
     assert run(RESOLVE, **empty, DASK_GPU_MPI_OF_SOMEBODY_ELSE="7") == "None False"
