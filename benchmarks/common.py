@@ -293,6 +293,8 @@ def machine(launcher: Sequence[str]) -> dict[str, Any]:
         "mpi": mpi,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
+        # without them every process that imports compiles: half of a start (PYTHONDONTWRITEBYTECODE)
+        "writes .pyc": not sys.dont_write_bytecode,
         "versions": {name: version(name) for name in names if has(name)},
         "load": round(os.getloadavg()[0], 2),
     }
