@@ -262,7 +262,7 @@ def real(ranks: int, launcher: list[str], deadline: float) -> dict[str, Any]:
         noise = [line for line in words if not line.startswith("dask_gpu_mpi: ")]
         right = bool(result and result["right"] and result["seen"] == ranks and ended and job.code == 0)
         if not right or noise:
-            sys.stderr.write(f"--- {ranks} ranks:\n{job.output(3000)}\n")
+            sys.stderr.write(f"--- {ranks} ranks: {result}\n{job.output(3000)}\n")
         rate = (result["joined"] - 1) / result["joining_s"] if result and result["joining_s"] else None
         return {
             "ranks": ranks,
