@@ -81,10 +81,12 @@ def kind_of(pid: int, found: Mapping[int, tuple[int, str]], scheduler: int) -> s
     if "libcuda" in command:
         return "driver"
     if "dask_gpu_mpi.agent" in command:
-        # A child has its parent's command line: agent, fork server, worker.
+        # A child has its parent's command line: agent, fork server and tracker, worker.
         if command != above:
             return "agent"
-        return "worker" if found.get(found[parent][0], (0, ""))[1] == command else "fork server"
+        if found.get(found[parent][0], (0, ""))[1] == command:
+            return "worker"
+        return "fork server" if pid in {parent for parent, _ in found.values()} else "tracker"
     if "multiprocessing.forkserver" in command:
         return "worker" if command == above else "fork server"
     if "multiprocessing.spawn" in command:

@@ -78,7 +78,7 @@ LOOKS = (
 )
 #: Not on any disk.
 KERNEL = ("/proc", "/sys", "/dev")
-ROLES = ("launcher", "rank", "driver", "agent", "tracker", "fork server", "scheduler", "worker")
+ROLES = ("launcher", "rank", "driver", "agent", "fork server", "scheduler", "worker")
 COUNTS = ("opened", "absent", "looked at", "listed", "modules")
 
 
@@ -186,8 +186,6 @@ def roles(everyone: Mapping[int, Process], told: Mapping[str, Any]) -> dict[int,
         known[pid] = "agent"
         known[everyone[pid].parent] = "rank"
     for pid, process in everyone.items():
-        if pid not in known and "resource_tracker" in process.runs:
-            known[pid] = "tracker"
         if pid not in known and "libcuda" in process.runs:
             known[pid] = "driver"
 

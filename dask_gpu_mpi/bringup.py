@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
@@ -25,7 +25,7 @@ from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
 from .gpus import Gpu
-from .inventory import Inventory, take_inventory, visible_gpus
+from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .network import list_interfaces
@@ -41,6 +41,10 @@ from .supervisor import AgentProcess
 from .timeline import Step, Timeline, check_path
 from .ucx import connection_config, install_hooks
 
+# Only where there may be GPUs.
+if TYPE_CHECKING:
+    from .gpulook import GpuLook
+
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
 
 #: Rank that hears all others and makes the plan.
@@ -50,7 +54,7 @@ COORDINATOR_GRACE = 30.0
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
 #: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
 MPI_GRACE = 6.0
-#: Seconds for NVML to show the GPUs before MPI is initialised.
+#: Seconds for NVML to show the GPUs to a child of the rank; after that the rank asks itself.
 EARLY_LOOK = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
@@ -230,7 +234,8 @@ class Bringup:
         self._credentials: dict[str, Any] | None = None
         #: What the user has configured of Dask's, on the coordinator.
         self._configured: frozenset[str] = frozenset()
-        #: The GPUs as they were before anything of ours was on them, where that was looked at early.
+        #: What looks at the GPUs as they are before anything of ours is on them, and what it has seen.
+        self._gpu_look: GpuLook | None = None
         self._seen: tuple[Gpu, ...] | None = None
         self._listener: Listener | None = None
         #: What came of connecting to the scheduler's host, once it is known.
@@ -264,6 +269,8 @@ class Bringup:
                 abort(1)
             raise
         finally:
+            if self._gpu_look is not None:  # something failed before it was asked
+                self._gpu_look.result(0.0)
             if collecting:
                 gc.enable()
 
@@ -271,6 +278,7 @@ class Bringup:
         options, failure = self._options, None
         if isinstance(options, Options):
             assert self._agent is not None  # it has been started
+            self._gpu_look = _look_at_gpus(self._agent, self._environ)
             self._agent.configure(
                 configuration(
                     options,
@@ -279,7 +287,7 @@ class Bringup:
                 )
             )
             self._timeline.lap("configure the agent")
-            self._seen = self._look_early(options)
+            self._guess_devices(options)
         else:
             failure = Failure.of(options)
         if (
@@ -316,8 +324,16 @@ class Bringup:
         self._post.send(COORDINATOR, "hello", self._hello(inventory, failure))
         return self._until_up()
 
-    def _look_early(self, options: Options) -> tuple[Gpu, ...] | None:
-        """The GPUs of a rank that has them for itself; its agent may begin with their contexts while MPI initialises.
+    def _see(self) -> tuple[Gpu, ...] | None:
+        """The GPUs that the child has seen; None without one, and where it could not tell."""
+        if self._gpu_look is not None:
+            look, self._gpu_look = self._gpu_look, None
+            self._seen = look.result(EARLY_LOOK)
+            self._timeline.lap("look at the GPUs")
+        return self._seen
+
+    def _guess_devices(self, options: Options) -> None:
+        """Tell the agent of a rank that has GPUs for itself of them: it may begin with their contexts while MPI initialises.
 
         A guess, from what the launcher says: GPUs that the plan gives to no worker of this rank are let go again. Those that
         others use are left to the plan, which may refuse them.
@@ -330,25 +346,10 @@ class Bringup:
             or options.gpus_per_worker != 1
             or (options.worker_class != "auto" and options.worker_kind != "gpu")
         ):
-            return None
-        found: queue.SimpleQueue[tuple[Gpu, ...]] = queue.SimpleQueue()
-
-        def look() -> None:
-            with contextlib.suppress(DaskGpuMpiError):  # it is told where the inventory is taken
-                found.put(visible_gpus(self._environ))
-
-        # NVML may hang, and a rank that is not yet in MPI can't be named by the others: then the inventory hangs, later.
-        thread = threading.Thread(target=look, daemon=True)
-        thread.start()
-        thread.join(EARLY_LOOK)
-        if found.empty():
-            return None
-        seen = found.get()
-        devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
+            return
+        devices = tuple(gpu.uuid for gpu in self._see() or () if gpu.uuid and not gpu.processes)
         if devices:
             self._agent.send("devices", devices)
-        self._timeline.lap("look at the GPUs")
-        return seen
 
     def _look(self, options: Options) -> Inventory:
         """What this rank sees, once its agent finds the options good."""
@@ -365,7 +366,8 @@ class Bringup:
             self._environ,
             device_options=device_options(options),
             look_for_gpus=options.worker_kind != "cpu",
-            seen=self._seen,
+            # NVML may hang; in MPI the others can name this rank, so from here on it may ask itself.
+            seen=self._see(),
         )
         self._timeline.lap("inventory")
         if self._post.rank == COORDINATOR:
@@ -635,6 +637,17 @@ class Bringup:
         elif agent is not None:
             settings = worker_settings(options, start, agent.scratch or "")
             agent.send("workers", (settings, start.workers, start.config))
+
+
+def _look_at_gpus(agent: AgentProcess, environ: Mapping[str, str]) -> GpuLook | None:
+    """Have a child look at the GPUs, where there may be any; None where the rank has to do that itself."""
+    if "cuda" in agent.early:
+        from .gpulook import GpuLook, may_fork
+
+        if may_fork():
+            with contextlib.suppress(OSError):  # no process can be had
+                return GpuLook(environ)
+    return None
 
 
 def _draw_credentials() -> dict[str, Any]:

@@ -3,10 +3,10 @@
 `multiprocessing`'s own fork server is a new interpreter that imports all over again: a second import for every rank, which on
 a laptop with two cores, or on a thousand hosts that share one file system, is most of the start-up. So the agent imports once,
 while it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share
-their pages, and every worker starts from them in milliseconds.
+their pages, and every worker starts from them in milliseconds. So does `multiprocessing`'s resource tracker.
 
-The server's loop is the standard library's. Its client's three private attributes are set here, and nowhere else; where they have
-changed (Python 3.14 added a key), the standard fork server is used instead: slower by one import, otherwise the same.
+The loops of both are the standard library's. Their clients' private attributes are set here, and nowhere else; where those have
+changed (Python 3.14 added a key), the standard ones are used instead: slower by one import, otherwise the same.
 """
 
 from __future__ import annotations
@@ -32,28 +32,42 @@ __all__ = ["become_fork_server"]
 _UNIX_PATH_MAX = 107
 
 
-def start_quiet_resource_tracker() -> None:
-    """Start `multiprocessing`'s tracker with nowhere to complain to.
+def become_resource_tracker(close: Sequence[int]) -> None:
+    """Fork this process into itself and `multiprocessing`'s resource tracker.
 
-    It unlinks the semaphores of processes that were killed, which is its job, and warns of each on standard error, which at the
-    end of a job that was killed is noise.
+    It unlinks the semaphores of processes that were killed. The standard library has it be a program of its own for each rank:
+    117 files and 9 MiB, where a fork opens none and shares its pages.
 
-    Slurm sends the warning before the walltime to every process; the tracker must outlive it. It is a program of its own, which
-    inherits what is ignored, but no handlers.
+    Parameters
+    ----------
+    close : sequence of int
+        As `become_fork_server`.
     """
-    sys.stderr.flush()
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGUSR1, signal.SIGUSR2)}
-    kept = os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _track(read, [write, *close])
+    os.close(read)
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd, tracker._pid = write, pid
+
+
+def _track(read: int, close: Sequence[int]) -> None:
+    """The tracker's side: never returns before all processes of this rank have ended."""
     try:
+        for fd in close:
+            os.close(fd)
+        # Slurm sends the warning before the walltime to every process; the tracker must outlive it.
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.SIG_IGN)
+        # It warns of each semaphore, which at the end of a job that was killed is noise; a launcher waits for the end of both.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
         os.dup2(null, 2)
-        resource_tracker.ensure_running()
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
         os.close(null)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        resource_tracker.main(read)
+    finally:
+        os._exit(0)
 
 
 def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
@@ -76,7 +90,12 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         False where the standard fork server has to be used.
     """
     server: Any = stdlib._forkserver
-    start_quiet_resource_tracker()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
+    # every page of it, and nothing would be shared any more.
+    gc.freeze()
+    become_resource_tracker(close)
     known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(vars(server))
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
@@ -90,12 +109,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         os.chmod(address, 0o600)
         listener.listen(64)
         alive_r, alive_w = os.pipe()
-        sys.stdout.flush()
-        sys.stderr.flush()
         parent = os.getpid()
-        # Collections leave alone what is there now, in both processes and in all that they fork: else the first one would write
-        # into every page of it, and nothing would be shared any more.
-        gc.freeze()
         pid = os.fork()
         if pid == 0:
             _serve(listener, alive_r, [alive_w, *close], parent)

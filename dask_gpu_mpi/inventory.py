@@ -142,8 +142,15 @@ def take_inventory(
     )
 
 
-def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> tuple[Gpu, ...]:
+def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
     """The GPUs that a process with this environment sees, those without a UUID among them that are lost.
+
+    Parameters
+    ----------
+    environ, nvml : mapping, module
+        As `take_inventory`.
+    own_pid : int, optional
+        As `list_gpus`.
 
     Raises
     ------
@@ -151,7 +158,7 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None) -> tuple[Gpu, ...
         As `take_inventory`.
     """
     visible = environ.get(VARIABLE)
-    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml))
+    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml, own_pid))
 
 
 def boot_id(file: Path = BOOT_ID) -> str:

@@ -7,6 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
+from clusters import alive, until
+
 HEAD = """
     import os, sys, tempfile
     import decimal as heavy  # stands for what the agent imports
@@ -89,3 +93,57 @@ def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Pa
         """,
     )
     assert done.stdout == "(True, True)\n", done.stderr
+
+
+def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
+    """It outlives the signals that all processes of a job may get, says nothing, and leaves no semaphore behind."""
+    done = run(
+        tmp_path,
+        """
+        import multiprocessing.resource_tracker as tracker
+        pid = tracker._resource_tracker._pid
+        import signal, time
+        lock = context.Lock()
+        process = context.Process(target=time.sleep, args=(60,))
+        process.start()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(pid, number)
+        time.sleep(0.2)
+        tracker.ensure_running()
+        assert tracker._resource_tracker._pid == pid, "it was started again"
+        print(pid, lock._semlock.name, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    assert done.stderr == ""
+    pid, name = done.stdout.split()
+    until(lambda: not alive(int(pid)), 10)
+    if sys.platform == "linux":
+        assert not Path(f"/dev/shm/sem.{name.lstrip('/')}").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) -> None:
+    code = """
+        import multiprocessing.resource_tracker as tracker, os, sys, time
+        from dask_gpu_mpi.forkserver import become_fork_server
+
+        lifeline = os.pipe()
+        name = lambda owner, fd: os.readlink(f"/proc/{owner}/fd/{fd}")
+        not_its = {name("self", fd) for fd in (1, 2, *lifeline)}
+        become_fork_server(sys.argv[1], lifeline, [])
+        pid = tracker._resource_tracker._pid
+        limit = time.monotonic() + 10
+        while held := not_its & {name(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd")}:
+            assert time.monotonic() < limit, held
+            time.sleep(0.01)
+        command = lambda owner: open(f"/proc/{owner}/cmdline").read()
+        print(command(pid) == command("self"))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "True\n", done.stderr
