@@ -83,6 +83,7 @@ def run(
     *,
     cuda: bool,
     hooks: threading.Thread | None,
+    look: int | None,
 ) -> None:
     """Import, be configured, fork, and obey until the lifeline ends.
 
@@ -96,6 +97,8 @@ def run(
         Whether to import dask_cuda.
     hooks : threading.Thread or None
         What puts UCX's hooks into CUDA's library.
+    look : int or None
+        The child that looks at the GPUs.
     """
     import_config()
     for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
@@ -129,6 +132,8 @@ def run(
         except DaskGpuMpiError as error:
             write_frame(reply, ("failed", str(error), error.exit_code))
             return
+        if look is not None:  # threads are allowed now; inside the driver it may hang
+            threading.Thread(target=os.waitpid, args=(look, 0), name="look", daemon=True).start()
         if not _in_process(configuration.worker_class):
             _leave_gpus_alone()
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.

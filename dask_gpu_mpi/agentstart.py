@@ -21,7 +21,7 @@ from .ucx import install_hooks, load_library
 __all__ = ["main"]
 
 
-def main(reply: int, early: Collection[str], *, parent: int) -> None:
+def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
     """Run the agent; never returns.
 
     Parameters
@@ -32,12 +32,20 @@ def main(reply: int, early: Collection[str], *, parent: int) -> None:
         What to begin with before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"ucx"`` (load UCX).
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
+    gpus : int
+        File descriptor for what the rank is to know of its GPUs; -1: it does not ask.
     """
     # What is imported stays: looking through it for garbage again and again is a tenth of the import.
     gc.disable()
     ignore_signals()
     if parent:
         die_with_parent(parent)
+    look = None
+    if gpus >= 0:
+        from .gpulook import start_look
+
+        with contextlib.suppress(OSError):  # no process can be had: the rank looks itself
+            look = start_look(gpus, close=[reply])
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
@@ -57,7 +65,7 @@ def main(reply: int, early: Collection[str], *, parent: int) -> None:
             timeline.lap("load UCX")
         from .agent import run
 
-        run(lifeline, reply, timeline, cuda="cuda" in early, hooks=hooks)
+        run(lifeline, reply, timeline, cuda="cuda" in early, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:

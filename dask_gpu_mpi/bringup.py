@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import launchers
 from .coordinator import Coordinator, Failure, Go, Hello, Start
@@ -41,10 +41,6 @@ from .supervisor import AgentProcess
 from .timeline import Step, Timeline, check_path
 from .ucx import connection_config, install_hooks
 
-# Only where there may be GPUs.
-if TYPE_CHECKING:
-    from .gpulook import GpuLook
-
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
 
 #: Rank that hears all others and makes the plan.
@@ -54,7 +50,7 @@ COORDINATOR_GRACE = 30.0
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
 #: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
 MPI_GRACE = 6.0
-#: Seconds for NVML to show the GPUs to a child of the rank; after that the rank asks itself.
+#: Seconds for NVML to show the GPUs to a child of the agent; after that the rank asks itself.
 EARLY_LOOK = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
@@ -234,8 +230,7 @@ class Bringup:
         self._credentials: dict[str, Any] | None = None
         #: What the user has configured of Dask's, on the coordinator.
         self._configured: frozenset[str] = frozenset()
-        #: What looks at the GPUs as they are before anything of ours is on them, and what it has seen.
-        self._gpu_look: GpuLook | None = None
+        #: The GPUs as they were before anything of ours was on them, as far as that could be told.
         self._seen: tuple[Gpu, ...] | None = None
         self._listener: Listener | None = None
         #: What came of connecting to the scheduler's host, once it is known.
@@ -269,8 +264,6 @@ class Bringup:
                 abort(1)
             raise
         finally:
-            if self._gpu_look is not None:  # something failed before it was asked
-                self._gpu_look.result(0.0)
             if collecting:
                 gc.enable()
 
@@ -278,7 +271,6 @@ class Bringup:
         options, failure = self._options, None
         if isinstance(options, Options):
             assert self._agent is not None  # it has been started
-            self._gpu_look = _look_at_gpus(self._agent, self._environ)
             self._agent.configure(
                 configuration(
                     options,
@@ -325,10 +317,9 @@ class Bringup:
         return self._until_up()
 
     def _see(self) -> tuple[Gpu, ...] | None:
-        """The GPUs that the child has seen; None without one, and where it could not tell."""
-        if self._gpu_look is not None:
-            look, self._gpu_look = self._gpu_look, None
-            self._seen = look.result(EARLY_LOOK)
+        """The GPUs that the agent's child has seen; None where it could not tell, or there is none."""
+        if self._agent is not None and self._agent.looks:
+            self._seen = self._agent.gpus(EARLY_LOOK)
             self._timeline.lap("look at the GPUs")
         return self._seen
 
@@ -637,17 +628,6 @@ class Bringup:
         elif agent is not None:
             settings = worker_settings(options, start, agent.scratch or "")
             agent.send("workers", (settings, start.workers, start.config))
-
-
-def _look_at_gpus(agent: AgentProcess, environ: Mapping[str, str]) -> GpuLook | None:
-    """Have a child look at the GPUs, where there may be any; None where the rank has to do that itself."""
-    if "cuda" in agent.early:
-        from .gpulook import GpuLook, may_fork
-
-        if may_fork():
-            with contextlib.suppress(OSError):  # no process can be had
-                return GpuLook(environ)
-    return None
 
 
 def _draw_credentials() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from .supervisor import AgentProcess
 __all__ = ["start_agent", "start_driver"]
 
 
-def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
+def start_agent(options: Options, environ: Mapping[str, str], *, again: bool = False) -> AgentProcess:
     """Start the agent of this rank; it still has to be configured.
 
     Parameters
@@ -27,8 +27,11 @@ def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
         What the user asked for.
     environ : mapping
         The process's environment.
+    again : bool
+        In place of one that was lost: what the rank sees is known.
     """
-    return AgentProcess(environ, _begins(options, environ))
+    begins = _begins(options, environ)
+    return AgentProcess(environ, begins, look="cuda" in begins and not again)
 
 
 def start_driver(options: Options, environ: Mapping[str, str]) -> Driver | None:

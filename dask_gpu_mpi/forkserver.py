@@ -5,8 +5,8 @@ a laptop with two cores, or on a thousand hosts that share one file system, is m
 while it has one thread only, and then forks: the child becomes the fork server, the parent goes on as the agent. Both share
 their pages, and every worker starts from them in milliseconds. So does `multiprocessing`'s resource tracker.
 
-The loops of both are the standard library's. Their clients' private attributes are set here, and nowhere else; where those have
-changed (Python 3.14 added a key), the standard ones are used instead: slower by one import, otherwise the same.
+The loops of both are the standard library's. Their clients' private attributes are set here, and nowhere else; where those of the
+fork server have changed (Python 3.14 added a key), the standard one is used instead: slower by one import, otherwise the same.
 """
 
 from __future__ import annotations

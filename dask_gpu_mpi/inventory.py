@@ -12,11 +12,11 @@ from typing import Any
 
 from .contexts import own_contexts
 from .errors import InputError
-from .gpus import Gpu, list_gpus
+from .gpus import Gpu
 from .hostmemory import allowed_cpus, host_memory
-from .visibility import VARIABLE, parse_visible, sees_none
+from .visibility import VARIABLE, visible_gpus
 
-__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory", "visible_gpus"]
+__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -140,25 +140,6 @@ def take_inventory(
             if not gpu.uuid
         ),
     )
-
-
-def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
-    """The GPUs that a process with this environment sees, those without a UUID among them that are lost.
-
-    Parameters
-    ----------
-    environ, nvml : mapping, module
-        As `take_inventory`.
-    own_pid : int, optional
-        As `list_gpus`.
-
-    Raises
-    ------
-    InputError
-        As `take_inventory`.
-    """
-    visible = environ.get(VARIABLE)
-    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml, own_pid))
 
 
 def boot_id(file: Path = BOOT_ID) -> str:

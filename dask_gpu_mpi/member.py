@@ -181,7 +181,7 @@ class Member:
     def _restart(self) -> None:
         """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
         self._restart_at = None
-        self.post.agent = start_agent(self.joined.options, self.joined.environ)
+        self.post.agent = start_agent(self.joined.options, self.joined.environ, again=True)
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
         self.post.agent.send("joined")
 

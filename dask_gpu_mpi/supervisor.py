@@ -18,6 +18,7 @@ from .pipes import FrameReader, write_frame
 from .scratch import remove_scratch
 
 if TYPE_CHECKING:
+    from .gpus import Gpu
     from .messages import Configuration
 
 __all__ = ["AgentProcess"]
@@ -25,7 +26,7 @@ __all__ = ["AgentProcess"]
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agentstart import main; "
-    "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]))"
+    "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]), gpus=int(sys.argv[5]))"
 )
 
 
@@ -60,6 +61,8 @@ class AgentProcess:
         Environment of the rank; the agent gets it without the launcher's identity.
     early : collection of str
         What it is to begin with, before it is told what to do: see `agentstart.main`.
+    look : bool
+        Whether a child of it is to look at the GPUs: see `gpus`.
 
     Attributes
     ----------
@@ -69,9 +72,11 @@ class AgentProcess:
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
-    def __init__(self, environ: Mapping[str, str], early: Collection[str]) -> None:
+    def __init__(self, environ: Mapping[str, str], early: Collection[str], *, look: bool = False) -> None:
         self.early = frozenset(early)
         read, write = os.pipe()
+        gpus_read, gpus_write = os.pipe() if look else (-1, -1)
+        theirs = (write, gpus_write) if look else (write,)
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
         argv = [
@@ -83,22 +88,25 @@ class AgentProcess:
             str(write),
             " ".join(sorted(early)),
             str(os.getpid() if follow else 0),
+            str(gpus_write),
         ]
         try:
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
                 bufsize=0,  # frames are written to the descriptor
-                pass_fds=(write,),
+                pass_fds=theirs,
                 env=_agent_environ(environ),
                 # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
             )
         finally:
-            os.close(write)
+            for fd in theirs:
+                os.close(fd)
         assert self._process.stdin is not None
         self._stdin = self._process.stdin.fileno()
         self._reader = FrameReader(read)
+        self._gpus = FrameReader(gpus_read) if look else None
         self._lock = threading.Lock()
         # A child that the script forks must not hold the lifeline open when this process is gone.
         self._open = True
@@ -139,6 +147,34 @@ class AgentProcess:
                 self.scratch = frame[1]
         return frames
 
+    @property
+    def looks(self) -> bool:
+        """Whether `gpus` has something to tell."""
+        return self._gpus is not None
+
+    def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
+        """What a child of the agent has seen of the GPUs; once only.
+
+        Parameters
+        ----------
+        seconds : float
+            To wait for it at most.
+
+        Returns
+        -------
+        tuple of Gpu or None
+            As `visibility.visible_gpus`. None: no answer, or something is wrong, which whoever asks NVML next will be told.
+        """
+        reader, self._gpus = self._gpus, None
+        if reader is None:
+            return None
+        deadline = time.monotonic() + seconds
+        found: list[tuple[Gpu, ...]] = []
+        while not found and not reader.eof and (left := deadline - time.monotonic()) > 0:
+            found = reader.read(left)
+        os.close(reader.fd)
+        return found[0] if found else None
+
     def exit_text(self) -> str:
         """How the agent died, in words."""
         try:
@@ -163,6 +199,7 @@ class AgentProcess:
             self._open = False
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+        self.gpus(0.0)  # in case nobody has asked
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:

@@ -7,12 +7,13 @@ should not run on three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .errors import InputError
-from .gpus import Gpu
+from .gpus import Gpu, list_gpus
 
-__all__ = ["parse_visible", "sees_none"]
+__all__ = ["parse_visible", "sees_none", "visible_gpus"]
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -22,6 +23,25 @@ def sees_none(value: str | None) -> bool:
     if value is None:
         return False
     return value.strip() in ("", "NoDevFiles") or value.split(",")[0].strip() == "-1"
+
+
+def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
+    """The GPUs that a process with this environment sees, those without a UUID among them that are lost.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
+    nvml, own_pid : module, int, optional
+        As `list_gpus`.
+
+    Raises
+    ------
+    InputError
+        ``CUDA_VISIBLE_DEVICES`` names what is not there, or NVML is there and does not work.
+    """
+    visible = environ.get(VARIABLE)
+    return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml, own_pid))
 
 
 def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:

@@ -22,6 +22,14 @@ def monitored(dask_worker):
     return dask_worker.name, "gpu_utilization" in dask_worker.monitor.quantities
 tell(monitored=dict(client.run(monitored).values()))
 """
+#: After `SCRIPT`: whether this rank has asked NVML, and children of its agent that nobody has collected.
+TELL_TIDY = """
+import os, pathlib, pynvml
+def children(pid):
+    return pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+states = [pathlib.Path(f"/proc/{pid}/stat").read_text() for agent in children(os.getpid()) for pid in children(agent)]
+tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") Z " in state])
+"""
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
@@ -35,7 +43,7 @@ def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     env = gpu_environ(libdir, GPUS)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT + TELL_MONITORED)
+    script.write_text(SCRIPT + TELL_MONITORED + TELL_TIDY)
     done = mpirun.run([*COMMAND, "--cpu-workers", "1", str(script)], 1, env=env).check()
     told = facts(done)
     gpu_names = [f"0-{index}" for index in range(4)]
@@ -46,6 +54,8 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) ->
     assert set(told["steered"]["GPU"]) <= set(gpu_names)
     # on the dashboard, too, it has no GPU: it would be the first one's load
     assert told["monitored"] == dict.fromkeys(gpu_names, True) | {"0-cpu-0": False}
+    # what NVML leaves in a process is gone with the child that has asked it
+    assert (told["asked"], told["zombies"]) == (False, [])
     assert scratch_of(mpirun.jobs[-1]) == []
     alone = mpirun.run([*COMMAND, "plan", "--cpu-workers", "1", "--json"], 1, env=env).check()
     assert json.loads(alone.stdout) == told["plan"]
@@ -79,3 +89,28 @@ def test_each_rank_has_gpus_of_its_own(mpirun: Mpi, libdir: Path) -> None:
     done = mpirun.run(before + SCRIPT, 2, env=gpu_environ(libdir, GPUS), per_rank_env=visible).check()
     expected = {"0-1": GPUS[1:2], "0-3": GPUS[3:], "1-0": GPUS[:1], "1-2": GPUS[2:3]}
     check_workers(facts(done), GPUS, expected)
+
+
+def test_a_script_that_computes_while_it_starts(mpirun: Mpi, libdir: Path) -> None:
+    # OpenBLAS stops its threads before a fork, and waits for ever where one of the script's is at work
+    before = """
+import threading
+import numpy as np
+from dask_gpu_mpi import initialize
+
+stop = threading.Event()
+def compute():
+    values = np.ones((500, 500))
+    while not stop.is_set():
+        values @ values
+thread = threading.Thread(target=compute)
+thread.start()
+try:
+    initialize(startup_timeout=60)
+finally:
+    stop.set()
+    thread.join()
+"""
+    environ = gpu_environ(libdir, GPUS[:1]) | {"OPENBLAS_NUM_THREADS": "2"}
+    told = facts(mpirun.run(before + SCRIPT, 1, env=environ).check())
+    check_workers(told, GPUS, {"0-0": GPUS[:1]})

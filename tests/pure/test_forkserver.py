@@ -15,9 +15,11 @@ HEAD = """
     import os, sys, tempfile
     import decimal as heavy  # stands for what the agent imports
     heavy.MARK = "imported once"
+    from dask_gpu_mpi.agentstart import ignore_signals
     from dask_gpu_mpi.forkserver import become_fork_server
     import gc
     gc.disable()  # as the agent has it while it imports
+    ignore_signals()
     become_fork_server(sys.argv[1], [], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
@@ -101,8 +103,8 @@ def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
         tmp_path,
         """
         import multiprocessing.resource_tracker as tracker
-        pid = tracker._resource_tracker._pid
         import signal, time
+        pid = tracker._resource_tracker._pid
         lock = context.Lock()
         process = context.Process(target=time.sleep, args=(60,))
         process.start()
