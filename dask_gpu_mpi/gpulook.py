@@ -1,6 +1,6 @@
 """A rank's look at its GPUs, by a child of its agent that ends with it.
 
-NVML leaves 18 MiB of memory in a process that has asked it, also after nvmlShutdown (driver 580), and it may hang. A rank asks
+NVML leaves 16 MiB of memory in a process that has asked it, also after nvmlShutdown (driver 580), and it may hang. A rank asks
 once, so a process of its own does that. The agent forks it in its first moments, when it has one thread and has imported nothing;
 the rank can't be forked: a thread of the script's may hold what the child, or a library's handler of forks, waits for.
 """
