@@ -44,7 +44,7 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
     if gpus >= 0:
         from .gpulook import start_look
 
-        with contextlib.suppress(OSError):  # no process can be had: the rank looks itself
+        with contextlib.suppress(OSError):  # no process can be had: the rank sees that nobody answers
             look = start_look(gpus, close=[reply])
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)

@@ -50,8 +50,10 @@ COORDINATOR_GRACE = 30.0
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
 #: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
 MPI_GRACE = 6.0
-#: Seconds for NVML to show the GPUs to a child of the agent; after that the rank asks itself.
+#: Seconds for NVML to show the GPUs before MPI is initialised.
 EARLY_LOOK = 5.0
+#: Seconds before the start-up deadline at which a rank to which NVML has shown nothing says so.
+NVML_GRACE = 2.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -230,8 +232,6 @@ class Bringup:
         self._credentials: dict[str, Any] | None = None
         #: What the user has configured of Dask's, on the coordinator.
         self._configured: frozenset[str] = frozenset()
-        #: The GPUs as they were before anything of ours was on them, as far as that could be told.
-        self._seen: tuple[Gpu, ...] | None = None
         self._listener: Listener | None = None
         #: What came of connecting to the scheduler's host, once it is known.
         self._proofs: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
@@ -317,11 +317,19 @@ class Bringup:
         return self._until_up()
 
     def _see(self) -> tuple[Gpu, ...] | None:
-        """The GPUs that the agent's child has seen; None where it could not tell, or there is none."""
-        if self._agent is not None and self._agent.looks:
-            self._seen = self._agent.gpus(EARLY_LOOK)
-            self._timeline.lap("look at the GPUs")
-        return self._seen
+        """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
+        assert self._agent is not None  # it has been started
+        where = f"rank {self._post.rank} of {self._post.size} on {self._host}"
+        try:
+            seen = self._agent.gpus(max(0.1, self._deadline - NVML_GRACE - time.monotonic()))
+        except (InputError, StartupError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        if seen is None and self._agent.looks:
+            raise StartupError(
+                f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver hangs; "
+                "reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+            )
+        return seen
 
     def _guess_devices(self, options: Options) -> None:
         """Tell the agent of a rank that has GPUs for itself of them: it may begin with their contexts while MPI initialises.
@@ -338,9 +346,12 @@ class Bringup:
             or (options.worker_class != "auto" and options.worker_kind != "gpu")
         ):
             return
-        devices = tuple(gpu.uuid for gpu in self._see() or () if gpu.uuid and not gpu.processes)
-        if devices:
-            self._agent.send("devices", devices)
+        with contextlib.suppress(InputError, StartupError):  # it is told where the inventory is taken
+            seen = self._agent.gpus(EARLY_LOOK) or ()
+            devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
+            if devices:
+                self._agent.send("devices", devices)
+        self._timeline.lap("look at the GPUs")
 
     def _look(self, options: Options) -> Inventory:
         """What this rank sees, once its agent finds the options good."""
@@ -357,7 +368,6 @@ class Bringup:
             self._environ,
             device_options=device_options(options),
             look_for_gpus=options.worker_kind != "cpu",
-            # NVML may hang; in MPI the others can name this rank, so from here on it may ask itself.
             seen=self._see(),
         )
         self._timeline.lap("inventory")

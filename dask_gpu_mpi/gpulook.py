@@ -8,21 +8,20 @@ the rank can't be forked: a thread of the script's may hold what the child, or a
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from .errors import InputError
 from .parent import die_with_parent
+
+if TYPE_CHECKING:
+    from .gpus import Gpu
 
 __all__ = ["start_look"]
 
-#: Seconds after which it ends in any case.
-LONGEST = 60
-
 
 def start_look(answer: int, close: Sequence[int]) -> int:
-    """Fork a process that writes a frame with what `visibility.visible_gpus` finds.
-
-    Nothing is written where something is wrong: whoever asks NVML next will be told.
+    """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what it has to say against it.
 
     Parameters
     ----------
@@ -54,7 +53,6 @@ def start_look(answer: int, close: Sequence[int]) -> int:
 def _look(answer: int, close: Sequence[int], agent: int, rank: int) -> None:
     """The child's side: never returns."""
     try:
-        signal.alarm(LONGEST)
         die_with_parent(agent)
         # Inside the driver it can't be killed at once, and a launcher waits for the end of the rank's output.
         null = os.open(os.devnull, os.O_RDWR)
@@ -65,8 +63,13 @@ def _look(answer: int, close: Sequence[int], agent: int, rank: int) -> None:
         from .pipes import write_frame
         from .visibility import visible_gpus
 
-        write_frame(answer, visible_gpus(os.environ, own_pid=rank))
+        found: tuple[Gpu, ...] | str
+        try:
+            found = visible_gpus(os.environ, own_pid=rank)
+        except InputError as error:
+            found = str(error)
+        write_frame(answer, found)
     except Exception:
-        pass
+        pass  # the rank sees that nobody is there any more
     finally:
         os._exit(0)

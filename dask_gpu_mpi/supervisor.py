@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+from .errors import InputError, StartupError
 from .launchers import scrub
 from .pipes import FrameReader, write_frame
 from .scratch import remove_scratch
@@ -40,6 +41,13 @@ PRE_SPAWN = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "6640",
 }
+
+
+#: Why there is no answer where the process that was to ask NVML is gone.
+_NO_ANSWER = (
+    "the process that was to ask NVML for the GPUs has ended without an answer: NVIDIA's library is broken, or memory is short; "
+    "mend that, leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+)
 
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -106,7 +114,8 @@ class AgentProcess:
         assert self._process.stdin is not None
         self._stdin = self._process.stdin.fileno()
         self._reader = FrameReader(read)
-        self._gpus = FrameReader(gpus_read) if look else None
+        self._look = FrameReader(gpus_read) if look else None
+        self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
         self._lock = threading.Lock()
         # A child that the script forks must not hold the lifeline open when this process is gone.
         self._open = True
@@ -149,11 +158,11 @@ class AgentProcess:
 
     @property
     def looks(self) -> bool:
-        """Whether `gpus` has something to tell."""
-        return self._gpus is not None
+        """Whether a child of the agent was to look at the GPUs."""
+        return self._look is not None
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What a child of the agent has seen of the GPUs; once only.
+        """What a child of the agent has seen of the GPUs (`visibility.visible_gpus`).
 
         Parameters
         ----------
@@ -163,17 +172,26 @@ class AgentProcess:
         Returns
         -------
         tuple of Gpu or None
-            As `visibility.visible_gpus`. None: no answer, or something is wrong, which whoever asks NVML next will be told.
+            None: no answer yet, or nobody was to look.
+
+        Raises
+        ------
+        InputError
+            As `visibility.visible_gpus`.
+        StartupError
+            The child, or the agent, has ended.
         """
-        reader, self._gpus = self._gpus, None
-        if reader is None:
-            return None
         deadline = time.monotonic() + seconds
-        found: list[tuple[Gpu, ...]] = []
-        while not found and not reader.eof and (left := deadline - time.monotonic()) > 0:
-            found = reader.read(left)
-        os.close(reader.fd)
-        return found[0] if found else None
+        while self._look is not None and self._seen is None and (left := deadline - time.monotonic()) > 0:
+            if frames := self._look.read(left):
+                self._seen = InputError(frames[0]) if isinstance(frames[0], str) else frames[0]
+            elif self._look.eof:
+                ended = self.exit_text()
+                gone = self._process.returncode is not None
+                self._seen = StartupError(f"the agent has ended ({ended})" if gone else _NO_ANSWER)
+        if isinstance(self._seen, Exception):
+            raise self._seen
+        return self._seen
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
@@ -199,7 +217,9 @@ class AgentProcess:
             self._open = False
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-        self.gpus(0.0)  # in case nobody has asked
+        if self._look is not None:
+            os.close(self._look.fd)
+            self._look = None
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:

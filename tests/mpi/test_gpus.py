@@ -12,7 +12,7 @@ import pytest
 from clusters import COMMAND, facts, scratch_of
 from gpujobs import CORES, SCRIPT, check_workers, gpu_environ
 from harness import Mpi
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from simulated.nvml import GIB, compile_library, compile_nvml, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
@@ -114,3 +114,22 @@ finally:
     environ = gpu_environ(libdir, GPUS[:1]) | {"OPENBLAS_NUM_THREADS": "2"}
     told = facts(mpirun.run(before + SCRIPT, 1, env=environ).check())
     check_workers(told, GPUS, {"0-0": GPUS[:1]})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int) -> None:
+    source = tmp_path / "nvml.c"
+    source.write_text(
+        "#include <unistd.h>\nint nvmlInitWithFlags(unsigned flags) { sleep(600); return flags; }\n"
+    )
+    compile_library(source, tmp_path / "libnvidia-ml.so.1")
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')\n")
+    command = [*COMMAND, "--startup-timeout", "12", str(script)]
+    env = {"CUDA_VISIBLE_DEVICES": None, "LD_LIBRARY_PATH": str(tmp_path)}
+    done = mpirun.run(command, ranks, env=env, timeout=60)
+    assert (done.rc, done.leaked) == (1, ())
+    assert "ran" not in done.stdout
+    assert done.stderr.count("NVML has not shown the GPUs until the start-up deadline") == ranks
+    assert f"rank 0 of {ranks} on " in done.stderr
+    assert "Traceback" not in done.stderr
