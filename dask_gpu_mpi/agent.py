@@ -29,6 +29,7 @@ from typing import Any
 from . import logs
 from .errors import DaskGpuMpiError, InputError
 from .forkserver import become_fork_server
+from .gpulook import collect
 from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .parent import die_with_parent
@@ -133,7 +134,7 @@ def run(
             write_frame(reply, ("failed", str(error), error.exit_code))
             return
         if look is not None:  # threads are allowed now; inside the driver it may hang
-            threading.Thread(target=os.waitpid, args=(look, 0), name="look", daemon=True).start()
+            threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
         if not _in_process(configuration.worker_class):
             _leave_gpus_alone()
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.

@@ -52,8 +52,9 @@ COORDINATOR_GRACE = 30.0
 MPI_GRACE = 6.0
 #: Seconds for NVML to show the GPUs before MPI is initialised.
 EARLY_LOOK = 5.0
-#: Seconds before the start-up deadline at which a rank to which NVML has shown nothing says so.
-NVML_GRACE = 2.0
+#: How long before the start-up deadline a rank to which NVML has shown nothing says so: this part of it, within these seconds.
+#: Rank 0, which perhaps has started earlier, is to hear it in time.
+NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -216,8 +217,8 @@ class Bringup:
         self._environ = environ
         self._comm = comm
         self._check = check
-        timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
-        self._deadline = started + timeout
+        self._timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
+        self._deadline = started + self._timeout
         self._host = socket.gethostname()
         self._joined_mpi = False
         self._early: list[Event] = []
@@ -320,16 +321,21 @@ class Bringup:
         """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
         assert self._agent is not None  # it has been started
         where = f"rank {self._post.rank} of {self._post.size} on {self._host}"
-        try:
-            seen = self._agent.gpus(max(0.1, self._deadline - NVML_GRACE - time.monotonic()))
-        except (InputError, StartupError) as error:
-            raise type(error)(f"{where}: {error}") from error
-        if seen is None and self._agent.looks:
-            raise StartupError(
-                f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver hangs; "
-                "reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
-            )
-        return seen
+        grace = min(max(NVML_GRACE * self._timeout, LEAST_GRACE), MOST_GRACE)
+        while True:
+            try:
+                seen = self._agent.gpus(0.1)
+            except (InputError, StartupError) as error:
+                raise type(error)(f"{where}: {error}") from error
+            if seen is not None or not self._agent.looks:
+                return seen
+            if self._signals.got is not None:
+                raise _signalled(self._signals.got[0]).error(reported=False)
+            if time.monotonic() > self._deadline - grace:
+                raise StartupError(
+                    f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver "
+                    "hangs; reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+                )
 
     def _guess_devices(self, options: Options) -> None:
         """Tell the agent of a rank that has GPUs for itself of them: it may begin with their contexts while MPI initialises.
@@ -347,7 +353,7 @@ class Bringup:
         ):
             return
         with contextlib.suppress(InputError, StartupError):  # it is told where the inventory is taken
-            seen = self._agent.gpus(EARLY_LOOK) or ()
+            seen = self._agent.gpus(min(EARLY_LOOK, (self._deadline - time.monotonic()) / 4)) or ()
             devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
             if devices:
                 self._agent.send("devices", devices)
@@ -362,15 +368,6 @@ class Bringup:
             )
         if self._check is not None:
             self._check(self._post.rank)
-        inventory = take_inventory(
-            self._post.rank,
-            self._post.size,
-            self._environ,
-            device_options=device_options(options),
-            look_for_gpus=options.worker_kind != "cpu",
-            seen=self._see(),
-        )
-        self._timeline.lap("inventory")
         if self._post.rank == COORDINATOR:
             # Now, while the agent imports: where the user has configured anything of the kind, it imports Dask.
             self._configured = configured_keys()
@@ -380,12 +377,27 @@ class Bringup:
         if self._post.rank == expected_client(options):
             # So does this, which the session will want, and the script.
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        assert self._agent is not None  # started above
+        # First, since what it has to say may be why nobody has shown the GPUs.
+        self._await_agent()
+        inventory = take_inventory(
+            self._post.rank,
+            self._post.size,
+            self._environ,
+            device_options=device_options(options),
+            look_for_gpus=options.worker_kind != "cpu",
+            seen=self._see(),
+        )
+        self._timeline.lap("inventory")
+        return inventory
+
+    def _await_agent(self) -> None:
+        """Wait until the agent has imported, and has found the options good."""
+        assert self._agent is not None  # it has been started
         while time.monotonic() < self._deadline:
             for kind, *payload in self._agent.events(0.05):
                 if kind == "prepared":
                     self._timeline.lap("wait for the agent")
-                    return inventory
+                    return
                 if kind == "failed":
                     raise Failure(*payload).error(reported=False)
             if self._agent.lost:
@@ -480,8 +492,7 @@ class Bringup:
             if self._signals.got is not None and not told:
                 told = True
                 number = self._signals.got[0]
-                text = f"{signal.Signals(number).name} came while the cluster started"
-                post.send(COORDINATOR, "failed", Failure(text, 128 + number))
+                post.send(COORDINATOR, "failed", _signalled(number))
             with contextlib.suppress(queue.Empty):
                 failure = self._proofs.get_nowait()
                 post.send(COORDINATOR, "failed" if failure else "reached", failure)
@@ -638,6 +649,10 @@ class Bringup:
         elif agent is not None:
             settings = worker_settings(options, start, agent.scratch or "")
             agent.send("workers", (settings, start.workers, start.config))
+
+
+def _signalled(number: int) -> Failure:
+    return Failure(f"{signal.Signals(number).name} came while the cluster started", 128 + number)
 
 
 def _draw_credentials() -> dict[str, Any]:

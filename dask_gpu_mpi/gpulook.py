@@ -7,6 +7,7 @@ the rank can't be forked: a thread of the script's may hold what the child, or a
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,11 +18,13 @@ from .parent import die_with_parent
 if TYPE_CHECKING:
     from .gpus import Gpu
 
-__all__ = ["start_look"]
+__all__ = ["collect", "start_look"]
 
 
 def start_look(answer: int, close: Sequence[int]) -> int:
-    """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what it has to say against it.
+    """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what is wrong.
+
+    The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``.
 
     Parameters
     ----------
@@ -63,13 +66,19 @@ def _look(answer: int, close: Sequence[int], agent: int, rank: int) -> None:
         from .pipes import write_frame
         from .visibility import visible_gpus
 
-        found: tuple[Gpu, ...] | str
+        found: tuple[str, tuple[Gpu, ...] | str]
         try:
-            found = visible_gpus(os.environ, own_pid=rank)
+            found = "seen", visible_gpus(os.environ, own_pid=rank)
         except InputError as error:
-            found = str(error)
+            found = "input", str(error)
+        except Exception as error:
+            found = "failed", f"NVML can't be asked: {type(error).__name__}: {error}"
         write_frame(answer, found)
-    except Exception:
-        pass  # the rank sees that nobody is there any more
     finally:
-        os._exit(0)
+        os._exit(0)  # without an answer the rank sees that nobody is there any more
+
+
+def collect(pid: int) -> None:
+    """Wait for the end of that process: without limit, since it may hang inside the driver."""
+    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+        os.waitpid(pid, 0)

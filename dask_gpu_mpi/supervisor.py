@@ -76,6 +76,8 @@ class AgentProcess:
     ----------
     early : frozenset of str
         What it began with.
+    looks : bool
+        Whether a child of it was to look at the GPUs.
     scratch : str or None
         The agent's directory, once it said so; removed here if the agent could not.
     """
@@ -114,6 +116,7 @@ class AgentProcess:
         assert self._process.stdin is not None
         self._stdin = self._process.stdin.fileno()
         self._reader = FrameReader(read)
+        self.looks = look
         self._look = FrameReader(gpus_read) if look else None
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
         self._lock = threading.Lock()
@@ -156,11 +159,6 @@ class AgentProcess:
                 self.scratch = frame[1]
         return frames
 
-    @property
-    def looks(self) -> bool:
-        """Whether a child of the agent was to look at the GPUs."""
-        return self._look is not None
-
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
         """What a child of the agent has seen of the GPUs (`visibility.visible_gpus`).
 
@@ -179,16 +177,21 @@ class AgentProcess:
         InputError
             As `visibility.visible_gpus`.
         StartupError
-            The child, or the agent, has ended.
+            NVML can't be asked, or whoever was to do so has ended.
         """
         deadline = time.monotonic() + seconds
-        while self._look is not None and self._seen is None and (left := deadline - time.monotonic()) > 0:
-            if frames := self._look.read(left):
-                self._seen = InputError(frames[0]) if isinstance(frames[0], str) else frames[0]
-            elif self._look.eof:
-                ended = self.exit_text()
-                gone = self._process.returncode is not None
-                self._seen = StartupError(f"the agent has ended ({ended})" if gone else _NO_ANSWER)
+        while self._look is not None and (left := deadline - time.monotonic()) > 0:
+            frames = self._look.read(left)
+            if not frames and not self._look.eof:
+                continue
+            os.close(self._look.fd)
+            self._look = None
+            answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
+            kind, found = answer
+            if kind == "seen":
+                self._seen = found
+            else:
+                self._seen = InputError(found) if kind == "input" else StartupError(found)
         if isinstance(self._seen, Exception):
             raise self._seen
         return self._seen

@@ -109,8 +109,7 @@ def test_it_dies_with_the_agent_and_the_rank(tmp_path: Path, who: str) -> None:
     done = look(broken(tmp_path, "sleep(60)"), "die", who)
     pids, *seen = done.stdout.splitlines()
     assert len(pids.split()) == 2, done.stderr
-    assert seen == (["1 the agent has ended (killed by signal SIGKILL)"] if who == "agent" else []), (
-        done.stderr
-    )
+    assert all("ended without an answer" in line for line in seen), done.stderr
+    assert len(seen) == (who == "agent")
     for pid in map(int, pids.split()):
         until(lambda pid=pid: not alive(pid), 10)
