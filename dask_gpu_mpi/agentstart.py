@@ -45,7 +45,7 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
         from .gpulook import start_look
 
         with contextlib.suppress(OSError):  # no process can be had: the rank sees that nobody answers
-            look = start_look(gpus, close=[reply])
+            look = start_look(gpus, close=[reply], rank=os.getppid())
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)

@@ -24,6 +24,7 @@ from .coordinator import Coordinator, Failure, Go, Hello, Start
 from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
+from .gpulook import hangs, nvml_grace
 from .gpus import Gpu
 from .inventory import Inventory, take_inventory
 from .joining import Target, read_target, write_scheduler_file
@@ -52,9 +53,6 @@ COORDINATOR_GRACE = 30.0
 MPI_GRACE = 6.0
 #: Seconds for NVML to show the GPUs before MPI is initialised.
 EARLY_LOOK = 5.0
-#: How long before the start-up deadline a rank to which NVML has shown nothing says so: this part of it, within these seconds.
-#: Rank 0, which perhaps has started earlier, is to hear it in time.
-NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -321,7 +319,6 @@ class Bringup:
         """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
         assert self._agent is not None  # it has been started
         where = f"rank {self._post.rank} of {self._post.size} on {self._host}"
-        grace = min(max(NVML_GRACE * self._timeout, LEAST_GRACE), MOST_GRACE)
         while True:
             try:
                 seen = self._agent.gpus(0.1)
@@ -331,11 +328,8 @@ class Bringup:
                 return seen
             if self._signals.got is not None:
                 raise _signalled(self._signals.got[0]).error(reported=False)
-            if time.monotonic() > self._deadline - grace:
-                raise StartupError(
-                    f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver "
-                    "hangs; reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
-                )
+            if time.monotonic() > self._deadline - nvml_grace(self._timeout):
+                raise hangs(where)
 
     def _guess_devices(self, options: Options) -> None:
         """Tell the agent of a rank that has GPUs for itself of them: it may begin with their contexts while MPI initialises.

@@ -2,26 +2,109 @@
 
 NVML leaves 16 MiB of memory in a process that has asked it, also after nvmlShutdown (driver 580), and it may hang. A rank asks
 once, so a process of its own does that. The agent forks it in its first moments, when it has one thread and has imported nothing;
-the rank can't be forked: a thread of the script's may hold what the child, or a library's handler of forks, waits for.
+the rank can't be forked: a thread of the script's may hold what the child, or a library's handler of forks, waits for. The
+command `plan` has neither script nor agent: it is forked itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .errors import InputError
+from .errors import InputError, StartupError
 from .parent import die_with_parent
 
 if TYPE_CHECKING:
     from .gpus import Gpu
 
-__all__ = ["collect", "start_look"]
+__all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look"]
+
+#: How long before the start-up deadline a rank to which NVML has shown nothing says so: this part of it, within these seconds.
+#: Rank 0, which perhaps has started earlier, is to hear it in time.
+NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
+
+#: Why there is no answer where the process that was to ask NVML is gone.
+_NO_ANSWER = (
+    "the process that was to ask NVML for the GPUs has ended without an answer: NVIDIA's library is broken, or memory is short; "
+    "mend that, leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+)
 
 
-def start_look(answer: int, close: Sequence[int]) -> int:
+class Look:
+    """What the process of `start_look` answers.
+
+    Parameters
+    ----------
+    fd : int
+        File descriptor to read its frame from; closed once there is an answer, or by `close`.
+    """
+
+    def __init__(self, fd: int) -> None:
+        from .pipes import FrameReader  # only here: the agent imports this module before all else
+
+        self._reader: FrameReader | None = FrameReader(fd)
+        self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
+
+    def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
+        """What was seen (`visibility.visible_gpus`).
+
+        Parameters
+        ----------
+        seconds : float
+            To wait for it at most.
+
+        Returns
+        -------
+        tuple of Gpu or None
+            None: no answer yet.
+
+        Raises
+        ------
+        InputError
+            As `visibility.visible_gpus`.
+        StartupError
+            NVML can't be asked, or whoever was to do so has ended.
+        """
+        deadline = time.monotonic() + seconds
+        while self._reader is not None and (left := deadline - time.monotonic()) > 0:
+            frames = self._reader.read(left)
+            if not frames and not self._reader.eof:
+                continue
+            self.close()
+            answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
+            kind, found = answer
+            if kind == "seen":
+                self._seen = found
+            else:
+                self._seen = InputError(found) if kind == "input" else StartupError(found)
+        if isinstance(self._seen, Exception):
+            raise self._seen
+        return self._seen
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._reader is not None:
+            os.close(self._reader.fd)
+            self._reader = None
+
+
+def nvml_grace(timeout: float) -> float:
+    """How long before the start-up deadline of so many seconds a rank waits for NVML no longer, in seconds."""
+    return min(max(NVML_GRACE * timeout, LEAST_GRACE), MOST_GRACE)
+
+
+def hangs(where: str) -> StartupError:
+    """What is to be said of a rank, ``rank 0 of 2 on host``, to which NVML has shown nothing in time."""
+    return StartupError(
+        f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver "
+        "hangs; reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+    )
+
+
+def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
     """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what is wrong.
 
     The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``.
@@ -32,6 +115,8 @@ def start_look(answer: int, close: Sequence[int]) -> int:
         File descriptor for the frame; closed here.
     close : sequence of int
         File descriptors that the process must not keep.
+    rank : int
+        Process id of the rank, whose own contexts do not count.
 
     Returns
     -------
@@ -43,20 +128,20 @@ def start_look(answer: int, close: Sequence[int]) -> int:
     OSError
         No process can be had.
     """
-    agent, rank = os.getpid(), os.getppid()
+    parent = os.getpid()
     try:
         pid = os.fork()
         if pid == 0:
-            _look(answer, close, agent, rank)
+            _look(answer, close, parent, rank)
     finally:
         os.close(answer)
     return pid
 
 
-def _look(answer: int, close: Sequence[int], agent: int, rank: int) -> None:
+def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
     """The child's side: never returns."""
     try:
-        die_with_parent(agent)
+        die_with_parent(parent)
         # Inside the driver it can't be killed at once, and a launcher waits for the end of the rank's output.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -12,6 +13,8 @@ from .bringup import placement_options
 from .coordinator import Failure, one_report
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
+from .gpulook import Look, hangs, nvml_grace, start_look
+from .gpus import Gpu
 from .inventory import Inventory, take_inventory
 from .options import Options
 from .placement import Plan, make_plan
@@ -37,6 +40,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
     """
     timeout = options.startup_timeout if isinstance(options, Options) else 60.0
     deadline = time.monotonic() + timeout
+    look = _start_look() if isinstance(options, Options) and options.worker_kind != "cpu" else None
     mailbox = Mailbox(load_mpi(os.environ, socket.gethostname()).COMM_WORLD, socket.gethostname(), deadline)
     answer: Inventory | Failure
     try:
@@ -57,6 +61,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
             os.environ,
             device_options=device_options(options),
             look_for_gpus=options.worker_kind != "cpu",
+            seen=_see(look, mailbox, deadline - nvml_grace(timeout)),
         )
     except DaskGpuMpiError as error:
         answer = Failure.of(error)
@@ -70,6 +75,30 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
             return None
         time.sleep(0.02)
     raise StartupError("rank 0 did not answer within startup_timeout")
+
+
+def _start_look() -> Look:
+    """Have a process look at the GPUs; before MPI is loaded, which has threads."""
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # no process can be had: the look has no answer, and says so
+        start_look(write, close=[read], rank=os.getpid())
+    return Look(read)
+
+
+def _see(look: Look | None, mailbox: Mailbox, deadline: float) -> tuple[Gpu, ...] | None:
+    """What that process has seen of the GPUs; None where nobody was to look."""
+    if look is None:
+        return None
+    where = f"rank {mailbox.rank} of {mailbox.size} on {socket.gethostname()}"
+    try:
+        seen = look.gpus(max(deadline - time.monotonic(), 0.1))
+    except (InputError, StartupError) as error:
+        raise type(error)(f"{where}: {error}") from error
+    finally:
+        look.close()
+    if seen is None:
+        raise hangs(where)
+    return seen
 
 
 def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> Plan:

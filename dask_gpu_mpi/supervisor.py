@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, StartupError
+from .gpulook import Look
 from .launchers import scrub
 from .pipes import FrameReader, write_frame
 from .scratch import remove_scratch
@@ -41,13 +41,6 @@ PRE_SPAWN = {
     "OPENBLAS_NUM_THREADS": "1",
     "PYTHONHASHSEED": "6640",
 }
-
-
-#: Why there is no answer where the process that was to ask NVML is gone.
-_NO_ANSWER = (
-    "the process that was to ask NVML for the GPUs has ended without an answer: NVIDIA's library is broken, or memory is short; "
-    "mend that, leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
-)
 
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -117,8 +110,7 @@ class AgentProcess:
         self._stdin = self._process.stdin.fileno()
         self._reader = FrameReader(read)
         self.looks = look
-        self._look = FrameReader(gpus_read) if look else None
-        self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
+        self._look = Look(gpus_read) if look else None
         self._lock = threading.Lock()
         # A child that the script forks must not hold the lifeline open when this process is gone.
         self._open = True
@@ -179,22 +171,7 @@ class AgentProcess:
         StartupError
             NVML can't be asked, or whoever was to do so has ended.
         """
-        deadline = time.monotonic() + seconds
-        while self._look is not None and (left := deadline - time.monotonic()) > 0:
-            frames = self._look.read(left)
-            if not frames and not self._look.eof:
-                continue
-            os.close(self._look.fd)
-            self._look = None
-            answer: tuple[str, Any] = frames[0] if frames else ("failed", _NO_ANSWER)
-            kind, found = answer
-            if kind == "seen":
-                self._seen = found
-            else:
-                self._seen = InputError(found) if kind == "input" else StartupError(found)
-        if isinstance(self._seen, Exception):
-            raise self._seen
-        return self._seen
+        return self._look.gpus(seconds) if self._look is not None else None
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
@@ -221,8 +198,7 @@ class AgentProcess:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
         if self._look is not None:
-            os.close(self._look.fd)
-            self._look = None
+            self._look.close()
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:

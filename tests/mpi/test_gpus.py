@@ -134,12 +134,13 @@ def test_what_the_agent_refuses_comes_before_an_nvml_that_hangs(mpirun: Mpi, tmp
     assert "the local directory '/proc/none' can't be written" in done.stderr
 
 
+@pytest.mark.parametrize("what", ["job", "plan"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int) -> None:
+def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int, what: str) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('ran')\n")
-    command = [*COMMAND, "--startup-timeout", "12", str(script)]
-    done = mpirun.run(command, ranks, env=hanging_nvml(tmp_path), timeout=60)
+    environ = hanging_nvml(tmp_path) | {"DASK_GPU_MPI__STARTUP_TIMEOUT": "12"}
+    done = mpirun.run([*COMMAND, "plan" if what == "plan" else str(script)], ranks, env=environ, timeout=60)
     assert (done.rc, done.leaked) == (1, ())
     assert "ran" not in done.stdout
     assert 1 <= done.stderr.count("NVML has not shown the GPUs until the start-up deadline") <= ranks
