@@ -152,25 +152,7 @@ class AgentProcess:
         return frames
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What a child of the agent has seen of the GPUs (`visibility.visible_gpus`).
-
-        Parameters
-        ----------
-        seconds : float
-            To wait for it at most.
-
-        Returns
-        -------
-        tuple of Gpu or None
-            None: no answer yet, or nobody was to look.
-
-        Raises
-        ------
-        InputError
-            As `visibility.visible_gpus`.
-        StartupError
-            NVML can't be asked, or whoever was to do so has ended.
-        """
+        """What a child of the agent has seen of the GPUs, as `gpulook.Look.gpus` says it; None also where nobody was to look."""
         return self._look.gpus(seconds) if self._look is not None else None
 
     def exit_text(self) -> str:
