@@ -1,10 +1,12 @@
 """Data between GPUs: our cluster over UCX, TLS and TCP, LocalCUDACluster over UCX, and the copy that the hardware can do.
 
-    python benchmarks/transfer.py [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
+    python benchmarks/transfer.py [--operation all-to-all] [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
 
-Run it with the Python of an environment that has CuPy, RMM, distributed-ucxx and an MPI, whose mpirun is used. The operation is
-that of dask-cuda's own benchmark `local_cupy`: ``(x + x.T).sum()`` of a square array of doubles, most of which crosses between
-workers. The clusters take turns; each has an RMM pool, and counts its repetitions after the first three, in which it connects.
+Run it with the Python of an environment that has CuPy, RMM, distributed-ucxx and an MPI, whose mpirun is used. Transpose-sum is
+the operation of dask-cuda's own benchmark `local_cupy`: ``(x + x.T).sum()`` of a square array of doubles, most of which crosses
+between workers. All-to-all makes slabs of columns out of slabs of rows, for which every worker sends each other one a part of
+all that it has. The clusters take turns; each has an RMM pool, and counts its repetitions after the first three, in which it
+connects.
 """
 
 from __future__ import annotations
@@ -25,28 +27,77 @@ ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
+OPERATIONS = ["transpose-sum", "all-to-all"]
 WAYS = ["ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
 
 WORK = '''
 import json, sys, time
 
-def work(client, size, chunk, reps, seconds):
-    """Seconds of each repetition, in which size * size doubles are read twice, once across."""
+def transpose_sum(client, size, chunk):
+    """Three steps each time: get ready, what is timed, look at what came of it."""
     import cupy, dask.array as da
     from distributed import wait
     random = da.random.RandomState(seed=1, RandomState=cupy.random.RandomState)
-    found, made = [], []
-    while len(found) < reps and (len(found) < 6 or sum(found) < seconds):
+    while True:
         # a new array each time: of one that was transposed before, every worker has kept what it was sent
-        begun = time.perf_counter()
         x = random.random((size, size), chunks=chunk).persist()
         wait(x)
-        start = time.perf_counter()
+        yield
         total = float((x + x.T).sum().compute())
+        yield
+        once = float(x.sum().compute())
+        assert abs(total - 2 * once) < 1e-9 * size * size, (total, once)
+        del x
+        yield
+
+def make(rows, columns):
+    import cupy
+    return cupy.random.random_sample((rows, columns))
+
+def take(slab, first, width):
+    return slab[:, first : first + width].copy()
+
+def join(*parts):
+    import cupy
+    return cupy.concatenate(parts)
+
+def total(slab):
+    return float(slab.sum())
+
+def all_to_all(client, size, chunk):
+    """The same; all tasks have their workers, slabs of rows and of columns one after the other."""
+    from distributed import wait
+    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    homes = [workers[number % len(workers)] for number in range(size // chunk)]
+    def everywhere(function, *arguments):
+        return [client.submit(function, *each, workers=home, pure=False) for home, *each in zip(homes, *arguments)]
+    def summed(slabs):
+        return sum(client.gather(everywhere(total, slabs)))
+    while True:
+        rows = everywhere(make, [chunk] * len(homes), [size] * len(homes))
+        wait(rows)
+        yield
+        parts = [everywhere(take, rows, [chunk * number] * len(homes), [chunk] * len(homes)) for number in range(len(homes))]
+        columns = everywhere(join, *zip(*parts))
+        wait(columns)
+        yield
+        before, after = summed(rows), summed(columns)
+        assert abs(before - after) < 1e-9 * size * size, (before, after)
+        del rows, parts, columns
+        yield
+
+def work(client, operation, size, chunk, reps, seconds):
+    """Seconds of each repetition."""
+    turns = {"transpose-sum": transpose_sum, "all-to-all": all_to_all}[operation](client, size, chunk)
+    found, made = [], []
+    while len(found) < reps and (len(found) < 6 or sum(found) < seconds):
+        begun = time.perf_counter()
+        next(turns)
+        start = time.perf_counter()
+        next(turns)
         found.append(time.perf_counter() - start)
         made.append(start - begun)
-        assert abs(total - size * size) < 1e-3 * size * size, total
-        del x
+        next(turns)
     print("RESULT " + json.dumps(found), flush=True)
     print("making the arrays:", [round(s, 2) for s in made], file=sys.stderr)
 '''
@@ -54,7 +105,7 @@ OURS = (
     WORK
     + """
 from distributed import Client
-work(Client(), *map(int, sys.argv[1:4]), float(sys.argv[4]))
+work(Client(), sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5]))
 """
 )
 LOCAL = (
@@ -65,7 +116,7 @@ if __name__ == "__main__":
     from distributed import Client
     with LocalCUDACluster(protocol="ucx", rmm_pool_size=0.4, rmm_allocator_external_lib_list=["cupy"]) as cluster:
         with Client(cluster) as client:
-            work(client, *map(int, sys.argv[1:4]), float(sys.argv[4]))
+            work(client, sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5]))
 """
 )
 COPY = """
@@ -135,7 +186,7 @@ def hardware() -> str:
     return f"{len(names)} x {names[0] if names else 'GPU'}, {os.cpu_count()} cores"
 
 
-def plot(rates: dict[str, float], copy: float, file: Path | None) -> None:
+def plot(rates: dict[str, float], copy: float, file: Path | None, *, operation: str = OPERATIONS[0]) -> None:
     """Bars on a logarithmic scale."""
     pyplot = drawing(file)
     if pyplot is None or file is None or not rates:
@@ -149,15 +200,18 @@ def plot(rates: dict[str, float], copy: float, file: Path | None) -> None:
         axes.legend(loc="lower right", fontsize="small")
     axes.set_xscale("log")
     axes.set_xlim(left=1)
-    axes.set_xlabel("transpose-sum, GB/s of the array, median")
+    axes.set_xlabel(f"{operation}, GB/s of the array, median")
     save(figure, file)
 
 
 def main() -> None:
     """Measure in turn, print a table, and write the numbers where asked."""
     parser = parser_for(__doc__)
+    parser.add_argument("--operation", choices=OPERATIONS, default=OPERATIONS[0])
     parser.add_argument("--size", type=int, default=40_000, help="rows and columns")
-    parser.add_argument("--chunk", type=int, default=10_000, help="rows and columns of a chunk")
+    parser.add_argument(
+        "--chunk", type=int, default=10_000, help="rows and columns of a chunk; all-to-all: of a slab"
+    )
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--rounds", type=int, default=2, help="turns of every cluster")
@@ -165,7 +219,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="of repetitions in a turn, about")
     arguments = parser.parse_args()
     launcher = default_launcher()
-    sizes = [str(value) for value in (arguments.size, arguments.chunk, arguments.reps, arguments.seconds)]
+    work = (arguments.operation, arguments.size, arguments.chunk, arguments.reps, arguments.seconds)
     seconds: dict[str, list[list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         commands = clusters(launcher, arguments.ranks, Path(folder))
@@ -175,6 +229,7 @@ def main() -> None:
             "benchmark": "transfer",
             **machine(launcher),
             "hardware": hardware(),
+            "operation": arguments.operation,
             "bytes": size,
             "copy_GB_s": copies,
             "seconds": seconds,
@@ -183,16 +238,15 @@ def main() -> None:
             for name in arguments.ways:
                 command = commands[name]
                 start = time.perf_counter()
-                seconds.setdefault(name, []).append(run([*command, *sizes], arguments.seconds + 60))
+                seconds.setdefault(name, []).append(run([*command, *map(str, work)], arguments.seconds + 60))
                 print(f"  {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
                 write(arguments.json, document)  # so that what ends early is not lost
     steady = {name: [s for turn in turns for s in turn[WARM_UP:]] for name, turns in seconds.items()}
     rates = {name: size / statistics.median(found) / 1e9 for name, found in steady.items() if found}
     best = {name: size / min(found) / 1e9 for name, found in steady.items() if found}
     copy = statistics.median(copies) if copies else 0.0
-    print(
-        f"{hardware()}; transpose-sum of {arguments.size}², chunks of {arguments.chunk}²; copy between two GPUs {copy:.0f} GB/s"
-    )
+    print(f"{hardware()}; {arguments.operation}, {arguments.size}² in chunks of {arguments.chunk}", end="; ")
+    print(f"copy between two GPUs {copy:.0f} GB/s")
     for name, rate in rates.items():
         print(f"{name:24} {rate:8.1f} GB/s median, {best[name]:8.1f} best, {len(steady[name])} repetitions")
     ours = rates.get("ours, UCX")
@@ -200,7 +254,7 @@ def main() -> None:
         if ours and other in rates:
             print(f"ours over UCX / {other}: {ours / rates[other]:.2f}")
     write(arguments.json, {**document, "median_GB_s": rates})
-    plot(rates, copy, arguments.plot)
+    plot(rates, copy, arguments.plot, operation=arguments.operation)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -209,3 +211,34 @@ def test_the_start_of_many_ranks_is_linear_in_bytes(scale: ModuleType) -> None:
         assert slopes[f"{step}, bytes"]["64-512"] < 1.1
     # and no rank but the client's is sent what grows with the job
     assert rows[1]["steps"]["scatter"]["largest"] < rows[0]["steps"]["scatter"]["largest"] + 200
+
+
+WORK = """
+import sys
+import numpy
+sys.modules["cupy"] = numpy  # what is moved about is the same
+from distributed import Client
+if __name__ == "__main__":
+    with Client(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as client:
+        work(client, sys.argv[1], 60, 20, 4, 60.0)
+"""
+
+
+@pytest.mark.parametrize("operation", ["transpose-sum", "all-to-all"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_is_transferred_is_looked_at(operation: str, lost: bool) -> None:
+    transfer = benchmark("transfer")
+    program = transfer.WORK + WORK
+    if lost:
+        program = program.replace("x + x.T", "x + 0 * x.T").replace("width].copy()", "width] * 0")
+    done = subprocess.run(
+        [sys.executable, "-c", program, operation], capture_output=True, text=True, timeout=60
+    )
+    if lost:
+        assert "AssertionError" in done.stderr
+        return
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.splitlines()
+    seconds = json.loads(line.removeprefix("RESULT "))
+    assert len(seconds) == 4
+    assert all(value > 0 for value in seconds)
