@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import statistics
@@ -291,7 +292,7 @@ def machine(launcher: Sequence[str]) -> dict[str, Any]:
     mpi = f"MPICH {said.split('Version:')[1].split()[0]}" if "HYDRA" in lines[0] else lines[0]
     names = ("dask-gpu-mpi", "distributed", "dask-mpi", "dask-jobqueue", "dask-cuda", "mpi4py")
     return {
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
         "mpi": mpi,
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),

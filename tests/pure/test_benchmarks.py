@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_no_plot_without_matplotlib(
     assert capsys.readouterr().out == ""
     assert common.drawing(tmp_path / "a.png") is None
     assert "matplotlib is not installed" in capsys.readouterr().out
+
+
+def test_a_result_says_how_to_repeat_it(common: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell makes the same words of it: names of ways have blanks."""
+    words = ["transfer.py", "--ways", "ours, UCX", "ours, TCP"]
+    monkeypatch.setattr(sys, "argv", words)
+    assert shlex.split(common.machine([sys.executable])["command"]) == words
 
 
 def test_a_job_is_ended_whatever_it_does(common: ModuleType) -> None:
