@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -259,6 +260,52 @@ class Job:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Peak:
+    """A job's memory, looked at again and again in a thread of its own; takes CPU time, so no run that is timed has one.
+
+    Attributes
+    ----------
+    total : float
+        The largest sum of the proportional set sizes of all its processes, MiB.
+    looks : int
+        How often it was looked at.
+    """
+
+    EVERY = 0.05  # seconds between two looks
+
+    def __init__(self, job: Job) -> None:
+        self.total, self.looks = 0.0, 0
+        self._job = job
+        self._found: dict[int, tuple[int, str]] = {}
+        self._sizes: dict[int, float] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def _look(self) -> None:
+        while not self._over.wait(self.EVERY):
+            found = self._job.members()
+            sizes = {pid: pss_of(pid) for pid in found}
+            self.looks += 1
+            if (total := sum(sizes.values())) > self.total:
+                self.total, self._found, self._sizes = total, found, sizes
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(END_LIMIT)
+
+    def by_kind(self, scheduler: int) -> dict[str, float]:
+        """What made the largest sum, by kind of process (see `kind_of`), MiB."""
+        kinds: dict[str, float] = {}
+        for pid, size in self._sizes.items():
+            kind = kind_of(pid, self._found, scheduler)
+            kinds[kind] = kinds.get(kind, 0.0) + size
+        return kinds
 
 
 def default_launcher() -> list[str]:

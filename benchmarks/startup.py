@@ -10,7 +10,8 @@ ranks * workers GPUs. A way that fails, or takes too long, is noted as a failure
 Times are wall-clock seconds: from the start of the launcher until the client sees all workers; and from the last line of the
 script until everything has exited, whole and less what an MPI program that does nothing takes for that in the same round.
 CPU seconds are those of all processes of a job: until it is ready, and altogether. Memory is the sum of their proportional set
-sizes (PSS: shared pages count once) when it is ready.
+sizes (PSS: shared pages count once) when it is ready, and its peak: the most of all looks, twenty a second, in runs of their own
+(``--peaks``), whose times do not count.
 
 The limit is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context: as Open MPI starts it, and,
 "quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (`dask_gpu_mpi.openmpi`).
@@ -20,6 +21,7 @@ Exit code 1: a cluster of ours did not come up, or had to be killed.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -34,6 +36,7 @@ from common import (
     OURS,
     START_LIMIT,
     Job,
+    Peak,
     bars,
     become_reaper,
     cluster,
@@ -138,6 +141,10 @@ class Run:
         Proportional set size when ready, by kind of process.
     processes : dict
         Their number.
+    watched : bool
+        Its memory was looked at all the time, so its times do not count.
+    peak_mib : dict
+        Of a run that was watched: proportional set size when the sum was largest, by kind of process.
     killed : bool
         It did not end by itself.
     failure : str
@@ -152,6 +159,8 @@ class Run:
     cpu_s: float | None = None
     pss_mib: dict[str, float] = field(default_factory=dict)
     processes: dict[str, int] = field(default_factory=dict)
+    watched: bool = False
+    peak_mib: dict[str, float] = field(default_factory=dict)
     killed: bool = False
     failure: str = ""
     load: float = 0.0
@@ -160,6 +169,11 @@ class Run:
     def pss_total(self) -> float | None:
         """Of all kinds of processes, MiB."""
         return sum(self.pss_mib.values()) or None
+
+    @property
+    def peak_total(self) -> float | None:
+        """Of all kinds of processes, MiB."""
+        return sum(self.peak_mib.values()) or None
 
 
 def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[list[str]]:
@@ -189,6 +203,19 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
 
 def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limit: float) -> None:
     """Start a job, look at it when it is ready, let it end, and note all that; `ranks` that note for themselves, or 0."""
+    with contextlib.ExitStack() as stack:
+        peak = stack.enter_context(Peak(job)) if run.watched else None
+        ready = follow(run, job, lines, ranks, limit)
+    if peak is not None and ready is not None:
+        run.peak_mib = peak.by_kind(ready.get("scheduler", 0))
+    if run.failure:
+        sys.stderr.write(f"--- {run.way}: {run.failure}\n{job.output()}\n")
+
+
+def follow(
+    run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limit: float
+) -> dict[str, Any] | None:
+    """The same, less the memory in between; what the script has noted when it was ready."""
     job.start(*lines)
     ready = job.wait("ready", ranks, limit)
     ended = True
@@ -214,14 +241,13 @@ def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limi
     job.reap()
     if ready is not None:
         run.cpu_s = job.cpu
-    if run.failure:
-        sys.stderr.write(f"--- {run.way}: {run.failure}\n{job.output()}\n")
+    return ready
 
 
 def run_one(way: str, shape: tuple[int, int], number: int, options: Any) -> Run:
-    """Start one cluster, look at it when it is ready, and let it end."""
+    """Start one cluster, look at it when it is ready, and let it end; after the timed rounds look at it all the time."""
     ranks, each = shape
-    run = Run(way, number, load=os.getloadavg()[0])
+    run = Run(way, number, load=os.getloadavg()[0], watched=number >= options.rounds)
     variables: dict[str, object] = {"STARTUP_EACH": each, "STARTUP_GPU": int(options.gpu)}
     if options.gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks * each)))
@@ -246,39 +272,53 @@ def in_turn(ways: Sequence[str], rounds: int, one: Callable[[str, int], Run]) ->
     return sorted(runs, key=lambda run: (ways.index(run.way), run.round))
 
 
-COLUMNS = ("ready_s", "end_s", "cpu_ready_s", "cpu_s", "pss_total")
+COLUMNS = ("ready_s", "end_s", "cpu_ready_s", "cpu_s", "pss_total", "peak_total")
+
+
+def value_of(run: Run, column: str) -> float | None:
+    """What counts of a run: of one that was watched the peak alone, which no other has."""
+    if run.watched and column != "peak_total":
+        return None
+    value: float | None = getattr(run, column)
+    return value
 
 
 def summary(runs: Sequence[Run], *, ours: str = OURS) -> dict[str, Any]:
     """Medians of each way, and ours as a ratio of the same round's peers."""
     result: dict[str, Any] = {}
     own = {run.round: run for run in runs if run.way == ours}
-    empty = {run.round: run.end_s for run in runs if run.way == EMPTY and run.end_s is not None}
+    empty = {
+        run.round: run.end_s for run in runs if run.way == EMPTY and run.end_s is not None and not run.watched
+    }
     for way in dict.fromkeys(run.way for run in runs):
         mine = [run for run in runs if run.way == way]
-        row: dict[str, Any] = {column: middle([getattr(run, column) for run in mine]) for column in COLUMNS}
+        timed = [run for run in mine if not run.watched]
+        row: dict[str, Any] = {column: middle([value_of(run, column) for run in mine]) for column in COLUMNS}
         row["end_beyond_empty_s"] = middle(
             [
                 run.end_s - empty[run.round]
-                for run in mine
+                for run in timed
                 if run.round in empty and run.end_s is not None and way != EMPTY
             ]
         )
         row["killed"] = sum(run.killed for run in mine)
         row["failures"] = [run.failure for run in mine if run.failure]
-        row["runs"] = len(mine)
-        kinds = dict.fromkeys(kind for run in mine for kind in run.pss_mib)
-        row["pss_mib"] = {kind: middle([run.pss_mib.get(kind) for run in mine]) for kind in kinds}
+        row["runs"] = len(timed)
+        row["watched"] = len(mine) - len(timed)
+        kinds = dict.fromkeys(kind for run in timed for kind in run.pss_mib)
+        row["pss_mib"] = {kind: middle([run.pss_mib.get(kind) for run in timed]) for kind in kinds}
+        kinds = dict.fromkeys(kind for run in mine for kind in run.peak_mib)
+        row["peak_mib"] = {kind: middle([run.peak_mib.get(kind) for run in mine]) for kind in kinds}
         row["processes"] = mine[-1].processes
         if way != ours:
             row["ours_over_this"] = {
                 column: middle(
                     [
-                        getattr(own[run.round], column) / value
+                        mark / value
                         for run in mine
                         if run.round in own
-                        and (value := getattr(run, column))
-                        and getattr(own[run.round], column)
+                        and (value := value_of(run, column))
+                        and (mark := value_of(own[run.round], column))
                     ]
                 )
                 for column in COLUMNS
@@ -292,7 +332,7 @@ def show(title: str, rows: Mapping[str, Any]) -> None:
     print(
         f"\n{title}; in brackets: ours as a ratio of this, within rounds; beyond: end less that of an empty MPI"
     )
-    heads = ("ready s", "end s", "CPU s ready", "CPU s", "PSS MiB")
+    heads = ("ready s", "end s", "CPU s ready", "CPU s", "PSS MiB", "peak MiB")
     print(f"{'':20} {' '.join(f'{head:>15}' for head in heads)} {'beyond s':>9} failed")
     for way, row in rows.items():
         cells = []
@@ -303,7 +343,7 @@ def show(title: str, rows: Mapping[str, Any]) -> None:
         beyond = row["end_beyond_empty_s"]
         print(
             f"{way:20} {' '.join(f'{cell:>15}' for cell in cells)} {'-' if beyond is None else f'{beyond:.2f}':>9} "
-            f"{len(row['failures'])}/{row['runs']}"
+            f"{len(row['failures'])}/{row['runs'] + row['watched']}"
         )
     sys.stdout.flush()
 
@@ -317,7 +357,8 @@ def plot(results: Mapping[str, Mapping[str, Any]], file: Path | None, *, groups:
         "ready_s": "launch to all workers, s",
         "end_s": "script's last line to the end of everything, s",
         "cpu_s": "CPU seconds of the job",
-        "pss_total": "memory, PSS, MiB",
+        "pss_total": "memory when ready, PSS, MiB",
+        "peak_total": "peak of the memory, PSS, MiB",
     }
     known = [
         column for column in panels if any(row[column] for rows in results.values() for row in rows.values())
@@ -344,6 +385,9 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="for each rank")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--peaks", type=int, default=1, help="rounds more in which the memory is looked at all the time"
+    )
     parser.add_argument("--ways", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS))
     parser.add_argument("--without", nargs="+", choices=list(SCRIPTS), default=[], help="ways to leave out")
     parser.add_argument("--gpu", action="store_true", help="GPU workers")
@@ -379,7 +423,7 @@ def main() -> int:
             def one(way: str, number: int, shape: tuple[int, int] = (ranks, each)) -> Run:
                 return run_one(way, shape, number, options)
 
-            runs = in_turn(ways, options.rounds, one)
+            runs = in_turn(ways, options.rounds + options.peaks, one)
             wrong += sum(run.way == OURS and bool(run.failure) for run in runs)
             rows = summary(runs)
             results[f"{ranks}x{each}"] = {

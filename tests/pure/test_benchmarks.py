@@ -96,6 +96,47 @@ def test_a_job_has_ended_when_its_exit_code_is_known(
             assert job.code == 3
 
 
+def test_the_most_memory_that_a_job_had(common: ModuleType) -> None:
+    """Of a moment before it was ready, with a process that has ended since."""
+    code = """
+import subprocess
+subprocess.run([sys.executable, "-c", "import time; a = bytearray(b'x') * (200 << 20); time.sleep(1.5)"])
+note("ready")
+pause()
+"""
+    with common.Job(code) as job, common.Peak(job) as peak:
+        job.start([sys.executable, str(job.script)])
+        assert job.wait("ready", limit=60.0) is not None
+        now = sum(map(common.pss_of, job.members()))
+        job.go_on()
+        assert job.wait_for_end(20.0)
+    assert now < 100
+    assert peak.by_kind(0).keys() == {"rank"}
+    assert 200 < peak.by_kind(0)["rank"] < 300
+    assert peak.looks > 5
+
+
+def test_peaks_are_of_runs_whose_times_do_not_count(startup: ModuleType) -> None:
+    runs = [
+        startup.Run("dask_gpu_mpi", 0, ready_s=1.0, pss_mib={"rank": 10.0}),
+        startup.Run("dask-mpi", 0, ready_s=2.0, pss_mib={"rank": 30.0}),
+        startup.Run(
+            "dask_gpu_mpi", 1, ready_s=9.0, pss_mib={"rank": 90.0}, peak_mib={"rank": 12.0, "agent": 8.0}
+        ),
+        startup.Run("dask-mpi", 1, ready_s=9.0, pss_mib={"rank": 90.0}, peak_mib={"rank": 40.0}),
+        startup.Run("dask-mpi", 2, failure="not ready", watched=True),
+    ]
+    for run in runs[2:4]:
+        run.watched = True
+    rows = startup.summary(runs)
+    ours, peer = rows["dask_gpu_mpi"], rows["dask-mpi"]
+    assert (ours["ready_s"], ours["pss_total"], ours["peak_total"], ours["runs"]) == (1.0, 10.0, 20.0, 1)
+    assert ours["peak_mib"] == {"rank": 12.0, "agent": 8.0}
+    assert (peer["ready_s"], peer["peak_total"], peer["failures"]) == (2.0, 40.0, ["not ready"])
+    assert peer["ours_over_this"]["peak_total"] == 0.5
+    assert peer["ours_over_this"]["ready_s"] == 0.5
+
+
 def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
     runs = [
         startup.Run(way, number, ready_s=seconds, pss_mib={"rank": 10.0})
