@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -94,6 +95,22 @@ def kind_of(pid: int, found: Mapping[int, tuple[int, str]], scheduler: int) -> s
     if "multiprocessing.spawn" in command:
         return "worker"
     return "rank"
+
+
+def by_kind(
+    amounts: Mapping[int, float], found: Mapping[int, tuple[int, str]], scheduler: int
+) -> dict[str, float]:
+    """Sums of what processes have or take, by kind (see `kind_of`)."""
+    sums: dict[str, float] = {}
+    for pid, amount in amounts.items():
+        kind = kind_of(pid, found, scheduler)
+        sums[kind] = sums.get(kind, 0.0) + amount
+    return sums
+
+
+def count_kinds(found: Mapping[int, tuple[int, str]], scheduler: int) -> dict[str, int]:
+    """How many processes there are of each kind (see `kind_of`)."""
+    return dict(Counter(kind_of(pid, found, scheduler) for pid in found))
 
 
 def cpu_of(pids: Sequence[int], *, children: bool = True) -> float:
@@ -267,8 +284,6 @@ class Peak:
 
     Attributes
     ----------
-    total : float
-        The largest sum of the proportional set sizes of all its processes, MiB.
     looks : int
         How often it was looked at.
     """
@@ -276,7 +291,7 @@ class Peak:
     EVERY = 0.05  # seconds between two looks
 
     def __init__(self, job: Job) -> None:
-        self.total, self.looks = 0.0, 0
+        self.looks = 0
         self._job = job
         self._found: dict[int, tuple[int, str]] = {}
         self._sizes: dict[int, float] = {}
@@ -288,8 +303,8 @@ class Peak:
             found = self._job.members()
             sizes = {pid: pss_of(pid) for pid in found}
             self.looks += 1
-            if (total := sum(sizes.values())) > self.total:
-                self.total, self._found, self._sizes = total, found, sizes
+            if sum(sizes.values()) > sum(self._sizes.values()):
+                self._found, self._sizes = found, sizes
 
     def __enter__(self) -> Peak:
         self._thread.start()
@@ -300,12 +315,8 @@ class Peak:
         self._thread.join(END_LIMIT)
 
     def by_kind(self, scheduler: int) -> dict[str, float]:
-        """What made the largest sum, by kind of process (see `kind_of`), MiB."""
-        kinds: dict[str, float] = {}
-        for pid, size in self._sizes.items():
-            kind = kind_of(pid, self._found, scheduler)
-            kinds[kind] = kinds.get(kind, 0.0) + size
-        return kinds
+        """The proportional set sizes, MiB, of the look with the largest sum, by kind of process (see `kind_of`)."""
+        return by_kind(self._sizes, self._found, scheduler)
 
 
 def default_launcher() -> list[str]:

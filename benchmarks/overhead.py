@@ -24,12 +24,13 @@ from common import (
     Job,
     bars,
     become_reaper,
+    by_kind,
     cluster,
+    count_kinds,
     cpu_of,
     default_launcher,
     drawing,
     introduce,
-    kind_of,
     machine,
     middle,
     parser_for,
@@ -97,16 +98,13 @@ def idle(way: str, options: Any) -> dict[str, Any]:
         ready = waited(job, "ready")
         time.sleep(options.settle)  # imports of the dashboard, say
         found = job.members()
-        kinds = {pid: kind_of(pid, found, ready["scheduler"]) for pid in found}
         before = {pid: cpu_of([pid]) for pid in found}
         begun = time.time()
         time.sleep(options.idle)
         seconds = time.time() - begun
-        cpu: dict[str, float] = {}
-        pss: dict[str, float] = {}
-        for pid, kind in kinds.items():
-            cpu[kind] = cpu.get(kind, 0.0) + cpu_of([pid]) - before[pid]
-            pss[kind] = pss.get(kind, 0.0) + pss_of(pid)
+        taken = {pid: cpu_of([pid]) - before[pid] for pid in found}
+        cpu = by_kind(taken, found, ready["scheduler"])
+        pss = by_kind({pid: pss_of(pid) for pid in found}, found, ready["scheduler"])
         job.go_on()
         job.wait_for_end()
         return {
@@ -119,7 +117,7 @@ def idle(way: str, options: Any) -> dict[str, Any]:
                 / options.ranks,
                 1,
             ),
-            "processes": {kind: list(kinds.values()).count(kind) for kind in dict.fromkeys(kinds.values())},
+            "processes": count_kinds(found, ready["scheduler"]),
         }
 
 

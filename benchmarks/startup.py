@@ -39,12 +39,13 @@ from common import (
     Peak,
     bars,
     become_reaper,
+    by_kind,
     cluster,
+    count_kinds,
     cpu_of,
     default_launcher,
     drawing,
     introduce,
-    kind_of,
     machine,
     middle,
     parser_for,
@@ -225,10 +226,9 @@ def follow(
         run.ready_s = ready["time"] - job.started
         found = job.members()
         run.cpu_ready_s = cpu_of(list(found))
-        for pid in found:
-            kind = kind_of(pid, found, ready.get("scheduler", 0))
-            run.pss_mib[kind] = run.pss_mib.get(kind, 0.0) + pss_of(pid)
-            run.processes[kind] = run.processes.get(kind, 0) + 1
+        scheduler = ready.get("scheduler", 0)
+        run.pss_mib = by_kind({pid: pss_of(pid) for pid in found}, found, scheduler)
+        run.processes = count_kinds(found, scheduler)
         job.go_on()
         last = job.wait("last", ranks, limit)
         ended = job.wait_for_end(END_LIMIT)
