@@ -16,6 +16,9 @@ sizes (PSS: shared pages count once) when it is ready, and its peak: the most of
 The limit is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context: as Open MPI starts it, and,
 "quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (`dask_gpu_mpi.openmpi`).
 
+``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: what a change does to the start is
+the ratio within rounds.
+
 Exit code 1: a cluster of ours did not come up, or had to be killed.
 """
 
@@ -181,7 +184,7 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
     """The command lines that start a cluster: one, but for the scheduler file's."""
     ranks, each = shape
     python, script = sys.executable, str(job.script)
-    if way == OURS:
+    if way == OURS or way in options.checkout:
         extra = [] if options.gpu else ["--cpu-workers", str(ranks * (each - 1))]
         return [cluster(options.launcher, ranks, *extra, *options.ours, script)]
     if way == PEER:
@@ -249,10 +252,12 @@ def run_one(way: str, shape: tuple[int, int], number: int, options: Any) -> Run:
     ranks, each = shape
     run = Run(way, number, load=os.getloadavg()[0], watched=number >= options.rounds)
     variables: dict[str, object] = {"STARTUP_EACH": each, "STARTUP_GPU": int(options.gpu)}
+    if way in options.checkout:
+        variables["PYTHONPATH"] = options.checkout[way]
     if options.gpu:
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(ranks * each)))
     try:
-        with Job(SCRIPTS[way], ranks * each, **variables) as job:
+        with Job(SCRIPTS.get(way, CONNECT), ranks * each, **variables) as job:
             measure(
                 run, job, commands(way, job, shape, options), ranks if way in LIMITS else 0, options.limit
             )
@@ -390,6 +395,13 @@ def main() -> int:
     )
     parser.add_argument("--ways", nargs="+", choices=list(SCRIPTS), default=list(SCRIPTS))
     parser.add_argument("--without", nargs="+", choices=list(SCRIPTS), default=[], help="ways to leave out")
+    parser.add_argument(
+        "--checkout",
+        nargs="+",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="other checkouts of this project, each measured beside this one",
+    )
     parser.add_argument("--gpu", action="store_true", help="GPU workers")
     parser.add_argument("--mpirun", help="launcher with its options; default: the one beside this Python")
     parser.add_argument("--ours", default="", help="further options of dask_gpu_mpi, as one text")
@@ -402,6 +414,10 @@ def main() -> int:
     )
     options = parser.parse_args()
     options.ours = options.ours.split()
+    options.checkout = {
+        name: str(Path(folder).resolve())
+        for name, _, folder in (each.partition("=") for each in options.checkout)
+    }
     options.launcher = options.mpirun.split() if options.mpirun else default_launcher()
     become_reaper()
     document: dict[str, Any] = {"benchmark": "startup", **machine(options.launcher), "gpu": options.gpu}
@@ -415,9 +431,14 @@ def main() -> int:
                 continue
             ways = [
                 way
-                for way in options.ways
+                for way in (*options.ways, *options.checkout)
                 if way not in options.without
-                and (way == OURS or way in LIMITS or ranks * each <= options.most_peers)
+                and (
+                    way == OURS
+                    or way in options.checkout
+                    or way in LIMITS
+                    or ranks * each <= options.most_peers
+                )
             ]
 
             def one(way: str, number: int, shape: tuple[int, int] = (ranks, each)) -> Run:
