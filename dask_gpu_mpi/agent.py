@@ -184,6 +184,10 @@ def _configure(configuration: Configuration) -> str:
             f"the local directory {parent!r} can't be written ({error.strerror}): "
             "give a writable one of that host with local_directory (--local-directory)"
         ) from None
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
+        os.chdir("/")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)

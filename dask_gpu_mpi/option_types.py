@@ -202,7 +202,19 @@ def _path(option: Option, value: Any, origin: str, source: Source) -> str | None
     if not text.isprintable():
         raise ValueError
     # dask-mpi's execute() has local_directory="" for "no choice".
-    return str(Path(text).expanduser()) if text else None
+    if not text:
+        return None
+    path = Path(text).expanduser()
+    if not path.is_absolute() and not _has_working_directory():
+        raise ValueError("an absolute path, since the working directory was deleted")
+    return str(path)
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _int(option: Option, value: Any, origin: str, source: Source) -> int:

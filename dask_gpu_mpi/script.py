@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import difflib
 import io
 import os
@@ -57,9 +58,20 @@ def _where() -> str:
 
 def prepare_script(path: str, arguments: Sequence[str]) -> None:
     """Set ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGUMENTS`` does, before the agent takes a copy of the path."""
+    own = _own_entries()
     sys.argv = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[:1] = [_folder(path)]
+        if sys.path and sys.path[0] in own:
+            del sys.path[0]
+        sys.path.insert(0, _folder(path))
+
+
+def _own_entries() -> set[str]:
+    """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    own = {"", _folder(sys.argv[0])} if sys.argv else {""}
+    with contextlib.suppress(FileNotFoundError):
+        own.add(os.getcwd())
+    return own
 
 
 def _folder(path: str) -> str:

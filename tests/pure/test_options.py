@@ -422,3 +422,16 @@ def test_worker_kind_of_dasks_own_classes() -> None:
 def test_a_class_object_is_for_programs_only() -> None:
     with dask.config.set({"gpu-mpi.worker-class": dict}):
         assert "dotted path" in refused({})
+
+
+def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert keywords(timeline="t.json").timeline is not None
+    gone.rmdir()
+    assert keywords(timeline="/t.json", scheduler_file="~/f").timeline == "/t.json"
+    message = refused({"timeline": "t.json"})
+    assert (
+        "'t.json' can't be used; needed: an absolute path, since the working directory was deleted" in message
+    )

@@ -211,15 +211,25 @@ def test_the_working_directory_was_deleted(tmp_path: Path) -> None:
     assert ours == python
 
 
-def test_a_script_that_cannot_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_in_a_deleted_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(sys, "path", [""])
     gone.rmdir()
-    prepare_script("s.py", [])
-    assert sys.path == [""]
+    for argv, before, after in (
+        (["-c"], ["", "/lib"], ["", "/lib"]),
+        (["/env/bin/dask-gpu-mpi"], ["/env/bin", "/lib"], ["", "/lib"]),
+        (
+            ["/env/dask_gpu_mpi/__main__.py"],
+            ["/lib"],
+            ["", "/lib"],
+        ),  # -m puts nothing there, and must lose nothing
+    ):
+        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(sys, "path", before)
+        prepare_script("s.py", [])
+        assert sys.path == after
+        assert sys.argv == ["s.py"]
     with pytest.raises(
         InputError, match=r"the script 's.py' does not exist \(the working directory was deleted\)"
     ):
