@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusters import TELL, facts, only_our_lines
+from dask_gpu_mpi.launchers import scrub
 from harness import ROOT, Mpi
 
 GONE = """
@@ -57,3 +58,23 @@ def test_a_python_that_does_not_know_where_it_is(mpirun: Mpi) -> None:
         "sys.executable is '' (expected the path of a Python program). Fix: set sys.executable" in errors[0]
     )
     assert "Traceback" not in done.stderr
+
+
+#: What launchers set that tells nobody which rank it is: where their libraries are, how Fortran writes, which version it is.
+HARMLESS = {
+    "GFORTRAN_UNBUFFERED_PRECONNECTED",
+    "LD_LIBRARY_PATH",
+    "OMPI_VERSION",
+    "OPAL_PREFIX",
+    "PMIX_PREFIX",
+}
+
+
+def test_all_that_the_launcher_adds_is_scrubbed_and_nothing_else(mpirun: Mpi) -> None:
+    """A new version of a launcher may have new names."""
+    script = f"{TELL}tell(environ=dict(os.environ))"
+    alone, rank = (facts(mpirun.run(script, ranks))["environ"] for ranks in (None, 1))
+    assert scrub(alone) == alone
+    assert set(rank) - set(alone) != set()
+    assert set(scrub(rank)) - set(alone) <= HARMLESS
+    assert set(alone) <= set(scrub(rank))
