@@ -37,7 +37,7 @@ from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
-from .scratch import remove_scratch
+from .scratch import name_error, remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
@@ -176,6 +176,11 @@ def _configure(configuration: Configuration) -> str:
     parent = (
         configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     )
+    if wrong := name_error(str(parent)):
+        raise InputError(
+            f"the local directory {parent!r} can't be used: {wrong}. Fix: give another one with local_directory "
+            "(--local-directory)"
+        )
     try:
         os.makedirs(parent, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="dgm-", dir=parent)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, only_our_lines
+from clusters import COMMAND, TELL, facts, only_our_lines
 from dask_gpu_mpi.launchers import scrub
 from harness import ROOT, Mpi
 
@@ -58,6 +60,47 @@ def test_a_python_that_does_not_know_where_it_is(mpirun: Mpi) -> None:
         "sys.executable is '' (expected the path of a Python program). Fix: set sys.executable" in errors[0]
     )
     assert "Traceback" not in done.stderr
+
+
+#: Python's file names are ASCII then: every other letter is a byte that it can't decode.
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+NAME = "wörk 'ö' ☃\n"
+
+
+def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
+    place = tmp_path / "wörk ☃"
+    script = tmp_path / NAME / "scrïpt 🐍.py"
+    for folder in (place, script.parent):
+        folder.mkdir()
+    (script.parent / "neighbour.py").write_text("VALUE = 3")
+    script.write_text(
+        f"{TELL}import neighbour\n"
+        "from dask_gpu_mpi import connect\n"
+        "def task():\n    import logging\n    logging.getLogger('distributed.worker').warning('\u2603')\n"
+        "    return neighbour.VALUE\n"
+        "with connect(sys.argv[1]) as client:\n    tell(answer=client.submit(task).result(), file=ascii(__file__))\n"
+    )
+    options = ["--scheduler-file", "s.json", "--timeline", "t.json", "--log-directory", "logs"]
+    options[1::2] = [str(place / name) for name in options[1::2]]
+    done = mpirun.run([*COMMAND, *options, str(script), options[1]], 2, env=ASCII).check()
+    assert facts(done) == {"answer": 3, "file": ascii(os.fsencode(script).decode("ascii", "surrogateescape"))}
+    assert only_our_lines(done.stderr)
+    assert json.loads((place / "t.json").read_text())["traceEvents"]
+    assert not (place / "s.json").exists()
+    assert "☃" in "".join(file.read_text(encoding="utf-8") for file in (place / "logs").glob("worker-*.log"))
+
+
+@pytest.mark.one_mpi
+def test_a_local_directory_that_dask_cannot_name(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(f"{TELL}{CLIENT}")
+    command = [*COMMAND, "--local-directory", str(tmp_path / "löcal"), str(script)]
+    done = mpirun.run(command, None, env=ASCII).check(2)
+    assert "its name is not valid ascii; PYTHONUTF8=1 may help. Fix: give another one" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    # what LC_ALL=C alone means to Python
+    mpirun.run(command, None, env={"LC_ALL": "C"}).check()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["löcal"]
 
 
 #: What launchers set that tells nobody which rank it is: where their libraries are, how Fortran writes, which version it is.
