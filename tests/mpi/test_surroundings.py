@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from clusters import COMMAND, TELL, facts, only_our_lines
 from dask_gpu_mpi.launchers import scrub
-from harness import ROOT, Mpi
+from harness import ROOT, CompletedJob, Mpi
 
 GONE = """
 import pathlib, shutil, tempfile
@@ -26,11 +27,16 @@ tell(answer=client.submit(len, "abc").result(), folders=list(client.run(os.getcw
 """
 
 
+def ours(done: CompletedJob) -> str:
+    """Standard error without what Open MPI's library says of a directory that was deleted."""
+    return re.sub(".*Unable to get the current working directory.*\n", "", done.stderr)
+
+
 @pytest.mark.one_mpi
 def test_no_working_directory_and_a_path_in_the_import_path(mpirun: Mpi) -> None:
     done = mpirun.run(f"{TELL}{GONE}from dask_gpu_mpi import initialize\ninitialize()\n{CLIENT}", 2).check()
     assert facts(done) == {"answer": 3, "folders": ["/", "/"]}
-    assert only_our_lines(done.stderr)
+    assert only_our_lines(ours(done))
 
 
 @pytest.mark.one_mpi
@@ -44,10 +50,10 @@ def test_the_command_in_a_deleted_directory(mpirun: Mpi, tmp_path: Path) -> None
     command = ["bash", "-c", line, sys.executable]
     done = mpirun.run([*command, str(script)], None, env=environ).check()
     assert facts(done) == {"answer": 3, "folders": ["/"]}
-    assert only_our_lines(done.stderr)
+    assert only_our_lines(ours(done))
     done = mpirun.run([*command, "--timeline", "t.json", str(script)], None, env=environ).check(2)
     assert "--timeline: 't.json' can't be used; needed: an absolute path" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    assert len(ours(done).splitlines()) == 1
 
 
 @pytest.mark.one_mpi
