@@ -172,14 +172,10 @@ def mutations(source: bytes) -> list[Mutation]:
     return finder.found
 
 
-def pure_modules(root: Path) -> dict[str, Path]:
-    """Modules with a file of pure tests of their own, by their dotted name below the package."""
-    found = {}
-    for path in sorted((root / PACKAGE).rglob("*.py")):
-        module = path.relative_to(root / PACKAGE)
-        if (root / test_file(module)).exists():
-            found[".".join(module.with_suffix("").parts)] = module
-    return found
+def modules_of(root: Path) -> dict[str, Path]:
+    """The package's modules, by their dotted names below it."""
+    paths = sorted(path.relative_to(root / PACKAGE) for path in (root / PACKAGE).rglob("*.py"))
+    return {".".join(path.with_suffix("").parts): path for path in paths}
 
 
 def test_file(module: Path) -> Path:
@@ -234,7 +230,8 @@ def try_mutation(tree: Path, module: Path, mutation: Mutation, limit: float) -> 
     by = ""
     try:
         _write(path, mutation.apply(source))
-        for tests in (test_file(module), TESTS):
+        own = test_file(module)
+        for tests in (own, TESTS) if (tree / own).exists() else (TESTS,):
             if why := run_tests(tree, tests, limit):
                 by = f"{tests} ({why})"
                 break
@@ -295,18 +292,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--seed", type=int, help="the same seed on the same tree: the same mutations (default: random)"
     )
-    parser.add_argument("--modules", help="names, with commas (default: all with a test file in tests/pure)")
+    parser.add_argument(
+        "--modules", help="names, with commas (default: all with a test file of their own in tests/pure)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested side by side")
     parser.add_argument(
         "--limit", type=float, help="seconds for one run of the tests (default: four times the usual)"
     )
     options = parser.parse_args(argv)
-    modules = pure_modules(ROOT)
-    if options.modules:
-        asked = options.modules.replace(",", " ").split()
-        if unknown := [name for name in asked if name not in modules]:
-            parser.error(f"no such pure module: {', '.join(unknown)} (expected some of {', '.join(modules)})")
-        modules = {name: modules[name] for name in asked}
+    modules = modules_of(ROOT)
+    asked = options.modules.replace(",", " ").split() if options.modules else []
+    if unknown := [name for name in asked if name not in modules]:
+        parser.error(f"no such module: {', '.join(unknown)} (expected some of {', '.join(modules)})")
+    pure = [name for name, module in modules.items() if (ROOT / test_file(module)).exists()]
+    modules = {name: modules[name] for name in asked or pure}
     seed = random.randrange(10**6) if options.seed is None else options.seed
     sources = {module: (ROOT / PACKAGE / module).read_bytes() for module in modules.values()}
     pairs = [(module, found) for module, source in sources.items() for found in mutations(source)]

@@ -53,10 +53,9 @@ def test_what_is_changed(mutate: ModuleType, source: str, mutants: list[str]) ->
     assert [mutation.apply(source.encode()).decode() for mutation in found] == mutants
 
 
-def test_every_mutation_of_the_package_is_another_program(mutate: ModuleType) -> None:
-    modules = mutate.pure_modules(ROOT)
-    assert "units" in modules or "walltime" in modules
-    path = ROOT / mutate.PACKAGE / modules["walltime"]
+def test_every_mutation_of_a_module_is_another_program(mutate: ModuleType) -> None:
+    name = next(name for name in mutate.modules_of(ROOT) if name.endswith("units"))
+    path = ROOT / mutate.PACKAGE / mutate.modules_of(ROOT)[name]
     source = path.read_bytes()
     programs = {ast.dump(ast.parse(mutation.apply(source))) for mutation in mutate.mutations(source)}
     assert ast.dump(ast.parse(source)) not in programs
@@ -70,6 +69,7 @@ def test_survivors_are_told_and_the_tree_stays_as_it_is(
     (tmp_path / "tests" / "pure").mkdir(parents=True)
     module = tmp_path / "pkg" / "m.py"
     module.write_text("def known(a):\n    return not a\n\n\ndef unknown(a):\n    return a == b\n")
+    (tmp_path / "pkg" / "other.py").write_text("1 < 2")  # without tests of its own it is not taken
     (tmp_path / "tests" / "pure" / "test_m.py").touch()
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     ran: list[tuple[str, bool]] = []
@@ -86,7 +86,7 @@ def test_survivors_are_told_and_the_tree_stays_as_it_is(
     monkeypatch.setattr(mutate, "ROOT", tmp_path)
     monkeypatch.setattr(mutate, "PACKAGE", "pkg")
     monkeypatch.setattr(mutate, "run_tests", run_tests)
-    assert mutate.main(["--seed", "1", "--modules", "m"]) == 1
+    assert mutate.main(["--seed", "1"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("2 of 2 mutations in 1 modules, seed 1\n")
     assert "pkg/m.py:2 tests/pure/test_m.py (exit code 1)\n" in said
@@ -105,9 +105,13 @@ def test_survivors_are_told_and_the_tree_stays_as_it_is(
     fails[0] = "exit code 1"
     assert mutate.main([]) == 2
     assert "tests/pure fails without any mutation: exit code 1\nthe reason" in capsys.readouterr().err
+    fails[0] = ""
+    ran.clear()
+    assert mutate.main(["--modules", "other", "--count", "1"]) == 1
+    assert [tests for tests, _ in ran] == ["tests/pure", "tests/pure"]
     with pytest.raises(SystemExit, match="2"):
         mutate.main(["--modules", "n"])
-    assert "no such pure module: n (expected some of m)" in capsys.readouterr().err
+    assert "no such module: n (expected some of m, other)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("limit", "why"), [(60.0, "exit code 1"), (0.01, "timeout")])
