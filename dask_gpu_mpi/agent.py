@@ -37,7 +37,7 @@ from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
-from .scratch import remove_scratch
+from .scratch import name_error, remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
@@ -176,6 +176,11 @@ def _configure(configuration: Configuration) -> str:
     parent = (
         configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     )
+    if wrong := name_error(str(parent)):
+        raise InputError(
+            f"the local directory {parent!r} can't be used: {wrong}. Fix: give another one with local_directory "
+            "(--local-directory)"
+        )
     try:
         os.makedirs(parent, exist_ok=True)
         scratch = tempfile.mkdtemp(prefix="dgm-", dir=parent)
@@ -184,6 +189,10 @@ def _configure(configuration: Configuration) -> str:
             f"the local directory {parent!r} can't be written ({error.strerror}): "
             "give a writable one of that host with local_directory (--local-directory)"
         ) from None
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
+        os.chdir("/")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)

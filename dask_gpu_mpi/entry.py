@@ -86,6 +86,11 @@ def start(
     """
     global _member
     started = time.monotonic()
+    if not sys.executable and isinstance(options, Options):
+        options = InputError(
+            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
+            "program). Fix: set sys.executable before initialize()"
+        )
     signals = Signals()
     signals.take()
     environ = dict(os.environ)

@@ -45,9 +45,8 @@ class Launcher:
     sample : Mapping
         What a rank was seen to have (rank 1 of 4, the second on its host), for tests.
     scrubbed : str
-        Regular expression of all variables that carry identity: in the environment of a child they are harmful.
-    kept : str
-        Regular expression of exceptions from it: what the user has set, and what a user needs.
+        Names of the variables by which it tells a process which rank it is, ``*`` at the end of a prefix that is its own: in the
+        environment of a child they are harmful. What users set to configure it, or an MPI library, is not among them.
     sure : bool
         Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
     local_size : str
@@ -61,10 +60,24 @@ class Launcher:
     mark: str
     sample: Mapping[str, str]
     scrubbed: str
-    kept: str = ""
     sure: bool = True
     local_size: str = ""
 
+
+#: What a launcher that speaks PMI-1 or PMI-2 sets: without descriptor, port and rank nobody can join by it. Not every name that
+#: begins so is its own: a bank's ``PMI_RATE`` is not.
+PMI = (
+    "PMI_RANK PMI_SIZE PMI_FD PMI_PORT PMI_ID PMI_SPAWNED PMI_HOSTNAME PMI_JOBID PMI_KVS PMI_KVSNAME PMI_APPNUM PMI_DOMAIN "
+    "PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_UNIVERSE_SIZE PMI_PROCESS_MAPPING PMI_CONTROL_FD PMI_CONTROL_PORT PMI_SHARED_SECRET "
+    "PMI_VERSION PMI_SUBVERSION PMI_TOTALVIEW PMI2_*"
+)
+#: The same of PMIx: a client needs the name space, the rank and the address of a server.
+PMIX = (
+    "PMIX_NAMESPACE PMIX_RANK PMIX_ID PMIX_SERVER_* PMIX_SYSTEM_TMPDIR PMIX_HOSTNAME PMIX_VERSION PMIX_BFROP_BUFFER_TYPE "
+    "PMIX_GDS_MODULE PMIX_PTL_MODULE PMIX_SECURITY_MODE PMIX_DSTORE_* PMIX_PARAM_FILE_PASSED PMIX_KEEPALIVE_PIPE PMIX_LAUNCHER_* "
+    "PMIX_MCA_ess PMIX_MCA_ess_* PMIX_MCA_prte PMIX_MCA_prte_* PMIX_MCA_plm PMIX_MCA_plm_* PMIX_MCA_pmix PMIX_MCA_pmix_* "
+    "PMIX_MCA_pmixclient PMIX_MCA_pmixclient_* PMIX_MCA_ptl PMIX_MCA_ptl_*"
+)
 
 #: Innermost first: an mpirun runs inside a batch job's step, and never the other way round.
 LAUNCHERS: tuple[Launcher, ...] = (
@@ -86,12 +99,15 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
             "PRTE_LAUNCHED": "1",
         },
-        scrubbed=r"(OMPI|ORTE|PRTE|PMIX|OPAL_USER)_.*",
-        # The user's own: settings of the library, compilers of the wrappers, leave to run as root (without it a child's
-        # MPI_Init fails in a container), where a relocated installation lies. mpirun passes some identity as MCA settings.
-        kept=r"(OMPI|PRTE)_ALLOW_RUN_AS_ROOT.*|(PMIX|PRTE)_PREFIX|OMPI_(CC|CXX|FC|[A-Z]*FLAGS|LIBS)"
-        r"|OMPI_MCA_(?!(ess|orte|prte|pmix|schizo|plm)(_|$)|num_procs$|initial_wdir$|cpu_type$|PREFIXES$|shmem_RUNTIME)\w+"
-        r"|(PMIX|PRTE)_MCA_(?!(ess|prte|plm|pmix|pmixclient|ptl)(_|$))\w+",
+        # Its settings stay: of the library, the wrappers' compilers, leave to run as root (without it a child's MPI_Init fails in
+        # a container), where a relocated installation lies. But it passes some identity as settings (MCA), too.
+        scrubbed="OMPI_COMM_WORLD_* OMPI_WORLD_* OMPI_UNIVERSE_SIZE OMPI_APP_CTX_NUM_PROCS OMPI_NUM_APP_CTX OMPI_FIRST_RANKS "
+        "OMPI_ARGV OMPI_COMMAND OMPI_FILE_LOCATION OMPI_PARENT_PORT OMPI_TOOL_NAME OMPI_LIBDIR_LOC OPAL_USER_PARAMS_GIVEN "
+        "OMPI_MCA_ess OMPI_MCA_ess_* OMPI_MCA_orte OMPI_MCA_orte_* OMPI_MCA_prte OMPI_MCA_prte_* OMPI_MCA_pmix OMPI_MCA_pmix_* "
+        "OMPI_MCA_schizo OMPI_MCA_schizo_* OMPI_MCA_plm OMPI_MCA_plm_* OMPI_MCA_num_procs OMPI_MCA_initial_wdir "
+        "OMPI_MCA_cpu_type OMPI_MCA_PREFIXES OMPI_MCA_shmem_RUNTIME_* ORTE_SCHIZO_DETECTION PRTE_LAUNCHED PRTE_SHARED_FS "
+        "PRTE_MCA_ess PRTE_MCA_ess_* PRTE_MCA_prte PRTE_MCA_prte_* PRTE_MCA_plm PRTE_MCA_plm_* PRTE_MCA_pmix PRTE_MCA_pmix_* "
+        "PRTE_MCA_pmixclient PRTE_MCA_pmixclient_* PRTE_MCA_ptl PRTE_MCA_ptl_* " + PMIX,
     ),
     Launcher(
         "MVAPICH2's mpirun",
@@ -101,7 +117,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_size="MV2_COMM_WORLD_LOCAL_SIZE",
         mark="MV2_COMM_WORLD_RANK",
         sample={"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "4", "MV2_COMM_WORLD_LOCAL_RANK": "1"},
-        scrubbed=r"(MV2_COMM_WORLD|MPISPAWN|MPIRUN)_.*",
+        scrubbed="MV2_COMM_WORLD_* MPISPAWN_* MPIRUN_RANK MPIRUN_NPROCS MPIRUN_ID MPIRUN_HOST MPIRUN_HOSTIP MPIRUN_PORT "
+        "MPIRUN_CHECK_PORT MPIRUN_MPD MPIRUN_PROCESSES MPIRUN_COMM_MULTIPLE",
     ),
     Launcher(
         "the mpiexec of MPICH or Intel MPI (Hydra)",
@@ -119,7 +136,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "MPI_LOCALNRANKS": "2",
             "HYDI_CONTROL_FD": "7",
         },
-        scrubbed=r"(PMI|PMI2|HYDRA|HYDI|I_MPI_HYDRA|I_MPI_INFO|I_MPI_PERHOST|I_MPI_RANK)_.*|I_MPI_MPIRUN|MPI_LOCALN?RANK(S|ID)",
+        scrubbed="HYDI_CONTROL_FD HYDRA_CONTROL_FD MPI_LOCALRANKID MPI_LOCALNRANKS I_MPI_MPIRUN I_MPI_HYDRA_UUID I_MPI_INFO_* "
+        "I_MPI_RANK_* " + PMI,
     ),
     Launcher(
         "PALS (mpiexec)",
@@ -134,7 +152,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "PMI_SIZE": "4",
             "PMI_RANK": "1",
         },
-        scrubbed=r"(PALS|ALPS)_.*",
+        scrubbed="PALS_RANKID PALS_LOCAL_RANKID PALS_LOCAL_SIZE PALS_SIZE PALS_TASKID PALS_NODEID PALS_APID PALS_APINFO PALS_FD "
+        "PALS_SPOOL_DIR PALS_STARTUP_BARRIER ALPS_APP_* " + PMI,
     ),
     Launcher(
         "jsrun",
@@ -143,7 +162,7 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="JSM_NAMESPACE_LOCAL_RANK",
         mark="JSM_NAMESPACE_RANK",
         sample={"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_LOCAL_RANK": "1"},
-        scrubbed=r"JSM_.*|LSF_PM_.*",
+        scrubbed="JSM_NAMESPACE_* JSM_JSRUN JSM_JSRUN_* LSF_PM_* " + PMIX,
     ),
     Launcher(
         "flux run",
@@ -158,7 +177,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "PMI_RANK": "1",
             "PMI_FD": "5",
         },
-        scrubbed=r"FLUX_(TASK|PMI)_.*|FLUX_JOB_(SIZE|NNODES)|FLUX_KVS_NAMESPACE",
+        scrubbed="FLUX_TASK_RANK FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES FLUX_KVS_NAMESPACE FLUX_PMI_LIBRARY_PATH "
+        + PMI,
     ),
     Launcher(
         "srun",
@@ -174,10 +194,11 @@ LAUNCHERS: tuple[Launcher, ...] = (
             "SLURM_LOCALID": "1",
             "SLURM_STEP_NODELIST": "h[1-2]",
         },
-        # With SLURM_STEP_ID in it and no PMI, Open MPI 4 takes a child for a rank of srun and aborts.
-        scrubbed=r"SLURM_(STEP|TASK_|SRUN_|PMI|PMIX).*|SLURM_(PROCID|LOCALID|NODEID|GTIDS|MPI_TYPE|LAUNCH_NODE_IPADDR)",
-        # the job's shape, which sbatch sets too
-        kept=r"SLURM_TASKS_PER_NODE",
+        # With SLURM_STEP_ID in it and no PMI, Open MPI 4 takes a child for a rank of srun and aborts. The job's shape, which
+        # sbatch sets too, stays.
+        scrubbed="SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_STEPID SLURM_STEP_* SLURM_TASK_PID "
+        "SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT SLURM_LAUNCH_NODE_IPADDR SLURM_MPI_TYPE SLURM_PMI_FD SLURM_PMI2_* "
+        "SLURM_PMIX_MAPPING_SERV SLURM_PMIXP_* " + PMI + " " + PMIX,
         sure=False,
     ),
     Launcher(
@@ -187,13 +208,14 @@ LAUNCHERS: tuple[Launcher, ...] = (
         local_rank="PMI_LOCAL_RANK",
         mark="PMI_RANK",
         sample={"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"},
-        scrubbed=r"(PMI|PMI2)_.*",
+        scrubbed=PMI,
         sure=False,
     ),
 )
 
-_SCRUBBED = re.compile("|".join(f"(?:{launcher.scrubbed})" for launcher in LAUNCHERS))
-_KEPT = re.compile("|".join(f"(?:{launcher.kept})" for launcher in LAUNCHERS if launcher.kept))
+_WORDS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
+_SCRUBBED = frozenset(word for word in _WORDS if not word.endswith("*"))
+_SCRUBBED_PREFIXES = tuple(word.removesuffix("*") for word in _WORDS if word.endswith("*"))
 
 #: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
@@ -414,7 +436,7 @@ def scrub(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if not _SCRUBBED.fullmatch(name) or _KEPT.fullmatch(name)
+        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
     }
 
 

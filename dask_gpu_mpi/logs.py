@@ -32,6 +32,8 @@ _NAMES = (
     "bokeh",
     "asyncio",
 )
+#: For files: whatever the locale, and also names of files that are no text.
+_ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
 #: Shared with every process forked from here: a one means that the job is ending.
 _ending = mmap.mmap(-1, 1)
 
@@ -69,7 +71,9 @@ class _LastWords(logging.Handler):
         with contextlib.suppress(OSError, ValueError):
             if self._pid != os.getpid():
                 self._pid = os.getpid()
-                self._file = open(_words_file(self._directory, self._pid), "a", buffering=1)  # noqa: SIM115
+                self._file = open(  # noqa: SIM115
+                    _words_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
+                )
             self._file.write(self.format(record) + "\n")
 
 
@@ -109,7 +113,7 @@ def last_words(scratch: str, pid: int | None, lines: int = 5) -> str:
     if pid is None:
         return ""
     with contextlib.suppress(OSError):
-        text = Path(_words_file(scratch, pid)).read_text(errors="replace")
+        text = Path(_words_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
     return ""
 
@@ -118,7 +122,7 @@ def log_to_file(directory: str, name: str) -> None:
     """Log to a file of this name in the user's log directory, from here on."""
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, re.sub(r"[^\w.+-]", "_", name) + ".log")
-    handler = logging.FileHandler(path)
+    handler = logging.FileHandler(path, **_ANY_TEXT)
     handler.setFormatter(logging.Formatter(_FORMAT))
     for each in _NAMES:
         logger = logging.getLogger(each)

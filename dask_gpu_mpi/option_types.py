@@ -199,10 +199,29 @@ def _path(option: Option, value: Any, origin: str, source: Source) -> str | None
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise TypeError
-    if not text.isprintable():
+    # U+DC80 to U+DCFF stand for bytes that Python could not decode (PEP 383): under LC_ALL=C that may be every letter but ASCII.
+    if not re.sub("[\udc80-\udcff]", "", text).isprintable():
         raise ValueError
     # dask-mpi's execute() has local_directory="" for "no choice".
-    return str(Path(text).expanduser()) if text else None
+    if not text:
+        return None
+    path = Path(text).expanduser()
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"a path in {error.encoding}, by which Python names files here, or PYTHONUTF8=1"
+        ) from None
+    if not path.is_absolute() and not _has_working_directory():
+        raise ValueError("an absolute path, since the working directory was deleted")
+    return str(path)
+
+
+def _has_working_directory() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _int(option: Option, value: Any, origin: str, source: Source) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from .unsaid import import_config
 
-__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch", "remove_scratch"]
+__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch", "name_error", "remove_scratch"]
 
 MOUNTS = Path("/proc/self/mountinfo")
 #: What is written to see that it can be: more than a block, so that a full quota shows.
@@ -52,6 +53,23 @@ def local_directory(option: str | None) -> str:
     return str(option or import_config().get("temporary-directory", None) or tempfile.gettempdir())
 
 
+def name_error(path: str) -> str:
+    """Why Dask can't use a directory of this name, which it sends as UTF-8; empty: it can.
+
+    Python writes bytes of a name that it can't decode as lone surrogates (PEP 383), and under LC_ALL=C with PYTHONUTF8=0 that is
+    every letter but ASCII.
+    """
+    try:
+        os.fsencode(path)
+        path.encode()
+    except UnicodeEncodeError:
+        encoding = sys.getfilesystemencoding()
+        return f"its name is not valid {encoding}" + (
+            "" if encoding == "utf-8" else "; PYTHONUTF8=1 may help"
+        )
+    return ""
+
+
 def look_at_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
     """Write a megabyte to a directory, take it away again, and tell what is known about the place.
 
@@ -64,9 +82,11 @@ def look_at_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS)
     mounts : Path
         The process's ``mountinfo`` (proc(5)).
     """
+    if error := name_error(path):
+        return Scratch(path, error=error)
     path = os.path.abspath(path)
     ignored = tmpdir if tmpdir and os.path.abspath(tmpdir) != path else ""
-    error, free = "", -1
+    free = -1
     try:
         os.makedirs(path, exist_ok=True)
         with tempfile.TemporaryFile(prefix="dgm-check-", dir=path) as file:

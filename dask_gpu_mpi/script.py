@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import difflib
 import io
 import os
 import sys
 import types
 from collections.abc import Collection, Sequence
+from importlib.machinery import SourceFileLoader
 from typing import Any
 
 from .errors import InputError
@@ -41,16 +44,60 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
         meant = difflib.get_close_matches(path, commands, n=1)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
-            f"the script {path!r} {what} (working directory {os.getcwd()!r}): give the path of a Python file, after the options"
+            f"the script {path!r} {what} ({_where()}): give the path of a Python file, after the options"
             + hint
         )
 
 
+def _where() -> str:
+    try:
+        return f"working directory {os.getcwd()!r}"
+    except FileNotFoundError:
+        return "the working directory was deleted"
+
+
 def prepare_script(path: str, arguments: Sequence[str]) -> None:
     """Set ``sys.argv`` and ``sys.path`` as ``python SCRIPT ARGUMENTS`` does, before the agent takes a copy of the path."""
+    own = _own_entries()
     sys.argv = [path, *arguments]
     if not getattr(sys.flags, "safe_path", False):
-        sys.path[:1] = [os.path.dirname(os.path.abspath(path))]
+        if sys.path and sys.path[0] in own:
+            del sys.path[0]
+        sys.path.insert(0, _folder(path))
+
+
+def _own_entries() -> set[str]:
+    """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    own = {"", _folder(sys.argv[0])} if sys.argv else {""}
+    with contextlib.suppress(FileNotFoundError):
+        own.add(os.getcwd())
+    return own
+
+
+def _folder(path: str) -> str:
+    """Where the script's neighbours are: beside the file itself, not beside a symbolic link to it."""
+    try:
+        return os.path.dirname(os.path.realpath(path))
+    except FileNotFoundError:  # the working directory was deleted
+        return os.path.dirname(path)
+
+
+def _absolute(path: str) -> str:
+    """The script's ``__file__``: not normalized, since ``link/..`` is not where it seems to be."""
+    try:
+        return os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        return path  # Python does the same
+
+
+def _main_module(path: str) -> types.ModuleType:
+    """The module ``__main__`` of ``python SCRIPT`` (CPython: pylifecycle.c, add_main_module; pythonrun.c, _PyRun_SimpleFile)."""
+    module = types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    module.__dict__.update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins)
+    if sys.version_info < (3, 14):  # which no longer does so: cpython#124634
+        module.__dict__.update(__annotations__={})
+    return module
 
 
 def run_script(path: str) -> None:
@@ -61,9 +108,8 @@ def run_script(path: str) -> None:
     SystemExit
         The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
     """
-    module = types.ModuleType("__main__")
-    path = os.path.abspath(path)
-    module.__dict__.update(__file__=path, __builtins__=__builtins__, __loader__=None, __spec__=None)
+    path = _absolute(path)
+    module = _main_module(path)
     # Stays there: threads that outlive the main program, and pickle, look their names up in it.
     sys.modules["__main__"] = module
     try:

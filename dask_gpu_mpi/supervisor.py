@@ -51,6 +51,15 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**wanted, **scrub(environ)}
 
 
+def _import_path() -> list[str]:
+    """``sys.path`` for the agent. The empty entry stands for the working directory; Python ignores entries that are not str."""
+    try:
+        here = os.getcwd()
+    except FileNotFoundError:  # it was deleted: nothing can be imported from there
+        here = ""
+    return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
+
+
 class AgentProcess:
     """The agent of this rank.
 
@@ -87,7 +96,7 @@ class AgentProcess:
             *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
             "-c",
             _BOOT,
-            json.dumps([entry or os.getcwd() for entry in sys.path]),
+            json.dumps(_import_path()),
             str(write),
             " ".join(sorted(early)),
             str(os.getpid() if follow else 0),

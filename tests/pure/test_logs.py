@@ -112,3 +112,19 @@ def test_a_scratch_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
     assert done.stderr.count("still said") == 1
     assert "Traceback" not in done.stderr
     assert logging.getLogger("distributed") is not None
+
+
+@pytest.mark.parametrize("utf8", ["", "0"], ids=["UTF-8", "ASCII"])
+def test_any_text_is_logged_in_any_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, utf8: str) -> None:
+    for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}.items():
+        monkeypatch.setenv(name, value)
+    code = """
+logs.log_to_file(os.path.join(folder, "l\\udcc3\\udcb6g" if sys.getfilesystemencoding() == "ascii" else "l\\xf6g"), "rank")
+logger.warning("\\u2603 of \\udce4")
+print(logs.last_words(folder, os.getpid()).encode("ascii", "backslashreplace").decode())
+"""
+    done = python(begin(tmp_path, quiet=True) + code)
+    assert done.stdout.rstrip().endswith(r"\u2603 of \udce4")
+    assert done.stderr == ""
+    text = (tmp_path / "lög" / "rank.log").read_text(encoding="utf-8")
+    assert text.rstrip().endswith(r"☃ of \udce4")

@@ -422,3 +422,31 @@ def test_worker_kind_of_dasks_own_classes() -> None:
 def test_a_class_object_is_for_programs_only() -> None:
     with dask.config.set({"gpu-mpi.worker-class": dict}):
         assert "dotted path" in refused({})
+
+
+def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert keywords(timeline="t.json").timeline is not None
+    gone.rmdir()
+    assert keywords(timeline="/t.json", scheduler_file="~/f").timeline == "/t.json"
+    message = refused({"timeline": "t.json"})
+    assert (
+        "'t.json' can't be used; needed: an absolute path, since the working directory was deleted" in message
+    )
+
+
+def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
+    assert keywords(timeline="/tmp/ö ☃", log_directory="/l\udce4t").log_directory == "/l\udce4t"
+    for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
+        assert "can't be used; needed: a path" in refused({"timeline": hidden})
+    code = "from dask_gpu_mpi.options import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
+    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
+    assert (
+        "can't be used; needed: a path in ascii, by which Python names files here, or PYTHONUTF8=1"
+        in done.stderr
+    )

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.scratch import filesystem_of, look_at_scratch
+from dask_gpu_mpi.scratch import filesystem_of, look_at_scratch, name_error
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -57,3 +58,11 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 def test_tmpdir_that_is_passed_over(tmp_path: Path) -> None:
     assert look_at_scratch(str(tmp_path), str(tmp_path / "gone")).ignored == str(tmp_path / "gone")
     assert look_at_scratch(str(tmp_path), f"{tmp_path}/").ignored == ""
+
+
+def test_names_that_dask_cannot_send(tmp_path: Path) -> None:
+    assert name_error(str(tmp_path / "wörk ☃")) == ""
+    latin = os.path.join(tmp_path, "l\udce4t")
+    assert name_error(latin) == "its name is not valid utf-8"
+    assert look_at_scratch(latin).error == name_error(latin)
+    assert not os.path.exists(latin)

@@ -1,0 +1,129 @@
+"""What a process may find around it: no working directory, odd entries in `sys.path`, a Python that does not know where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, only_our_lines
+from dask_gpu_mpi.launchers import scrub
+from harness import ROOT, CompletedJob, Mpi
+
+GONE = """
+import pathlib, shutil, tempfile
+sys.path.append(pathlib.Path("/nowhere"))
+os.chdir(tempfile.mkdtemp())
+shutil.rmtree(os.getcwd())
+"""
+CLIENT = """
+from distributed import Client
+client = Client()
+tell(answer=client.submit(len, "abc").result(), folders=list(client.run(os.getcwd).values()))
+"""
+
+
+def ours(done: CompletedJob) -> str:
+    """Standard error without what Open MPI's library says of a directory that was deleted."""
+    return re.sub(".*Unable to get the current working directory.*\n", "", done.stderr)
+
+
+@pytest.mark.one_mpi
+def test_no_working_directory_and_a_path_in_the_import_path(mpirun: Mpi) -> None:
+    done = mpirun.run(f"{TELL}{GONE}from dask_gpu_mpi import initialize\ninitialize()\n{CLIENT}", 2).check()
+    assert facts(done) == {"answer": 3, "folders": ["/", "/"]}
+    assert only_our_lines(ours(done))
+
+
+@pytest.mark.one_mpi
+def test_the_command_in_a_deleted_directory(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "neighbour.py").write_text("")
+    script = tmp_path / "s.py"
+    script.write_text(f"{TELL}import neighbour\n{CLIENT}")
+    # Without a launcher: Open MPI's refuses to start there. PYTHONPATH must not be taken for what `-m` puts in front.
+    environ = {"PYTHONPATH": str(ROOT)}
+    line = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m dask_gpu_mpi "$@"'
+    command = ["bash", "-c", line, sys.executable]
+    done = mpirun.run([*command, str(script)], None, env=environ).check()
+    assert facts(done) == {"answer": 3, "folders": ["/"]}
+    assert only_our_lines(ours(done))
+    done = mpirun.run([*command, "--timeline", "t.json", str(script)], None, env=environ).check(2)
+    assert "--timeline: 't.json' can't be used; needed: an absolute path" in done.stderr
+    assert len(ours(done).splitlines()) == 1
+
+
+@pytest.mark.one_mpi
+def test_a_python_that_does_not_know_where_it_is(mpirun: Mpi) -> None:
+    script = "import sys\nsys.executable = ''\nfrom dask_gpu_mpi import initialize\ninitialize()\n"
+    done = mpirun.run(script, 2).check(2)
+    errors = [line for line in done.stderr.splitlines() if "dask_gpu_mpi: error: " in line]
+    assert len(errors) == 1
+    assert (
+        "sys.executable is '' (expected the path of a Python program). Fix: set sys.executable" in errors[0]
+    )
+    assert "Traceback" not in done.stderr
+
+
+#: Python's file names are ASCII then: every other letter is a byte that it can't decode.
+ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+NAME = "wörk 'ö' ☃\n"
+
+
+def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
+    place = tmp_path / "wörk ☃"
+    script = tmp_path / NAME / "scrïpt 🐍.py"
+    for folder in (place, script.parent):
+        folder.mkdir()
+    (script.parent / "neighbour.py").write_text("VALUE = 3")
+    script.write_text(
+        f"{TELL}import neighbour\n"
+        "from dask_gpu_mpi import connect\n"
+        "def task():\n    import logging\n    logging.getLogger('distributed.worker').warning('\u2603')\n"
+        "    return neighbour.VALUE\n"
+        "with connect(sys.argv[1]) as client:\n    tell(answer=client.submit(task).result(), file=ascii(__file__))\n"
+    )
+    options = ["--scheduler-file", "s.json", "--timeline", "t.json", "--log-directory", "logs"]
+    options[1::2] = [str(place / name) for name in options[1::2]]
+    done = mpirun.run([*COMMAND, *options, str(script), options[1]], 2, env=ASCII).check()
+    assert facts(done) == {"answer": 3, "file": ascii(os.fsencode(script).decode("ascii", "surrogateescape"))}
+    assert only_our_lines(done.stderr)
+    assert json.loads((place / "t.json").read_text())["traceEvents"]
+    assert not (place / "s.json").exists()
+    assert "☃" in "".join(file.read_text(encoding="utf-8") for file in (place / "logs").glob("worker-*.log"))
+
+
+@pytest.mark.one_mpi
+def test_a_local_directory_that_dask_cannot_name(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.write_text(f"{TELL}{CLIENT}")
+    command = [*COMMAND, "--local-directory", str(tmp_path / "löcal"), str(script)]
+    done = mpirun.run(command, None, env=ASCII).check(2)
+    assert "its name is not valid ascii; PYTHONUTF8=1 may help. Fix: give another one" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    # what LC_ALL=C alone means to Python
+    mpirun.run(command, None, env={"LC_ALL": "C"}).check()
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["löcal"]
+
+
+#: What launchers set that tells nobody which rank it is: where their libraries are, how Fortran writes, which version it is.
+HARMLESS = {
+    "GFORTRAN_UNBUFFERED_PRECONNECTED",
+    "LD_LIBRARY_PATH",
+    "OMPI_VERSION",
+    "OPAL_PREFIX",
+    "PMIX_PREFIX",
+}
+
+
+def test_all_that_the_launcher_adds_is_scrubbed_and_nothing_else(mpirun: Mpi) -> None:
+    """A new version of a launcher may have new names."""
+    script = f"{TELL}tell(environ=dict(os.environ))"
+    alone, rank = (facts(mpirun.run(script, ranks))["environ"] for ranks in (None, 1))
+    assert scrub(alone) == alone
+    assert set(rank) - set(alone) != set()
+    assert set(scrub(rank)) - set(alone) <= HARMLESS
+    assert set(alone) <= set(scrub(rank))
