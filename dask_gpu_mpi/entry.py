@@ -132,7 +132,7 @@ def start(
     if not has_client:
         return member, None
     signals.give_back()
-    session = Session(member, started)
+    session = Session(member, started, _on_term)
     assert isinstance(options, Options)  # with an InputError there is no cluster
     if options.walltime_signal is not None:
         _handle(getattr(signal, f"SIG{options.walltime_signal}"))
@@ -467,7 +467,7 @@ def _on_term(number: int, frame: FrameType | None) -> None:
     if session is not None:
         if _script_has_ended(frame):
             return
-        session._on_signal(number)
+        session._on_signal(number, frame)
     raise SystemExit(128 + number)
 
 

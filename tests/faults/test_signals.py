@@ -163,6 +163,33 @@ def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     assert (job.directory / "mark-other-15").exists()
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "", ()),
+        ("signal.signal(signal.SIGTERM, lambda *_: mark('own'))\n", "", ()),
+        (
+            "",
+            "own = signal.signal(signal.SIGTERM, lambda *a: own(*a))\n",
+            ("warning: on_walltime: SIGTERM got",),
+        ),
+    ],
+    ids=["ignored", "handled", "handled later"],
+)
+def test_walltime_where_sigterm_is_somebody_elses(
+    mpirun: Mpi, before: str, after: str, says: tuple[str, ...]
+) -> None:
+    body = WALLTIME.replace("BEFORE", "12").replace("atexit.register", after + "atexit.register", 1)
+    job = start(mpirun, "initialize", body, None, before=before)
+    mark_time(job, "running")
+    until(lambda: all(text in job.stderr for text in says), 20)
+    fault = time.time()
+    os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    end(mpirun, job, 75, 10, since=fault, says=says)
+    assert checkpointed(job, job.directory) == ["mark-checkpoint-1-7"]
+    assert (job.directory / "mark-own").exists() == ("mark('own')" in before)
+
+
 def test_a_signal_that_faulthandler_has(mpirun: Mpi) -> None:
     body = "mark('running')\nwait_until(lambda: marked('go'))\nmark()\n"
     before = "import faulthandler\nfaulthandler.register(signal.SIGUSR1)\n"
