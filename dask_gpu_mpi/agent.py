@@ -50,7 +50,7 @@ from .ucx import (
     transfer_config,
 )
 from .unsaid import import_config
-from .workers import has_spare, listen_on_tcp, make_worker, measure_less
+from .workers import has_spare, kill_at_once, listen_on_tcp, make_worker, measure_less
 
 __all__ = ["run"]
 
@@ -414,6 +414,7 @@ class Agent:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):
                 self._workers.append(_make(plan, settings))
+        kill_at_once()
         for nanny in _nannies(self._workers):
             if isinstance(nanny, Nanny):
                 measure_less(nanny)
