@@ -15,7 +15,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -39,13 +38,14 @@ _kept = False
 #: Signal masks of the threads that are forking, by thread.
 _masks: dict[int, Any] = {}
 _registered = False
+#: Python's own handler in C, by which it hears of signals.
+_pythons: int | None = None
 
 
-@dataclass(frozen=True)
-class Action:
+class Action:  # no dataclass, whose import an agent's first moments would wait for
     """What a signal does in this process.
 
-    Attributes
+    Parameters
     ----------
     number : int
         The signal.
@@ -58,10 +58,11 @@ class Action:
         Whether a handler is in force that Python does not know.
     """
 
-    number: int
-    handler: Any
-    raw: bytes | None = None
-    in_c: bool = False
+    def __init__(self, number: int, handler: Any, raw: bytes | None = None, in_c: bool = False) -> None:
+        self.number = number
+        self.handler = handler
+        self.raw = raw
+        self.in_c = in_c
 
     @classmethod
     def now(cls, number: int) -> Action:
@@ -130,19 +131,20 @@ def install(
     Action
         What the signal did, to be restored.
     """
-    global _owner, _registered
+    global _owner, _pythons, _registered
     _owner = os.getpid()
     if not _registered:
         _registered = True
         os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_child)
     now = Action.now(number)
     signal.signal(number, Handler(call, before or now))
+    _pythons = _c_handler(number)
     return now
 
 
 def is_ours(number: int) -> bool:
-    """Whether the signal has a handler of ours."""
-    return isinstance(signal.getsignal(number), Handler)
+    """Whether the signal has a handler of ours; Python does not know where one in C has replaced it."""
+    return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
 
 
 def action_before(number: int) -> Action:

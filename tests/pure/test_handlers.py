@@ -47,7 +47,9 @@ HEAD = """
 def run(text: str) -> str:
     """What a process of its own prints."""
     code = textwrap.dedent(HEAD) + textwrap.dedent(text)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    # of a fork beside threads, from Python 3.12 on
+    quiet = ["-W", "ignore::DeprecationWarning"]
+    done = subprocess.run([sys.executable, *quiet, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -165,11 +167,22 @@ def test_faulthandler_goes_on(dumps: Any) -> None:
     assert dumps() == 2
     # and where we do handle that signal
     before = install(signal.SIGUSR1, lambda *_: None)
+    assert is_ours(signal.SIGUSR1)
     os.kill(os.getpid(), signal.SIGUSR1)
     before.restore()
     assert dumps() == 2
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 3
+
+
+def test_a_handler_in_c_that_comes_later(tmp_path: Path) -> None:
+    before = install(signal.SIGUSR2, lambda *_: None)
+    with (tmp_path / "dumps").open("w+") as file:
+        faulthandler.register(signal.SIGUSR2, file)
+        assert not is_ours(signal.SIGUSR2)
+        faulthandler.unregister(signal.SIGUSR2)
+    assert is_ours(signal.SIGUSR2)
+    before.restore()
 
 
 def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
