@@ -23,7 +23,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Coroutine
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any
 
 from . import logs
@@ -50,7 +50,7 @@ from .ucx import (
     transfer_config,
 )
 from .unsaid import import_config
-from .workers import has_spare, listen_on_tcp, make_worker, measure_less
+from .workers import has_spare, kill_at_once, listen_on_tcp, make_worker, measure_less
 
 __all__ = ["run"]
 
@@ -143,6 +143,7 @@ def run(
         spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
         asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
     finally:
+        _end_children()
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
             remove_scratch(scratch, within=1.0)
@@ -210,6 +211,14 @@ def _may_have_spares(configuration: Configuration) -> bool:
     # So may the user's preloads, which come before the one that makes the context.
     # UCX dies on a context that was made in another thread, also where that has become the main thread's (ucxx 0.52).
     return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
+
+
+def _end_children() -> None:
+    """End what tasks in this process have left running, pools for example, as Python does at its exit, which is left out here."""
+    for process in active_children():
+        if process.daemon:
+            with contextlib.suppress(OSError):
+                process.terminate()
 
 
 def _leave_gpus_alone() -> None:
@@ -414,6 +423,7 @@ class Agent:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):
                 self._workers.append(_make(plan, settings))
+        kill_at_once()
         for nanny in _nannies(self._workers):
             if isinstance(nanny, Nanny):
                 measure_less(nanny)

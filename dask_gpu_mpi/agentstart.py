@@ -11,9 +11,9 @@ import os
 import signal
 import threading
 from collections.abc import Collection
-from typing import Any
 
 from .errors import DaskGpuMpiError
+from .handlers import NUMBERS, Action, install, kept
 from .parent import die_with_parent
 from .timeline import Timeline
 from .ucx import install_hooks, load_library
@@ -44,7 +44,7 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
     if gpus >= 0:
         from .gpulook import start_look
 
-        with contextlib.suppress(OSError):  # no process can be had: the rank sees that nobody answers
+        with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
             look = start_look(gpus, close=[reply], rank=os.getppid())
     lifeline = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -85,21 +85,8 @@ def ignore_signals() -> None:
     """Leave SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the rank, which decides when the job ends.
 
     Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
-    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more.
+    children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more. Fork server,
+    workers and scheduler keep them (`handlers.kept`); what tasks fork has the default actions.
     """
-    owner = [os.getpid()]
-    os.register_at_fork(after_in_child=lambda: _adopt(owner))
-
-    def leave_it(number: int, _: Any) -> None:
-        if os.getpid() != owner[0]:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, leave_it)
-
-
-def _adopt(owner: list[int]) -> None:
-    """After a fork: the fork server and its children are ours too, what tasks fork is not."""
-    if os.getppid() == owner[0] and len(owner) < 3:
-        owner[:] = [os.getpid(), *owner]
+    for number in NUMBERS:
+        install(number, lambda *_: None, before=Action(number, signal.SIG_DFL))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .driver import Driver
 from .early import start_agent, start_driver
 from .errors import DaskGpuMpiError, InputError
+from .handlers import install
 from .options import Options, resolve
 from .script import run_script
 from .signals import Signals
@@ -136,7 +137,7 @@ def start(
     if not has_client:
         return member, None
     signals.give_back()
-    session = Session(member, started)
+    session = Session(member, started, _on_term)
     assert isinstance(options, Options)  # with an InputError there is no cluster
     if options.walltime_signal is not None:
         _handle(getattr(signal, f"SIG{options.walltime_signal}"))
@@ -458,19 +459,20 @@ def terminate_like_an_exit() -> None:
 
 def _handle(number: int) -> None:
     if threading.current_thread() is threading.main_thread():
-        signal.signal(number, _on_term)
+        install(number, _on_term)
 
 
 def _on_term(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
-    signal.signal(number, signal.SIG_IGN)
+    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
+    install(number, lambda *_: None)
     from .session import current_session
 
     session = current_session()
     if session is not None:
         if _script_has_ended(frame):
             return
-        session._on_signal(number)
+        session._on_signal(number, frame)
     raise SystemExit(128 + number)
 
 

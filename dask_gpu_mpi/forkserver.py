@@ -24,6 +24,7 @@ from multiprocessing import forkserver as stdlib
 from multiprocessing import resource_tracker
 from typing import Any
 
+from .handlers import keep_in_children, kept
 from .parent import die_with_parent
 
 __all__ = ["become_fork_server"]
@@ -44,7 +45,8 @@ def become_resource_tracker(close: Sequence[int]) -> None:
         As `become_fork_server`.
     """
     read, write = os.pipe()
-    pid = os.fork()
+    with kept():
+        pid = os.fork()
     if pid == 0:
         _track(read, [write, *close])
     os.close(read)
@@ -110,7 +112,8 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         listener.listen(64)
         alive_r, alive_w = os.pipe()
         parent = os.getpid()
-        pid = os.fork()
+        with kept():
+            pid = os.fork()
         if pid == 0:
             _serve(listener, alive_r, [alive_w, *close], parent)
         os.close(alive_r)
@@ -138,6 +141,7 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
                 die_with_parent(me)
 
         os.register_at_fork(after_in_child=in_child)
+        keep_in_children()
         stdlib.main(listener.detach(), alive_r, [])
         code = 0
     except SystemExit:

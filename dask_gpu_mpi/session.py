@@ -11,10 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .bringup import Joined
-from .errors import ClusterLostError
+from .errors import ClusterLostError, InputError
+from .handlers import action_before, install, is_ours
 from .member import Member
 from .options import register_defaults
 from .placement import Plan
@@ -47,7 +49,9 @@ class Session:
         From the start of this process's work on the cluster until all workers were there.
     """
 
-    def __init__(self, member: Member, started: float) -> None:
+    def __init__(
+        self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
+    ) -> None:
         global _current
         go = member.joined.go
         assert go.plan is not None  # the client rank is given it
@@ -67,6 +71,8 @@ class Session:
         self._callback: Callable[[], Any] | None = None
         self._before = 0.0
         self._warned = False
+        self._on_signal_handler = on_signal
+        self._replaced = False
         _current = self
 
     def __repr__(self) -> str:
@@ -123,13 +129,27 @@ class Session:
         system tells it, or when the job is sent SIGTERM (or the signal that ``walltime_signal`` names), whichever comes first.
         Afterwards SystemExit(75) is raised there, so that the script's `finally` and `atexit` run; a requeue tests for 75.
 
+        It is called in this process only, not in those that the script forks.
+
+        From this call on these signals are handled here, also where they were ignored. A handler that was there before, of the
+        script or of a library, is called after `callback`; if it raises SystemExit, the code is still 75. A handler that is set
+        after this call replaces it (a warning on standard error says so): set handlers first.
+
         Parameters
         ----------
         callback : callable
             Writes the checkpoint; takes no arguments. The cluster still works while it runs.
         before : float
             Seconds before the end.
+
+        Raises
+        ------
+        InputError
+            A signal has another handler, and this is not the main thread, which alone can change that.
         """
+        for number in self._end_signals():
+            if not is_ours(number):
+                self._handle(number)
         self._callback, self._before = callback, before
         self.time_left()  # asks the batch system now, and not when time is short
 
@@ -160,10 +180,37 @@ class Session:
         self._monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
         self._monitor.start()
 
+    def _end_signals(self) -> list[int]:
+        """Those that tell this process to end."""
+        name = self._member.joined.options.walltime_signal
+        return [signal.SIGTERM, *([getattr(signal, f"SIG{name}")] if name else [])]
+
+    def _handle(self, number: int) -> None:
+        try:
+            install(number, self._on_signal_handler)
+        except ValueError:  # from `signal`
+            raise InputError(
+                f"on_walltime: called in the thread {threading.current_thread().name!r}, while {signal.Signals(number).name} has "
+                "another handler (expected the main thread, which alone can change it). Fix: call it in the main thread"
+            ) from None
+
+    def _look_for_other_handlers(self) -> None:
+        """A callback must never silently not run."""
+        if self._callback is None or self._replaced:
+            return
+        for number in self._end_signals():
+            if not is_ours(number):
+                self._replaced = True
+                say(
+                    f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
+                    "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
+                )
+
     def _watch(self) -> None:
         member = self._member
         while not self._leaving.is_set():
             member.pump(CALM)
+            self._look_for_other_handlers()
             if member.stopped:
                 member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
             due = self._callback is not None and self._end is not None and not self._warned
@@ -177,7 +224,7 @@ class Session:
                 self._end_by_force_after(LOST_GRACE)
                 return
 
-    def _on_signal(self, number: int) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
         self._member.busy = True
         if self._member.lost is not None:
@@ -186,6 +233,10 @@ class Session:
         if callback is None:
             raise SystemExit(128 + number)
         callback()
+        handler = action_before(number).handler
+        if callable(handler):
+            with contextlib.suppress(SystemExit):  # a requeue tests for our code
+                handler(number, frame)
         raise SystemExit(EXIT_CODE)
 
     def _end_by_force_after(self, seconds: float) -> None:

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import Any
 
+from .handlers import Action, install
+
 __all__ = ["Signals"]
 
 
@@ -21,23 +23,26 @@ class Signals:
 
     def __init__(self) -> None:
         self.got: tuple[int, float] | None = None
-        self._before: dict[int, Any] = {}
+        self._before: list[Action] = []
 
     def take(self) -> None:
         """Begin."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._before[number] = signal.signal(number, self._remember)
+            self._before.append(install(number, self._remember))
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             # A warning of the batch system that goes to all ranks; the script, on the client rank, is who can use it.
-            self._before[number] = signal.signal(number, signal.SIG_IGN)
+            # Ignored, and not handled: agents inherit it until they have handlers. One in C (faulthandler's) does no harm.
+            action = Action.now(number)
+            if not action.in_c:
+                self._before.append(action)
+                signal.signal(number, signal.SIG_IGN)
 
     def give_back(self) -> None:
         """End: the handlers are what they were."""
         while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
+            self._before.pop().restore()
 
     def _remember(self, number: int, _: Any) -> None:
         if self.got is None:

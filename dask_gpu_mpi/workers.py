@@ -27,7 +27,7 @@ from .placement import WorkerPlan
 from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
 from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
 
-__all__ = ["has_spare", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
+__all__ = ["has_spare", "kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -133,6 +133,16 @@ def measure_less(nanny: Any) -> None:
     """
     for name in ("tick", "ticks", "monitor"):
         nanny.periodic_callbacks.pop(name, None)
+
+
+def kill_at_once() -> None:
+    """Have nannies kill a worker where Dask's send it SIGTERM: above its memory limit, and when it has not come up.
+
+    Our workers leave SIGTERM to the rank (`agentstart.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
+    """
+    from distributed.process import AsyncProcess
+
+    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
 
 
 def listen_on_tcp(nanny: Any) -> None:

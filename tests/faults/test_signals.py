@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from clusters import until
+from clusters import ranks_of, until
 from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
 from harness import Mpi
 
@@ -120,3 +120,83 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
     if not short:
         mark_time(job, "finally")
         mark_time(job, "atexit")
+
+
+FORKS = """
+import multiprocessing
+context = multiprocessing.get_context("fork")
+
+def checkpoint():
+    with context.Pool(1) as pool:  # which ends its process by SIGTERM
+        mark(f"checkpoint-{pool.apply(abs, (-7,))}-{os.getpid()}")
+
+session.on_walltime(checkpoint)
+one, other = (context.Process(target=time.sleep, args=(60,)) for _ in range(2))
+one.start()
+other.start()
+one.terminate()
+one.join(20)
+mark(f"code{one.exitcode}")
+with open("pids", "w") as file:
+    print(other.pid, os.getpid(), file=file)
+mark("running")
+try:
+    client.submit(time.sleep, 60).result()
+finally:
+    other.join(20)
+    mark(f"other{other.exitcode}")
+"""
+
+
+@pytest.mark.quick
+def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
+    """SIGTERM to every process of the job, as scancel sends it: the callback runs in the session's own, once."""
+    job = start(mpirun, "initialize", FORKS)
+    mark_time(job, "running")
+    *children, rank = map(int, (job.directory / "pids").read_text().split())
+    fault = time.time()
+    for pid in (*children, rank, rank):
+        os.kill(pid, signal.SIGTERM)
+    end(mpirun, job, 75, 10, since=fault)
+    assert checkpointed(job, job.directory) == [f"mark-checkpoint-7-{rank}"]
+    assert (job.directory / "mark-code-15").exists()
+    assert (job.directory / "mark-other-15").exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", "", ()),
+        ("signal.signal(signal.SIGTERM, lambda *_: mark('own'))\n", "", ()),
+        (
+            "",
+            "own = signal.signal(signal.SIGTERM, lambda *a: own(*a))\n",
+            ("warning: on_walltime: SIGTERM got",),
+        ),
+    ],
+    ids=["ignored", "handled", "handled later"],
+)
+def test_walltime_where_sigterm_is_somebody_elses(
+    mpirun: Mpi, before: str, after: str, says: tuple[str, ...]
+) -> None:
+    body = WALLTIME.replace("BEFORE", "12").replace("atexit.register", after + "atexit.register", 1)
+    job = start(mpirun, "initialize", body, None, before=before)
+    mark_time(job, "running")
+    until(lambda: all(text in job.stderr for text in says), 20)
+    fault = time.time()
+    os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    end(mpirun, job, 75, 10, since=fault, says=says)
+    assert checkpointed(job, job.directory) == ["mark-checkpoint-1-7"]
+    assert (job.directory / "mark-own").exists() == ("mark('own')" in before)
+
+
+def test_a_signal_that_faulthandler_has(mpirun: Mpi) -> None:
+    body = "mark('running')\nwait_until(lambda: marked('go'))\nmark()\n"
+    before = "import faulthandler\nfaulthandler.register(signal.SIGUSR1)\n"
+    job = start(mpirun, "initialize", body, before=before)
+    mark_time(job, "running")
+    for number, pid in enumerate(ranks_of(job).values(), 1):
+        os.kill(pid, signal.SIGUSR1)
+        until(lambda n=number: job.stderr.count("Current thread") == n, 20)  # type: ignore[misc]
+    (job.directory / "mark-go").touch()
+    end(mpirun, job, 0, 5)

@@ -1,0 +1,200 @@
+"""Signal handlers of ours: put in place, taken back, and never in force in a process that somebody else's code has forked here.
+
+A handler in Python is inherited by a fork, and does harm there: it would write the checkpoint once more, and `Process.terminate`
+would end nothing. It also loses signals. What arrives before Python's own code has run in the child is thrown away by that code,
+where the default action would have ended the child; a `multiprocessing.Pool` then waits for ever for a process that it has
+terminated. So the signals are blocked around each fork, and the child has the actions that it would have without us before they
+are unblocked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+__all__ = ["NUMBERS", "Action", "Handler", "action_before", "install", "is_ours", "keep_in_children", "kept"]
+
+#: The signals that are ever handled here.
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+#: Bytes for a ``struct sigaction``: more than any system has (glibc: 152).
+_SIGACTION = 1024
+#: Seconds after which a signal that came during a fork is sent once more.
+_AGAIN = 0.05
+
+_libc = ctypes.CDLL(None)
+_c_handler = ctypes.pythonapi.PyOS_getsig
+_c_handler.restype = ctypes.c_void_p
+
+#: The process whose handlers these are.
+_owner = os.getpid()
+#: Whether what is forked now is a process of ours too.
+_kept = False
+#: Signal masks of the threads that are forking, by thread.
+_masks: dict[int, Any] = {}
+_registered = False
+#: Python's own handler in C, by which it hears of signals.
+_pythons: int | None = None
+
+
+class Action:  # no dataclass, whose import an agent's first moments would wait for
+    """What a signal does in this process.
+
+    Parameters
+    ----------
+    number : int
+        The signal.
+    handler : object
+        As ``signal.getsignal`` tells it: None for a handler in C that was there before Python.
+    raw : bytes or None
+        The kernel's ``struct sigaction``, which says more: `faulthandler.register` goes past the module `signal`. None: as
+        Python makes it for `handler`.
+    in_c : bool
+        Whether a handler is in force that Python does not know.
+    """
+
+    def __init__(self, number: int, handler: Any, raw: bytes | None = None, in_c: bool = False) -> None:
+        self.number = number
+        self.handler = handler
+        self.raw = raw
+        self.in_c = in_c
+
+    @classmethod
+    def now(cls, number: int) -> Action:
+        """What the signal does now."""
+        raw = ctypes.create_string_buffer(_SIGACTION)
+        _libc.sigaction(number, None, raw)
+        handler = signal.getsignal(number)
+        in_c = not callable(handler) and (_c_handler(number) or signal.SIG_DFL) not in (
+            signal.SIG_DFL,
+            signal.SIG_IGN,
+        )
+        return cls(number, handler, raw.raw, in_c)
+
+    def restore(self) -> None:
+        """Have the signal do this again; in the main thread."""
+        signal.signal(self.number, signal.SIG_DFL if self.handler is None else self.handler)
+        if self.raw is not None:
+            _libc.sigaction(self.number, self.raw, None)
+
+
+class Handler:
+    """A handler of ours.
+
+    Parameters
+    ----------
+    call : callable
+        As for ``signal.signal``.
+    before : Action
+        What the signal did before, and does in children.
+    """
+
+    def __init__(self, call: Callable[[int, FrameType | None], Any], before: Action) -> None:
+        self._call = call
+        self.before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal, if it is for this process and now."""
+        if os.getpid() != _owner:  # a library has forked this process, and Python was not told
+            action_before(number).restore()
+            os.kill(os.getpid(), number)
+        elif threading.get_ident() in _masks:
+            # What is raised inside os.fork, where its hooks run, is thrown away.
+            again = threading.Timer(_AGAIN, os.kill, (_owner, number))
+            again.daemon = True
+            again.start()
+        else:
+            self._call(number, frame)
+
+
+def install(
+    number: int, call: Callable[[int, FrameType | None], Any], *, before: Action | None = None
+) -> Action:
+    """Handle a signal in this process, and in none that it forks; in the main thread.
+
+    Parameters
+    ----------
+    number : int
+        One of `NUMBERS`.
+    call : callable
+        As for ``signal.signal``.
+    before : Action, optional
+        What the signal does in children. None: what it does now.
+
+    Returns
+    -------
+    Action
+        What the signal did, to be restored.
+    """
+    global _owner, _pythons, _registered
+    _owner = os.getpid()
+    if not _registered:
+        _registered = True
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_child)
+    now = Action.now(number)
+    signal.signal(number, Handler(call, before or now))
+    _pythons = _c_handler(number)
+    return now
+
+
+def is_ours(number: int) -> bool:
+    """Whether the signal has a handler of ours; Python does not know where one in C has replaced it."""
+    return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
+
+
+def action_before(number: int) -> Action:
+    """What the signal did before the first handler of ours."""
+    action = Action(number, signal.getsignal(number))
+    while isinstance(action.handler, Handler):
+        action = action.handler.before
+    return action
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """What is forked inside is a process of ours: it keeps the handlers."""
+    global _kept
+    _kept = True
+    try:
+        yield
+    finally:
+        _kept = False
+
+
+def keep_in_children() -> None:
+    """All that this process forks from now on are processes of ours, but not what they fork."""
+    global _kept
+    _kept = True
+
+
+def _block() -> None:
+    thread = threading.get_ident()
+    _masks[thread] = ()  # from here on handlers of ours do nothing in this thread
+    _masks[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+
+def _unblock() -> None:
+    thread = threading.get_ident()
+    if thread in _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks[thread])
+        # No call after this: Python looks for signals after calls, and the next one is to be os.fork's own.
+        del _masks[thread]
+
+
+def _leave_to_child() -> None:
+    global _kept, _owner
+    mask = _masks.get(threading.get_ident(), ())
+    _masks.clear()
+    if _kept:
+        _kept = False
+        _owner = os.getpid()
+    else:
+        for number in NUMBERS:
+            if is_ours(number):
+                action_before(number).restore()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -1,0 +1,215 @@
+"""Handlers of ours: in force in this process, and in none that it forks."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.handlers import Action, action_before, install, is_ours
+from dask_gpu_mpi.signals import Signals
+
+HEAD = """
+    import ctypes, functools, os, signal, sys, threading, time
+    from dask_gpu_mpi.handlers import install, is_ours, keep_in_children, kept
+
+    heard = []
+    def hear(number, frame):
+        heard.append((os.getpid(), number))
+
+    def code_of(child):
+        limit = time.monotonic() + 10
+        while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
+            if time.monotonic() > limit:
+                os.kill(child, signal.SIGKILL)
+                return "does not end"
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(done[1])
+
+    def in_child(call):
+        child = os.fork()
+        if child == 0:
+            try:
+                call()
+            finally:
+                os._exit(3)
+        return child
+"""
+
+
+def run(text: str) -> str:
+    """What a process of its own prints."""
+    code = textwrap.dedent(HEAD) + textwrap.dedent(text)
+    # of a fork beside threads, from Python 3.12 on
+    quiet = ["-W", "ignore::DeprecationWarning"]
+    done = subprocess.run([sys.executable, *quiet, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_child_has_what_there_was_before() -> None:
+    told = run(
+        """
+        def mine(number, frame):
+            os._exit(7)
+
+        signal.signal(signal.SIGUSR1, mine)
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            install(number, hear)
+        install(signal.SIGTERM, hear)  # once more
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            print(code_of(in_child(lambda: os.kill(os.getpid(), number))))
+        # a thread that forks is the child's main thread
+        thread = threading.Thread(target=lambda: print(code_of(in_child(lambda: os.kill(os.getpid(), 15)))))
+        thread.start()
+        thread.join()
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+        print([number for pid, number in heard] == [15, signal.SIGUSR1, signal.SIGUSR2])
+        print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        """
+    )
+    assert told.split("\n")[:6] == ["-15", "7", "3", "-15", "True", "set()"]
+
+
+@pytest.mark.parametrize("with_hooks", [True, False])
+def test_a_signal_before_python_runs_in_the_child(with_hooks: bool) -> None:
+    """`Pool.terminate` right after the fork. Python throws away what its handler in C has noted until then."""
+    told = run(
+        f"""
+        libc = ctypes.PyDLL(None)
+        if not hasattr(libc, "__register_atfork"):
+            print(-15)
+            sys.exit()
+        # A function in C: nothing in Python runs, which would look for signals.
+        strike = ctypes.PYFUNCTYPE(None)(functools.partial(getattr(libc, "raise"), signal.SIGTERM))
+        libc["__register_atfork"](None, None, strike, None)
+        install(signal.SIGTERM, hear)
+        if {with_hooks}:
+            child = in_child(lambda: time.sleep(30))
+        else:
+            child = libc.fork()  # a library's own
+            if child == 0:
+                time.sleep(30)
+                os._exit(3)
+        print(code_of(child))
+        """
+    )
+    assert told == "-15\n"
+
+
+@pytest.mark.parametrize("when", ["before", "after_in_parent"])
+def test_a_signal_while_the_process_forks_is_heard_afterwards(when: str) -> None:
+    """What a handler raises where the hooks of a fork run is thrown away."""
+    told = run(
+        f"""
+        def end(number, frame):
+            raise SystemExit(5)
+
+        os.register_at_fork({when}=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        install(signal.SIGTERM, end)
+        try:
+            code_of(in_child(lambda: None))
+            time.sleep(10)
+        except SystemExit as error:
+            print(error.code)
+        """
+    )
+    assert told == "5\n"
+
+
+def test_what_is_forked_as_a_process_of_ours_keeps_the_handlers_and_its_children_do_not() -> None:
+    told = run(
+        """
+        install(signal.SIGTERM, hear)
+
+        def ours():
+            os.kill(os.getpid(), signal.SIGTERM)
+            theirs = code_of(in_child(lambda: os.kill(os.getpid(), signal.SIGTERM)))
+            os._exit(4 if heard == [(os.getpid(), 15)] and theirs == -15 else 5)
+
+        with kept():
+            child = in_child(ours)
+        print(code_of(child), is_ours(signal.SIGTERM))
+        keep_in_children()
+        for _ in range(2):
+            print(code_of(in_child(ours)))
+        """
+    )
+    assert told == "4 True\n4\n4\n"
+
+
+@pytest.fixture
+def dumps(tmp_path: Path) -> Any:
+    """A file in which each SIGUSR1 leaves a traceback, by a handler in C of which the module `signal` knows nothing."""
+    with (tmp_path / "dumps").open("w+") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        yield lambda: Path(file.name).read_text().count("most recent call first")
+        faulthandler.unregister(signal.SIGUSR1)
+
+
+def test_faulthandler_goes_on(dumps: Any) -> None:
+    signals = Signals()
+    signals.take()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert dumps() == 1  # a rank that hangs while it joins can be asked why
+    signals.give_back()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert dumps() == 2
+    # and where we do handle that signal
+    before = install(signal.SIGUSR1, lambda *_: None)
+    assert is_ours(signal.SIGUSR1)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    before.restore()
+    assert dumps() == 2
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert dumps() == 3
+
+
+def test_a_handler_in_c_that_comes_later(tmp_path: Path) -> None:
+    before = install(signal.SIGUSR2, lambda *_: None)
+    with (tmp_path / "dumps").open("w+") as file:
+        faulthandler.register(signal.SIGUSR2, file)
+        assert not is_ours(signal.SIGUSR2)
+        faulthandler.unregister(signal.SIGUSR2)
+    assert is_ours(signal.SIGUSR2)
+    before.restore()
+
+
+def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda n: None if n == signal.SIGUSR1 else ask(n))
+    assert Action.now(signal.SIGUSR1).in_c
+    before = install(signal.SIGUSR1, lambda *_: None)
+    before.restore()
+    signals = Signals()
+    signals.take()
+    signals.give_back()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert dumps() == 1
+
+
+def test_all_is_as_it_was_afterwards() -> None:
+    before = [
+        Action.now(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+    ]
+    signals = Signals()
+    signals.take()
+    assert is_ours(signal.SIGTERM)
+    assert action_before(signal.SIGTERM).handler == before[1].handler
+    os.kill(os.getpid(), signal.SIGUSR2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert signals.got is not None
+    assert signals.got[0] == signal.SIGTERM
+    signals.give_back()
+    after = [Action.now(action.number) for action in before]
+    assert [(action.handler, action.in_c) for action in after] == [(a.handler, a.in_c) for a in before]
