@@ -7,6 +7,7 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
@@ -37,6 +38,10 @@ NAMING = 0.5
 MOST_NAMED = 8
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
+#: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
+PARTING = 30.0
+#: Kind of a rank's last message.
+_LAST = "last"
 
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
@@ -162,12 +167,16 @@ class Mailbox:
         self._pending: list[Any] = []
         self._later: list[tuple[int, str, Any]] = []
         self._thread = threading.get_ident()
+        self._closed = False
         #: Host of each rank, complete on rank 0.
         self.hosts: dict[int, str] = {self.rank: host}
         if self.size == 1:
             self._comm = None
             return
         self._comm = self._join(comm, host, deadline)
+        #: Ranks whose last message is here.
+        self._parted: set[int] = set()
+        self._close_before_mpi_ends()
 
     def _join(self, comm: Any, host: str, deadline: float) -> Any:
         """Duplicate the communicator, which takes all ranks, without waiting in MPI."""
@@ -259,6 +268,9 @@ class Mailbox:
                 continue
             source = status.Get_source()
             kind, payload = message.recv()
+            if kind == _LAST:
+                self._parted.add(source)
+                continue
             mails.append(Mail(source, kind, payload))
         return mails
 
@@ -272,6 +284,36 @@ class Mailbox:
                     return False
                 time.sleep(0.002)
         return True
+
+    def close(self, timeout: float = PARTING) -> None:
+        """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.
+
+        Those of one rank come in the order in which they were sent, so behind its last one there are no more. All messages are to
+        rank 0 or from it. May be called again.
+        """
+        if self._comm is None or self._closed or not self._may_call():
+            return
+        self._closed = True
+        others = set(range(1, self.size)) if self.rank == 0 else {0}
+        limit = time.monotonic() + timeout
+        if self.rank:
+            self.send(0, _LAST)
+        while self.receive() or not self._parted >= others:
+            if time.monotonic() > limit:
+                break
+            time.sleep(0.002)
+        if self.rank == 0:
+            self.send_all(_LAST)
+        self.flush(max(0.0, limit - time.monotonic()))
+
+    def _close_before_mpi_ends(self) -> None:
+        """Whichever way: Python ends, after which nothing of it runs any more, or the script calls ``MPI.Finalize()``."""
+        from mpi4py import MPI
+
+        atexit.register(self.close)
+        # MPI_Finalize deletes the attributes of COMM_SELF first of all.
+        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close())
+        MPI.COMM_SELF.Set_attr(keyval, None)
 
     def _may_call(self) -> bool:
         """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads."""
