@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -56,7 +57,7 @@ class Mail(NamedTuple):
 
 
 def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
-    """Import ``mpi4py.MPI``, which initialises MPI.
+    """Import ``mpi4py.MPI``, and initialise MPI where that is not done already.
 
     Parameters
     ----------
@@ -69,11 +70,17 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         mpi4py finds no MPI library, or is not installed; the message names the extras that bring one.
     LauncherError
         The library can't work below this launcher.
+    InputError
+        The script has ended MPI already.
     """
-    if "mpi4py.MPI" in sys.modules:
-        return sys.modules["mpi4py.MPI"]
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
+        _end_with_python()
+        return loaded
     try:
-        return _import_mpi(environ, host)
+        mpi = _import_mpi(environ, host)
+        _end_with_python()
+        return mpi
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
         error.reported = environ is not None and launchers.keeps_silent(environ)
@@ -100,12 +107,35 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
+
+            if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
+                MPI.Init_thread()
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
         ) from None
+    if MPI.Is_finalized():
+        raise InputError(
+            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized). "
+            "Fix: call initialize() first"
+        )
     return MPI
+
+
+@functools.cache
+def _end_with_python() -> None:
+    """Finalize MPI when Python ends, where mpi4py will not: most ranks end inside ``initialize()``, where no script can do it."""
+    import mpi4py
+    from mpi4py import MPI
+
+    def end() -> None:
+        if not MPI.Is_finalized():
+            MPI.Finalize()
+
+    rc: Any = mpi4py.rc
+    if not (rc.initialize if rc.finalize is None else rc.finalize):
+        atexit.register(end)
 
 
 def load_ucx_first() -> None:
