@@ -129,8 +129,10 @@ def _end_with_python() -> None:
     import mpi4py
     from mpi4py import MPI
 
+    owner = os.getpid()
+
     def end() -> None:
-        if not MPI.Is_finalized():
+        if os.getpid() == owner and not MPI.Is_finalized():
             MPI.Finalize()
 
     rc: Any = mpi4py.rc
@@ -198,6 +200,7 @@ class Mailbox:
         self._later: list[tuple[int, str, Any]] = []
         self._thread = threading.get_ident()
         self._closed = False
+        self._owner = os.getpid()
         #: Host of each rank, complete on rank 0.
         self.hosts: dict[int, str] = {self.rank: host}
         if self.size == 1:
@@ -346,10 +349,13 @@ class Mailbox:
         MPI.COMM_SELF.Set_attr(keyval, None)
 
     def _may_call(self) -> bool:
-        """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads."""
+        """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads.
+
+        And none from a process that the script forks: it would take what is sent to this one.
+        """
         from mpi4py import MPI
 
-        if MPI.Is_finalized():
+        if os.getpid() != self._owner or MPI.Is_finalized():
             return False
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 

@@ -7,7 +7,7 @@ import pytest
 from harness import Mpi
 
 LEAVES = """
-    import atexit, sys, time
+    import atexit, os, sys, time
     from dask_gpu_mpi.rendezvous import Mailbox, load_mpi
 
     def look(*_):
@@ -25,6 +25,10 @@ LEAVES = """
             box.send(0, "of others", bytes(1 << 16))
         else:
             box.send_all("of rank 0")
+    if os.fork() == 0:
+        box.close()  # is not this process's to do
+        os._exit(0)
+    os.wait()
     if box.rank == 2:
         time.sleep(0.5)  # the others leave first
     HOW()
