@@ -7,7 +7,9 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import importlib.util
 import os
 import sys
@@ -23,6 +25,7 @@ from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
 from .pipes import wait_until_read
 from .ranges import ranks_text
+from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
 
@@ -36,6 +39,10 @@ NAMING = 0.5
 MOST_NAMED = 8
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
+#: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
+PARTING = 30.0
+#: Kind of a rank's last message.
+_LAST = "last"
 
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
@@ -50,7 +57,7 @@ class Mail(NamedTuple):
 
 
 def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
-    """Import ``mpi4py.MPI``, which initialises MPI.
+    """Import ``mpi4py.MPI``, and initialise MPI where that is not done already.
 
     Parameters
     ----------
@@ -63,11 +70,17 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         mpi4py finds no MPI library, or is not installed; the message names the extras that bring one.
     LauncherError
         The library can't work below this launcher.
+    InputError
+        The script has ended MPI already.
     """
-    if "mpi4py.MPI" in sys.modules:
-        return sys.modules["mpi4py.MPI"]
+    loaded = sys.modules.get("mpi4py.MPI")
+    if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
+        _end_with_python()
+        return loaded
     try:
-        return _import_mpi(environ, host)
+        mpi = _import_mpi(environ, host)
+        _end_with_python()
+        return mpi
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
         error.reported = environ is not None and launchers.keeps_silent(environ)
@@ -94,12 +107,37 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
+
+            if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
+                MPI.Init_thread()
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
         ) from None
+    if MPI.Is_finalized():
+        raise InputError(
+            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized). "
+            "Fix: call initialize() first"
+        )
     return MPI
+
+
+@functools.cache
+def _end_with_python() -> None:
+    """Finalize MPI when Python ends, where mpi4py will not: most ranks end inside ``initialize()``, where no script can do it."""
+    import mpi4py
+    from mpi4py import MPI
+
+    owner = os.getpid()
+
+    def end() -> None:
+        if os.getpid() == owner and not MPI.Is_finalized():
+            MPI.Finalize()
+
+    rc: Any = mpi4py.rc
+    if not (rc.initialize if rc.finalize is None else rc.finalize):
+        atexit.register(end)
 
 
 def load_ucx_first() -> None:
@@ -161,12 +199,17 @@ class Mailbox:
         self._pending: list[Any] = []
         self._later: list[tuple[int, str, Any]] = []
         self._thread = threading.get_ident()
+        self._closed = False
+        self._owner = os.getpid()
         #: Host of each rank, complete on rank 0.
         self.hosts: dict[int, str] = {self.rank: host}
         if self.size == 1:
             self._comm = None
             return
         self._comm = self._join(comm, host, deadline)
+        #: Ranks whose last message is here.
+        self._parted: set[int] = set()
+        self._close_before_mpi_ends()
 
     def _join(self, comm: Any, host: str, deadline: float) -> Any:
         """Duplicate the communicator, which takes all ranks, without waiting in MPI."""
@@ -258,6 +301,9 @@ class Mailbox:
                 continue
             source = status.Get_source()
             kind, payload = message.recv()
+            if kind == _LAST:
+                self._parted.add(source)
+                continue
             mails.append(Mail(source, kind, payload))
         return mails
 
@@ -272,11 +318,44 @@ class Mailbox:
                 time.sleep(0.002)
         return True
 
-    def _may_call(self) -> bool:
-        """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads."""
+    def close(self, timeout: float = PARTING) -> None:
+        """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.
+
+        Those of one rank come in the order in which they were sent, so behind its last one there are no more. All messages are to
+        rank 0 or from it. May be called again.
+        """
+        if self._comm is None or self._closed or not self._may_call():
+            return
+        self._closed = True
+        others = set(range(1, self.size)) if self.rank == 0 else {0}
+        limit = time.monotonic() + timeout
+        if self.rank:
+            self.send(0, _LAST)
+        while self.receive() or not self._parted >= others:
+            if time.monotonic() > limit:
+                break
+            time.sleep(0.002)
+        if self.rank == 0:
+            self.send_all(_LAST)
+        self.flush(max(0.0, limit - time.monotonic()))
+
+    def _close_before_mpi_ends(self) -> None:
+        """Whichever way: Python ends, after which nothing of it runs any more, or the script calls ``MPI.Finalize()``."""
         from mpi4py import MPI
 
-        if MPI.Is_finalized():
+        atexit.register(self.close)
+        # MPI_Finalize deletes the attributes of COMM_SELF first of all.
+        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close())
+        MPI.COMM_SELF.Set_attr(keyval, None)
+
+    def _may_call(self) -> bool:
+        """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads.
+
+        And none from a process that the script forks: it would take what is sent to this one.
+        """
+        from mpi4py import MPI
+
+        if os.getpid() != self._owner or MPI.Is_finalized():
             return False
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
@@ -317,6 +396,7 @@ def abort(code: int) -> None:
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         look_after_launcher()
+        flush()  # what the script has printed: Python will not come to it
         # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
         wait_until_read((1, 2), READING)
         MPI.COMM_WORLD.Abort(code)

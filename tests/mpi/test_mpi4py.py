@@ -1,0 +1,33 @@
+"""MPI that the script begins or ends itself, or has mpi4py leave alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusters import only_our_lines
+from harness import Mpi
+
+HEAD = "import mpi4py\nfrom dask_gpu_mpi import initialize\n"
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "mpi4py.rc.initialize = False",
+        # most ranks never come back from initialize() to finalize it
+        "mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init()",
+        "mpi4py.rc.finalize = False",
+    ],
+)
+def test_a_script_that_looks_after_mpi_itself(mpirun: Mpi, before: str) -> None:
+    program = HEAD + before + "\ninitialize()\nfrom mpi4py import MPI\nprint(MPI.COMM_WORLD.size)\n"
+    done = mpirun.run(program, 2).check()
+    assert done.stdout == "2\n"
+    assert only_our_lines(done.stderr)
+
+
+def test_mpi_that_has_ended(mpirun: Mpi) -> None:
+    done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2, timeout=30).check(2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: ")]
+    assert "called MPI.Finalize() before initialize()" in line
+    assert "Traceback" not in done.output
