@@ -17,7 +17,6 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from multiprocessing import forkserver as stdlib
@@ -78,7 +77,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     Parameters
     ----------
     directory : str
-        Where the server's socket goes; readable for nobody else. A path too long for a socket is replaced by one in ``/tmp``.
+        Where the server's socket goes; readable for nobody else. Its path may be too long for a socket.
     close : sequence of int
         File descriptors that the server must not keep (the pipes by which others see this process die).
     preload : sequence of str
@@ -103,7 +102,8 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         return False
     address = os.path.join(directory, "fork-server")
     if len(os.fsencode(address)) > _UNIX_PATH_MAX:
-        address = os.path.join(tempfile.mkdtemp(prefix="dgm-", dir="/tmp"), "fork-server")
+        # The same place under a short name, which holds as long as this process: only here the server is ever called.
+        address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         os.chmod(address, 0o600)

@@ -448,7 +448,7 @@ def judge_scratch(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, s
         )  # fmt: skip
     if len(scratch.path.encode()) > LONGEST_SCRATCH:
         yield (
-            "warning", f"{scratch.path} is too long for a socket ({len(scratch.path.encode())} of {LONGEST_SCRATCH} bytes): ours "
-            "goes to /tmp, other programs' may fail",
+            "warning", f"{scratch.path} is too long for a socket ({len(scratch.path.encode())} of {LONGEST_SCRATCH} bytes): "
+            "other programs' may fail",
             "choose a shorter one",
         )  # fmt: skip

@@ -159,9 +159,10 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
     body = (
         BUSY
+        + "os.mkdir('elsewhere')\nos.chdir('elsewhere')\n"  # relative paths are of the directory where the job began
         + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
     )
-    job = start(mpirun, form, body)
+    job = start(mpirun, form, body, options={"local_directory": "."})
     says = (
         "the scheduler's process ended (exit code -9)"
         if victim == "scheduler"

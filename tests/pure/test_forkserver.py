@@ -77,9 +77,14 @@ def test_a_long_directory_is_no_obstacle(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     done = run(
-        deep, "process = context.Process(target=print, args=('up',)); process.start(); process.join(10)"
+        deep,
+        """
+        process = context.Process(target=print, args=('up',)); process.start(); process.join(10)
+        print(os.listdir(sys.argv[1]))
+        """,
     )
-    assert "up" in done.stdout, done.stderr
+    # Nowhere else: it goes with the directory.
+    assert done.stdout == "up\n['fork-server']\n", done.stderr
 
 
 def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Path) -> None:
