@@ -28,7 +28,7 @@ from typing import Any
 
 from . import logs
 from .errors import DaskGpuMpiError, InputError
-from .forkserver import become_fork_server
+from .forkserver import become_fork_server, become_resource_tracker
 from .gpulook import collect
 from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
@@ -37,7 +37,7 @@ from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
-from .scratch import remove_scratch
+from .scratch import make_scratch, remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
@@ -126,6 +126,8 @@ def run(
     try:
         try:
             scratch = _configure(configuration)
+            become_resource_tracker([lifeline, reply], scratch)
+            make_scratch(scratch)
             timeline.lap("configure")
             known = become_fork_server(scratch, [lifeline, reply], (*PRELOAD, *PRELOAD_LATER))
             gc.enable()
@@ -145,11 +147,11 @@ def run(
     finally:
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
-            remove_scratch(scratch, within=1.0)
+            remove_scratch(scratch, within=configuration.shutdown_timeout)
 
 
 def _configure(configuration: Configuration) -> str:
-    """Everything that must be settled before the fork; returns the scratch directory."""
+    """Everything that must be settled before the fork; returns the scratch directory, which is still to be made."""
     import dask
 
     from .worker_options import check_options_of
@@ -176,14 +178,7 @@ def _configure(configuration: Configuration) -> str:
     parent = (
         configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     )
-    try:
-        os.makedirs(parent, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix="dgm-", dir=parent)
-    except OSError as error:
-        raise InputError(
-            f"the local directory {parent!r} can't be written ({error.strerror}): "
-            "give a writable one of that host with local_directory (--local-directory)"
-        ) from None
+    scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
@@ -466,6 +461,8 @@ class Agent:
         self._closing = True
         workers, self._workers = self._workers, []
         grace = self.configuration.grace
+        for worker in workers:
+            _leave_files(worker)
         closing = [asyncio.ensure_future(self._close_worker(worker, grace)) for worker in workers]
         with self._timeline.step("close workers"):
             if closing:
@@ -512,6 +509,15 @@ def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
 
 def _nannies(workers: list[Any]) -> list[Any]:
     return [nanny for worker in workers for nanny in getattr(worker, "nannies", [worker])]
+
+
+def _leave_files(worker: Any) -> None:
+    """Have a worker that is closed here leave its directory alone, which goes with the scratch: this loop would wait for that."""
+    with contextlib.suppress(AttributeError):  # in another version of distributed; a class of the user's
+        worker._workdir._finalizer.detach()
+    for nanny in _nannies([worker]):
+        if (process := getattr(nanny, "process", None)) is not None:
+            process.worker_dir = None
 
 
 def _touch(devices: tuple[str, ...]) -> None:

@@ -11,6 +11,7 @@ fork server have changed (Python 3.14 added a key), the standard one is used ins
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import inspect
 import os
@@ -24,34 +25,37 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from .parent import die_with_parent
+from .scratch import remove_scratch
 
-__all__ = ["become_fork_server"]
+__all__ = ["become_fork_server", "become_resource_tracker"]
 
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
 
 
-def become_resource_tracker(close: Sequence[int]) -> None:
+def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
     """Fork this process into itself and `multiprocessing`'s resource tracker.
 
-    It unlinks the semaphores of processes that were killed. The standard library has it be a program of its own for each rank:
-    117 files and 9 MiB, where a fork opens none and shares its pages.
+    It unlinks the semaphores of processes that were killed, and their scratch: it ends last, when all of them have. The standard
+    library has it be a program of its own for each rank: 117 files and 9 MiB, where a fork opens none and shares its pages.
 
     Parameters
     ----------
     close : sequence of int
         As `become_fork_server`.
+    scratch : str, optional
+        A directory to remove, which is to be made after this: so there is no moment without somebody who removes it.
     """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _track(read, [write, *close])
+        _track(read, [write, *close], scratch)
     os.close(read)
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd, tracker._pid = write, pid
 
 
-def _track(read: int, close: Sequence[int]) -> None:
+def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
     """The tracker's side: never returns before all processes of this rank have ended."""
     try:
         for fd in close:
@@ -64,7 +68,10 @@ def _track(read: int, close: Sequence[int]) -> None:
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.close(null)
-        resource_tracker.main(read)
+        with contextlib.suppress(SystemExit):  # Python 3.13
+            resource_tracker.main(read)
+        if scratch is not None:
+            remove_scratch(scratch, within=2.0)
     finally:
         os._exit(0)
 
@@ -72,7 +79,7 @@ def _track(read: int, close: Sequence[int]) -> None:
 def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
     """Fork this process into itself and the fork server of its future children.
 
-    Must be called from the main thread, before any other thread is started.
+    Must be called from the main thread, before any other thread is started, and after `become_resource_tracker`.
 
     Parameters
     ----------
@@ -94,7 +101,6 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
     # every page of it, and nothing would be shared any more.
     gc.freeze()
-    become_resource_tracker(close)
     known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(vars(server))
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))

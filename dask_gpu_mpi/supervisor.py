@@ -165,8 +165,12 @@ class AgentProcess:
             return f"killed by signal {signal.Signals(-code).name}"
         return f"exit code {code}"
 
+    def kill(self) -> None:
+        """End the agent and all below it now; `close` has still to be called."""
+        self._process.kill()
+
     def close(self, timeout: float) -> bool:
-        """End the agent and all below it: end of file on its lifeline, `timeout` seconds, then SIGKILL.
+        """End the agent and all below it, and remove its scratch: end of file on its lifeline, `timeout` seconds, then SIGKILL.
 
         Returns
         -------
@@ -193,7 +197,7 @@ class AgentProcess:
             time.sleep(0.01)
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
             # its workers follow it, and may still be writing there
-            remove_scratch(self.scratch, within=2.0, settle=0.1)
+            remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)
         return polite
 
     def _close_in_child(self) -> None:
