@@ -182,7 +182,13 @@ class Member:
     def _restart(self) -> None:
         """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
         self._restart_at = None
-        self.post.agent = start_agent(self.joined.options, self.joined.environ, again=True)
+        try:
+            self.post.agent = start_agent(self.joined.options, self.joined.environ, again=True)
+        except OSError as error:  # no descriptors, no memory: perhaps later
+            self._agent_lost(
+                f"the agent of rank {self.rank} on {self.joined.host} could not be started ({error.strerror})"
+            )
+            return
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
         self.post.agent.send("joined")
 

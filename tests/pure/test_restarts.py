@@ -1,14 +1,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import threading
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import restarts
-from dask_gpu_mpi.member import _Restarts
+from dask_gpu_mpi import member, restarts
+from dask_gpu_mpi.member import Member, _Restarts
 from dask_gpu_mpi.restarts import DEATHS, WINDOW, closing_reason, watch_nanny
+from dask_gpu_mpi.supervisor import AgentProcess
 
 
 class Nanny:
@@ -109,3 +114,57 @@ def test_an_agent_is_started_three_times_again() -> None:
     assert len(first) == 3
     assert first == sorted(first)
     assert first[0] > 0
+
+
+def test_an_agent_that_cannot_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another try each time, then the rank is given up; nothing is raised."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    class Post:
+        rank, agent = 1, None
+        sent: list[Any]
+
+        def __init__(self) -> None:
+            self.sent = []
+
+        def events(self, timeout: float) -> list[Any]:
+            return []
+
+        def send(self, *message: Any) -> None:
+            self.sent.append(message)
+
+    monkeypatch.setattr(member, "start_agent", full)
+    post = Post()
+    joined: Any = SimpleNamespace(
+        post=post,
+        options=SimpleNamespace(log_directory=None),
+        environ={},
+        host="h1",
+        start=SimpleNamespace(workers=("1",)),
+    )
+    rank = Member(joined, threading.local(), leave_open=False, has_client=True)  # type: ignore[arg-type]
+    rank._agent_lost("the agent of rank 1 on h1 ended (killed)")
+    for _ in range(5):
+        if rank._restart_at is not None:
+            rank._restart_at = 0.0
+        rank.pump(0.0)
+    assert post.sent == [(0, "workers-ended", (1, True))]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4
+    assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
+    assert said[3].endswith("(Too many open files); rank 1 is given up, the rest goes on")
+
+
+def test_an_agent_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="memory"):
+        AgentProcess({}, (), look=True)
+    assert sorted(os.listdir("/proc/self/fd")) == before
