@@ -28,7 +28,7 @@ from typing import Any
 
 from . import logs
 from .errors import DaskGpuMpiError, InputError
-from .forkserver import become_fork_server, become_resource_tracker
+from .forkserver import become_fork_server, become_resource_tracker, watch_fork_server
 from .gpulook import collect
 from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
@@ -143,7 +143,8 @@ def run(
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
         spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
-        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
+        agent = Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, watched=known)
+        asyncio.run(agent.run(rest))
     finally:
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
@@ -234,8 +235,11 @@ class Agent:
         reader: FrameReader,
         timeline: Timeline,
         spares: Spares | None,
+        *,
+        watched: bool,
     ) -> None:
         self.configuration = configuration
+        self._watched = watched
         self._spares = spares
         self._timeline = timeline
         self.scratch = scratch
@@ -271,6 +275,8 @@ class Agent:
                 loop.call_later(1.0, look_for_parent)
 
         look_for_parent()
+        if self._watched:
+            watch_fork_server(loop, self._on_fork_server_end)
         for frame in frames:
             self._obey(frame)
         if not self._joined:
@@ -291,6 +297,11 @@ class Agent:
             write_frame(self._reply, frame)
         except OSError:
             self._stop.set()  # the rank is gone
+
+    def _on_fork_server_end(self) -> None:
+        """Nothing can be started here any more, and what was has died: the rank starts another agent."""
+        self.tell("ended", "its fork server has died")
+        os._exit(1)
 
     def _on_lifeline(self) -> None:
         try:

@@ -11,6 +11,7 @@ fork server have changed (Python 3.14 added a key), the standard one is used ins
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import inspect
@@ -19,7 +20,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver as stdlib
 from multiprocessing import resource_tracker
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 from .parent import die_with_parent
 from .scratch import remove_scratch
 
-__all__ = ["become_fork_server", "become_resource_tracker"]
+__all__ = ["become_fork_server", "become_resource_tracker", "watch_fork_server"]
 
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
@@ -123,7 +124,16 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
+    # One that has died is not to be replaced by the standard one, whose children would have neither our loggers nor our signals.
+    server.ensure_running = resource_tracker.ensure_running
     return True
+
+
+def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
+    """Call `on_end` when the fork server of this process has ended, and with it all that it has forked."""
+    server: Any = stdlib._forkserver
+    # The server alone has the other end of this pipe: where that is closed, epoll reports an error on this one.
+    loop.add_reader(server._forkserver_alive_fd, on_end)
 
 
 def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: int) -> None:
