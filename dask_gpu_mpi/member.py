@@ -28,8 +28,9 @@ from .timeline import write
 
 __all__ = ["Member"]
 
-#: Seconds beyond its own closing that rank 0 waits for the others to say that they have closed.
-CLOSING_SLACK = 3.0
+#: How long, beyond its own closing, rank 0 waits for the others to say that they have closed: this part of `shutdown_timeout`,
+#: and so many seconds at least.
+CLOSING_PART, CLOSING_SLACK = 0.3, 3.0
 #: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 
@@ -361,7 +362,7 @@ class Member:
             self._end_agent()
             self.joined.timeline.lap("close the agent")
         # The others take as long as this rank, and the messages some time; this rank hears them also where it was slow itself.
-        limit = max(own, time.monotonic()) + CLOSING_SLACK
+        limit = max(own, time.monotonic()) + max(CLOSING_SLACK, CLOSING_PART * options.shutdown_timeout)
         plan = self.joined.go.plan
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
