@@ -28,7 +28,7 @@ from typing import Any
 
 from . import logs
 from .errors import DaskGpuMpiError, InputError
-from .forkserver import become_fork_server
+from .forkserver import become_fork_server, become_resource_tracker, watch_fork_server
 from .gpulook import collect
 from .joining import remove_scheduler_file
 from .messages import Configuration, SchedulerSettings, WorkerSettings
@@ -37,7 +37,7 @@ from .pipes import FrameReader, write_frame
 from .placement import WorkerPlan
 from .restarts import closing_reason, watch_nanny
 from .scheduler import run_scheduler
-from .scratch import name_error, remove_scratch
+from .scratch import make_scratch, remove_scratch
 from .spares import Spares
 from .startwatch import StartWatch
 from .timeline import Step, Timeline
@@ -126,6 +126,8 @@ def run(
     try:
         try:
             scratch = _configure(configuration)
+            become_resource_tracker([lifeline, reply], scratch)
+            make_scratch(scratch)
             timeline.lap("configure")
             known = become_fork_server(scratch, [lifeline, reply], (*PRELOAD, *PRELOAD_LATER))
             gc.enable()
@@ -141,16 +143,17 @@ def run(
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
         spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
-        asyncio.run(Agent(configuration, scratch, lifeline, reply, reader, timeline, spares).run(rest))
+        agent = Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, watched=known)
+        asyncio.run(agent.run(rest))
     finally:
         _end_children()
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
-            remove_scratch(scratch, within=1.0)
+            remove_scratch(scratch, within=configuration.shutdown_timeout)
 
 
 def _configure(configuration: Configuration) -> str:
-    """Everything that must be settled before the fork; returns the scratch directory."""
+    """Everything that must be settled before the fork; returns the scratch directory, which is still to be made."""
     import dask
 
     from .worker_options import check_options_of
@@ -177,23 +180,11 @@ def _configure(configuration: Configuration) -> str:
     parent = (
         configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     )
-    if wrong := name_error(str(parent)):
-        raise InputError(
-            f"the local directory {parent!r} can't be used: {wrong}. Fix: give another one with local_directory "
-            "(--local-directory)"
-        )
-    try:
-        os.makedirs(parent, exist_ok=True)
-        scratch = tempfile.mkdtemp(prefix="dgm-", dir=parent)
-    except OSError as error:
-        raise InputError(
-            f"the local directory {parent!r} can't be written ({error.strerror}): "
-            "give a writable one of that host with local_directory (--local-directory)"
-        ) from None
     try:
         os.getcwd()
     except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
         os.chdir("/")
+    scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
     logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
@@ -257,8 +248,11 @@ class Agent:
         reader: FrameReader,
         timeline: Timeline,
         spares: Spares | None,
+        *,
+        watched: bool,
     ) -> None:
         self.configuration = configuration
+        self._watched = watched
         self._spares = spares
         self._timeline = timeline
         self.scratch = scratch
@@ -294,6 +288,8 @@ class Agent:
                 loop.call_later(1.0, look_for_parent)
 
         look_for_parent()
+        if self._watched:
+            watch_fork_server(loop, self._on_fork_server_end)
         for frame in frames:
             self._obey(frame)
         if not self._joined:
@@ -314,6 +310,11 @@ class Agent:
             write_frame(self._reply, frame)
         except OSError:
             self._stop.set()  # the rank is gone
+
+    def _on_fork_server_end(self) -> None:
+        """Nothing can be started here any more, and what was has died: the rank starts another agent."""
+        self.tell("ended", "its fork server has died")
+        os._exit(1)
 
     def _on_lifeline(self) -> None:
         try:
@@ -485,6 +486,8 @@ class Agent:
         self._closing = True
         workers, self._workers = self._workers, []
         grace = self.configuration.grace
+        for worker in workers:
+            _leave_files(worker)
         closing = [asyncio.ensure_future(self._close_worker(worker, grace)) for worker in workers]
         with self._timeline.step("close workers"):
             if closing:
@@ -531,6 +534,15 @@ def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
 
 def _nannies(workers: list[Any]) -> list[Any]:
     return [nanny for worker in workers for nanny in getattr(worker, "nannies", [worker])]
+
+
+def _leave_files(worker: Any) -> None:
+    """Have a worker that is closed here leave its directory alone, which goes with the scratch: this loop would wait for that."""
+    with contextlib.suppress(AttributeError):  # in another version of distributed; a class of the user's
+        worker._workdir._finalizer.detach()
+    for nanny in _nannies([worker]):
+        if (process := getattr(nanny, "process", None)) is not None:
+            process.worker_dir = None
 
 
 def _touch(devices: tuple[str, ...]) -> None:

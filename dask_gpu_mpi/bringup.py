@@ -103,6 +103,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         log_level=options.log_level,
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
+        shutdown_timeout=options.shutdown_timeout,
         log_directory=options.log_directory,
         mpi_deadline=mpi_deadline,
         speaks=speaks,

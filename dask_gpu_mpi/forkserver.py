@@ -11,50 +11,54 @@ fork server have changed (Python 3.14 added a key), the standard one is used ins
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gc
 import inspect
 import os
 import signal
 import socket
-import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver as stdlib
 from multiprocessing import resource_tracker
 from typing import Any
 
 from .handlers import keep_in_children, kept
 from .parent import die_with_parent
+from .scratch import remove_scratch
 from .streams import flush
 
-__all__ = ["become_fork_server"]
+__all__ = ["become_fork_server", "become_resource_tracker", "watch_fork_server"]
 
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
 
 
-def become_resource_tracker(close: Sequence[int]) -> None:
+def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
     """Fork this process into itself and `multiprocessing`'s resource tracker.
 
-    It unlinks the semaphores of processes that were killed. The standard library has it be a program of its own for each rank:
-    117 files and 9 MiB, where a fork opens none and shares its pages.
+    It unlinks the semaphores of processes that were killed, and their scratch: it ends last, when all of them have. The standard
+    library has it be a program of its own for each rank: 117 files and 9 MiB, where a fork opens none and shares its pages.
 
     Parameters
     ----------
     close : sequence of int
         As `become_fork_server`.
+    scratch : str, optional
+        A directory to remove, which is to be made after this: so there is no moment without somebody who removes it.
     """
     read, write = os.pipe()
     with kept():
         pid = os.fork()
     if pid == 0:
-        _track(read, [write, *close])
+        _track(read, [write, *close], scratch)
     os.close(read)
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd, tracker._pid = write, pid
 
 
-def _track(read: int, close: Sequence[int]) -> None:
+def _track(read: int, close: Sequence[int], scratch: str | None) -> None:
     """The tracker's side: never returns before all processes of this rank have ended."""
     try:
         for fd in close:
@@ -67,7 +71,10 @@ def _track(read: int, close: Sequence[int]) -> None:
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.close(null)
-        resource_tracker.main(read)
+        with contextlib.suppress(SystemExit):  # Python 3.13
+            resource_tracker.main(read)
+        if scratch is not None:
+            remove_scratch(scratch, within=2.0)
     finally:
         os._exit(0)
 
@@ -75,12 +82,12 @@ def _track(read: int, close: Sequence[int]) -> None:
 def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[str]) -> bool:
     """Fork this process into itself and the fork server of its future children.
 
-    Must be called from the main thread, before any other thread is started.
+    Must be called from the main thread, before any other thread is started, and after `become_resource_tracker`.
 
     Parameters
     ----------
     directory : str
-        Where the server's socket goes; readable for nobody else. A path too long for a socket is replaced by one in ``/tmp``.
+        Where the server's socket goes; readable for nobody else. Its path may be too long for a socket.
     close : sequence of int
         File descriptors that the server must not keep (the pipes by which others see this process die).
     preload : sequence of str
@@ -96,7 +103,6 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
     # every page of it, and nothing would be shared any more.
     gc.freeze()
-    become_resource_tracker(close)
     known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(vars(server))
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
@@ -104,7 +110,8 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         return False
     address = os.path.join(directory, "fork-server")
     if len(os.fsencode(address)) > _UNIX_PATH_MAX:
-        address = os.path.join(tempfile.mkdtemp(prefix="dgm-", dir="/tmp"), "fork-server")
+        # The same place under a short name, which holds as long as this process: only here the server is ever called.
+        address = f"/proc/self/fd/{os.open(directory, os.O_PATH)}/fork-server"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         os.chmod(address, 0o600)
@@ -119,7 +126,16 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     server._forkserver_address = address
     server._forkserver_alive_fd = alive_w
     server._forkserver_pid = pid
+    # One that has died is not to be replaced by the standard one, whose children would have neither our loggers nor our signals.
+    server.ensure_running = resource_tracker.ensure_running
     return True
+
+
+def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:
+    """Call `on_end` when the fork server of this process has ended, and with it all that it has forked."""
+    server: Any = stdlib._forkserver
+    # The server alone has the other end of this pipe: where that is closed, epoll reports an error on this one.
+    loop.add_reader(server._forkserver_alive_fd, on_end)
 
 
 def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: int) -> None:

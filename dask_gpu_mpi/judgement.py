@@ -34,7 +34,7 @@ IN_MEMORY = frozenset({"tmpfs", "ramfs"})
 #: Bytes of scratch without which not even logs and sockets have room.
 LEAST_SCRATCH = 100 * 1024**2
 #: Letters of a local directory beyond which the fork server's socket moves to /tmp (`forkserver.become_fork_server`).
-LONGEST_SCRATCH = 107 - len("/dgm-12345678/fork-server")
+LONGEST_SCRATCH = 107 - len("/dgm-0123456789abcdef/fork-server")
 #: Seconds by which clocks may differ before it shows.
 SKEW = 1.0
 LEAVE_OUT = "leave the host out of the job, and tell the operators of the cluster"
@@ -448,7 +448,7 @@ def judge_scratch(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, s
         )  # fmt: skip
     if len(scratch.path.encode()) > LONGEST_SCRATCH:
         yield (
-            "warning", f"{scratch.path} is too long for a socket ({len(scratch.path.encode())} of {LONGEST_SCRATCH} bytes): ours "
-            "goes to /tmp, other programs' may fail",
+            "warning", f"{scratch.path} is too long for a socket ({len(scratch.path.encode())} of {LONGEST_SCRATCH} bytes): "
+            "other programs' may fail",
             "choose a shorter one",
         )  # fmt: skip

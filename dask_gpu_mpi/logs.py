@@ -15,6 +15,7 @@ import mmap
 import os
 import re
 import sys
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ _NAMES = (
 )
 #: For files: whatever the locale, and also names of files that are no text.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
+#: Of each process's last words: so many records, and so many characters of one, are kept where there are more than so many.
+_LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 #: Shared with every process forked from here: a one means that the job is ending.
 _ending = mmap.mmap(-1, 1)
 
@@ -58,23 +61,32 @@ def _worker_is_closing() -> bool:
 
 
 class _LastWords(logging.Handler):
-    """Appends to a file named for the process, opened by the first record and again after a fork."""
+    """Appends to a file named for the process, opened by the first record and again after a fork, and begun again when full."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
         self._pid = 0
         self._file: Any = None
+        self._size = 0
+        self._last: deque[str] = deque(maxlen=_LINES)
         self.setFormatter(logging.Formatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
         with contextlib.suppress(OSError, ValueError):
             if self._pid != os.getpid():
-                self._pid = os.getpid()
+                self._pid, self._size = os.getpid(), 0
+                self._last.clear()
                 self._file = open(  # noqa: SIM115
                     _words_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
                 )
-            self._file.write(self.format(record) + "\n")
+            text = self.format(record)[-_RECORD:] + "\n"
+            self._last.append(text)
+            self._size += len(text)
+            if self._size > _FULL:
+                self._file.truncate(0)
+                text, self._size = "".join(self._last), 0
+            self._file.write(text)
 
 
 def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
@@ -108,7 +120,7 @@ def set_ending() -> None:
     _ending[0] = 1
 
 
-def last_words(scratch: str, pid: int | None, lines: int = 5) -> str:
+def last_words(scratch: str, pid: int | None, lines: int = _LINES) -> str:
     """The last lines that a process logged (warnings and worse), or nothing."""
     if pid is None:
         return ""

@@ -21,14 +21,16 @@ from .joining import remove_scheduler_file
 from .post import BRISK, CALM, Event
 from .ranges import ranks_text
 from .rendezvous import abort
+from .scratch import remove_scratch
 from .signals import Signals
 from .streams import say
 from .timeline import write
 
 __all__ = ["Member"]
 
-#: Seconds beyond its own closing that rank 0 waits for the others to say that they have closed.
-CLOSING_SLACK = 3.0
+#: How long, beyond its own closing, rank 0 waits for the others to say that they have closed: this part of `shutdown_timeout`,
+#: and so many seconds at least.
+CLOSING_PART, CLOSING_SLACK = 0.3, 3.0
 #: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 
@@ -181,7 +183,13 @@ class Member:
     def _restart(self) -> None:
         """Start another agent; once it has said ``prepared``, it gets its workers (`_hire`)."""
         self._restart_at = None
-        self.post.agent = start_agent(self.joined.options, self.joined.environ, again=True)
+        try:
+            self.post.agent = start_agent(self.joined.options, self.joined.environ, again=True)
+        except OSError as error:  # no descriptors, no memory: perhaps later
+            self._agent_lost(
+                f"the agent of rank {self.rank} on {self.joined.host} could not be started ({error.strerror})"
+            )
+            return
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
         self.post.agent.send("joined")
 
@@ -345,14 +353,16 @@ class Member:
             while not self._told_closed and post.agent is not None and time.monotonic() < own:
                 self.pump(BRISK)
         if not self._told_closed:
-            post.drop_agent(0.0)
+            if post.agent is not None:
+                post.agent.kill()
             self._tell_closed()
-        if not self.joined.has_scheduler:
-            # Removing what the workers have spilled may take longer than closing them.
-            post.drop_agent(options.shutdown_timeout)
+        # From here on this rank is busy: to remove what its workers have spilled may take long.
+        post.mailbox.flush(1.0)
+        if not self.joined.has_scheduler or not self._told_closed:
+            self._end_agent()
             self.joined.timeline.lap("close the agent")
-        # The others take as long as this rank, and the messages some time.
-        limit = own + CLOSING_SLACK
+        # The others take as long as this rank, and the messages some time; this rank hears them also where it was slow itself.
+        limit = max(own, time.monotonic()) + max(CLOSING_SLACK, CLOSING_PART * options.shutdown_timeout)
         plan = self.joined.go.plan
         if self.rank == COORDINATOR and plan is not None:
             while len(self._closed) < post.size and time.monotonic() < limit:
@@ -363,10 +373,24 @@ class Member:
         if self.joined.has_scheduler:
             while not self._released and post.agent is not None and time.monotonic() < limit + 1.0:
                 self.pump(BRISK)
-            post.drop_agent(options.shutdown_timeout)
+            self._end_agent()
             self.joined.timeline.lap("close the scheduler")
-        post.drop_agent(options.shutdown_timeout)
+        self._end_agent()
         self._tell_closed()  # also when its agent could not say so any more
+
+    def _end_agent(self) -> None:
+        """End this rank's agent and remove its scratch, within the deadline; what is left then is reported."""
+        timeout = self.joined.options.shutdown_timeout
+        limit = time.monotonic() + timeout
+        self.post.drop_agent(timeout)
+        left, self.post.left = self.post.left, []
+        for path in left:  # of agents that were lost before, too
+            remove_scratch(path, within=limit - time.monotonic())
+            if os.path.exists(path):
+                self._say(
+                    f"warning: rank {self.rank} on {self.joined.host}: could not remove all of {path} within {timeout:g} s "
+                    "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
+                )
 
     def _tell_closed(self) -> None:
         """Tell the coordinator that this rank's workers have closed, and what it has done since it was ready."""

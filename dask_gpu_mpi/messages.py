@@ -29,6 +29,8 @@ class Configuration:
         The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
     grace : float
         Seconds that workers get to close.
+    shutdown_timeout : float
+        Seconds that removing the scratch may take.
     log_directory : str or None
         Where log files go, instead of standard error.
     mpi_deadline : float
@@ -45,6 +47,7 @@ class Configuration:
     log_level: str
     dask_config: dict[str, Any] = field(repr=False)
     grace: float = 2.0
+    shutdown_timeout: float = 10.0
     log_directory: str | None = None
     mpi_deadline: float = math.inf
     speaks: bool = True

@@ -6,6 +6,7 @@ against or made from. `resolve` gives one frozen `Options`, or one line that say
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -275,6 +276,11 @@ def resolve(
     if values["dashboard_address"] is None:
         values["dashboard_address"] = DASHBOARD_ADDRESS
     values["worker_options"] = values["worker_options"] or {}
+    for name, option in OPTIONS.items():
+        if option.kind == "path" and values[name] is not None:
+            # The script may change to another directory. In one that is gone, whoever uses the path says so.
+            with contextlib.suppress(OSError):
+                values[name] = os.path.abspath(values[name])
     return Options(**values, warnings=notes, explicit=frozenset(origins))
 
 

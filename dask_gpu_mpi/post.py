@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, NamedTuple
 
@@ -48,6 +49,8 @@ class Post:
         self.agent = agent
         self.rank = mailbox.rank
         self.size = mailbox.size
+        #: Scratch of agents that have ended, which could not be removed in time.
+        self.left: list[str] = []
         self._waiting: list[Event] = []
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
@@ -81,3 +84,5 @@ class Post:
         agent, self.agent = self.agent, None
         if agent is not None:
             agent.close(timeout)
+            if agent.scratch is not None and os.path.exists(agent.scratch):
+                self.left.append(agent.scratch)

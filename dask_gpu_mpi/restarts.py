@@ -1,18 +1,18 @@
-"""Watching over nannies: a worker that dies is brought back by its nanny, but one that dies at each start not for ever."""
+"""Watching over nannies: a worker that dies is restarted by its nanny, but one that dies again and again not for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["SHORT_LIFE", "SHORT_LIVES", "closing_reason", "watch_nanny"]
+__all__ = ["DEATHS", "WINDOW", "closing_reason", "watch_nanny"]
 
-#: A worker process that lives for fewer seconds than this died at its start.
-SHORT_LIFE = 10.0
-#: So many in a row, and the nanny gives up.
-SHORT_LIVES = 5
+#: So many deaths of a worker's processes within so many seconds, and the nanny gives up. However long each lived: one that dies
+#: every 11 s gets nothing done. One that dies every half minute or less often may, and is restarted for ever.
+DEATHS, WINDOW = 5, 120.0
 #: Seconds between looks.
 INTERVAL = 0.25
 
@@ -42,19 +42,30 @@ async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -
     str
         What to say about it.
     """
-    pid, born, short = nanny.pid, clock(), 0
+    pid, asked = nanny.pid, _asked_for(nanny)
+    deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
         await asyncio.sleep(INTERVAL)
         current = nanny.pid
         if current == pid:
-            if pid is not None and clock() - born > SHORT_LIFE:
-                short = 0
             continue
-        if pid is not None and clock() - born <= SHORT_LIFE:
-            short += 1
-        if current is not None:
-            born = clock()
+        if pid is not None and pid not in asked:
+            deaths.append(clock())
         pid = current
-        if short >= SHORT_LIVES:
+        if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
             await nanny.close(reason="nanny-instantiate-too-often")
-            return f"its process died {short} times, each within {SHORT_LIFE:g} s of its start"
+            return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _asked_for(nanny: Any) -> set[int | None]:
+    """The processes that somebody has asked this nanny to end (``client.restart()``), from now on: those do not die."""
+    asked: set[int | None] = set()
+    kill = nanny.kill
+
+    async def remembering(*args: Any, **kwargs: Any) -> Any:
+        asked.add(nanny.pid)
+        return await kill(*args, **kwargs)
+
+    # `Nanny.restart` calls the one, and the scheduler the other.
+    nanny.kill = nanny.handlers["kill"] = remembering
+    return asked

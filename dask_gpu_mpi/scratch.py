@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-import shutil
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from .errors import InputError
 from .unsaid import import_config
 
-__all__ = ["Scratch", "filesystem_of", "local_directory", "look_at_scratch", "name_error", "remove_scratch"]
+__all__ = [
+    "Scratch",
+    "filesystem_of",
+    "local_directory",
+    "look_at_scratch",
+    "make_scratch",
+    "name_error",
+    "remove_scratch",
+]
 
 MOUNTS = Path("/proc/self/mountinfo")
 #: What is written to see that it can be: more than a block, so that a full quota shows.
 _PROBE = 1 << 20
+#: Seconds to go on trying where nothing can be removed any more.
+STUCK = 1.0
 
 
 @dataclass(frozen=True)
@@ -135,6 +146,30 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
     return best
 
 
+def make_scratch(path: str) -> None:
+    """Make an agent's directory, readable for nobody else, and the directory around it if that is missing.
+
+    Raises
+    ------
+    InputError
+        It can't be written there, or Dask can't use its name.
+    """
+    parent = os.path.dirname(path)
+    if wrong := name_error(parent):
+        raise InputError(
+            f"the local directory {parent!r} can't be used: {wrong}. Fix: give another one with local_directory "
+            "(--local-directory)"
+        )
+    try:
+        os.makedirs(parent, exist_ok=True)
+        os.mkdir(path, 0o700)
+    except OSError as error:
+        raise InputError(
+            f"the local directory {parent!r} can't be written ({error.strerror}): "
+            "give a writable one of that host with local_directory (--local-directory)"
+        ) from None
+
+
 def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
     """Remove an agent's directory, in which processes that are just ending may still be writing.
 
@@ -143,11 +178,33 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
     path : str
         The directory.
     within : float
-        Seconds to go on trying.
+        Seconds that it may take. Where nothing more can be removed, `STUCK` seconds are enough.
     settle : float
         Seconds after which to look once more whether it has been made again.
     """
     limit = time.monotonic() + within
-    while os.path.exists(path) and time.monotonic() < limit:
-        shutil.rmtree(path, ignore_errors=True)
+    stuck = time.monotonic() + STUCK
+    while os.path.exists(path) and time.monotonic() < min(limit, stuck):
+        if _remove_tree(path, limit):
+            stuck = time.monotonic() + STUCK
         time.sleep(0.02 if os.path.exists(path) else settle)
+
+
+def _remove_tree(path: str, limit: float) -> bool:
+    """Remove what can be removed until `limit` (monotonic seconds); whether there was anything.
+
+    Not `shutil.rmtree`, which can't be stopped: a slow file system takes minutes for what workers have spilled.
+    """
+    removed = False
+    for folder, directories, files in os.walk(path, topdown=False):
+        links = [name for name in directories if os.path.islink(os.path.join(folder, name))]
+        for name in (*files, *links, ""):
+            if time.monotonic() > limit:
+                return removed
+            with contextlib.suppress(OSError):
+                if name:
+                    os.unlink(os.path.join(folder, name))
+                else:
+                    os.rmdir(folder)
+                removed = True
+    return removed

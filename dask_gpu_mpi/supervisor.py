@@ -87,22 +87,26 @@ class AgentProcess:
     def __init__(self, environ: Mapping[str, str], early: Collection[str], *, look: bool = False) -> None:
         self.early = frozenset(early)
         read, write = os.pipe()
-        gpus_read, gpus_write = os.pipe() if look else (-1, -1)
-        theirs = (write, gpus_write) if look else (write,)
+        ours, theirs = [read], [write]
+        gpus_read = gpus_write = -1
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
-        argv = [
-            sys.executable,
-            *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
-            "-c",
-            _BOOT,
-            json.dumps(_import_path()),
-            str(write),
-            " ".join(sorted(early)),
-            str(os.getpid() if follow else 0),
-            str(gpus_write),
-        ]
         try:
+            if look:
+                gpus_read, gpus_write = os.pipe()
+                ours.append(gpus_read)
+                theirs.append(gpus_write)
+            argv = [
+                sys.executable,
+                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                "-c",
+                _BOOT,
+                json.dumps(_import_path()),
+                str(write),
+                " ".join(sorted(early)),
+                str(os.getpid() if follow else 0),
+                str(gpus_write),
+            ]
             self._process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
@@ -112,6 +116,10 @@ class AgentProcess:
                 # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
             )
+        except BaseException:  # no descriptors, no memory: the rank may try again
+            for fd in ours:
+                os.close(fd)
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -125,6 +133,8 @@ class AgentProcess:
         self._open = True
         os.register_at_fork(after_in_child=self._close_in_child)
         self.scratch: str | None = None
+        #: Why it has ended, where it could still say so.
+        self._why = ""
 
     @property
     def pid(self) -> int:
@@ -158,7 +168,9 @@ class AgentProcess:
         for frame in frames:
             if frame[0] == "prepared":
                 self.scratch = frame[1]
-        return frames
+            elif frame[0] == "ended":
+                self._why = frame[1]
+        return [frame for frame in frames if frame[0] != "ended"]
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
         """What a child of the agent has seen of the GPUs, as `gpulook.Look.gpus` says it; None also where nobody was to look."""
@@ -166,6 +178,8 @@ class AgentProcess:
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
+        if self._why:
+            return self._why
         try:
             code = self._process.wait(timeout=0.5)
         except subprocess.TimeoutExpired:
@@ -174,8 +188,12 @@ class AgentProcess:
             return f"killed by signal {signal.Signals(-code).name}"
         return f"exit code {code}"
 
+    def kill(self) -> None:
+        """End the agent and all below it now; `close` has still to be called."""
+        self._process.kill()
+
     def close(self, timeout: float) -> bool:
-        """End the agent and all below it: end of file on its lifeline, `timeout` seconds, then SIGKILL.
+        """End the agent and all below it, and remove its scratch: end of file on its lifeline, `timeout` seconds, then SIGKILL.
 
         Returns
         -------
@@ -202,7 +220,7 @@ class AgentProcess:
             time.sleep(0.01)
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
             # its workers follow it, and may still be writing there
-            remove_scratch(self.scratch, within=2.0, settle=0.1)
+            remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)
         return polite
 
     def _close_in_child(self) -> None:

@@ -105,6 +105,24 @@ def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
     end(mpirun, job, 3, 3.0, says=("it is started again in 0.5 s",))
 
 
+@pytest.mark.one_mpi
+def test_fork_server_of_a_worker(mpirun: Mpi) -> None:
+    """Those that come after it log and are silent as those before."""
+    loggers = """
+def loggers():
+    import logging
+    handlers = logging.getLogger("distributed").handlers
+    return str([logging.getLogger("distributed").level, *(type(f).__name__ for h in handlers for f in h.filters)])
+
+before = client.run(loggers)
+os.kill(parent_of(process_of('1')), signal.SIGKILL)
+"""
+    after = "wait_for_names('0', '1')\nafter = client.run(loggers)\nassert before.keys() != after.keys()\n"
+    same = "assert len({*before.values(), *after.values()}) == 1, (before, after)\nmark()\nsys.exit(3)\n"
+    job = start(mpirun, "command", BUSY + loggers + RIGHT + after + same, options={"log_level": "error"})
+    end(mpirun, job, 3, 3.0, says=("its fork server has died", "it is started again in 0.5 s"))
+
+
 #: Shorter times between the starts of an agent.
 HURRY = "import dask_gpu_mpi.member\ndask_gpu_mpi.member._Restarts.DELAYS = (0.1, 0.2, 0.3)\n"
 AGAIN = """
@@ -159,9 +177,10 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
     body = (
         BUSY
+        + "os.mkdir('elsewhere')\nos.chdir('elsewhere')\n"  # relative paths are of the directory where the job began
         + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
     )
-    job = start(mpirun, form, body)
+    job = start(mpirun, form, body, options={"local_directory": "."})
     says = (
         "the scheduler's process ended (exit code -9)"
         if victim == "scheduler"

@@ -25,9 +25,16 @@ time.sleep(600)
 )
 
 
-@pytest.mark.parametrize("victim", ["launcher", "client rank", "other rank"])
-def test_sigkill(mpirun: Mpi, victim: str) -> None:
-    job = mpirun.start(SCRIPT, 2)
+@pytest.mark.parametrize(
+    ("victim", "worker_class"),
+    [
+        *[(victim, "auto") for victim in ("launcher", "client rank", "other rank")],
+        # whose agents die at once with their ranks
+        pytest.param("other rank", "distributed.Worker", marks=pytest.mark.one_mpi),
+    ],
+)
+def test_sigkill(mpirun: Mpi, victim: str, worker_class: str) -> None:
+    job = mpirun.start(SCRIPT, 2, env={"DASK_GPU_MPI__WORKER_CLASS": worker_class})
     job.wait_for("FACTS")
     assert len(scratch_of(job)) == 2
     ranks = ranks_of(job)

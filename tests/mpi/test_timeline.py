@@ -13,6 +13,7 @@ from clusters import COMMAND
 from harness import Mpi
 
 SCRIPT = (
+    "import os\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n"
     "from distributed import Client\nwith Client() as client: print(client.submit(sum, [1, 2]).result())\n"
 )
 RANK = {
@@ -51,8 +52,9 @@ def test_every_rank_tells_every_step(mpirun: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = mpirun.run(
-        [*COMMAND, "--timeline", str(path), "--cpu-workers", "1", str(script)], 2, timeout=60
+        [*COMMAND, "--timeline", path.name, "--cpu-workers", "1", str(script)], 2, timeout=60, cwd=tmp_path
     ).check()
+    assert list((tmp_path / "elsewhere").iterdir()) == []  # one file, where the job began
     assert done.stdout == "3\n"
     events = json.loads(path.read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}

@@ -16,10 +16,11 @@ HEAD = """
     import decimal as heavy  # stands for what the agent imports
     heavy.MARK = "imported once"
     from dask_gpu_mpi.agentstart import ignore_signals
-    from dask_gpu_mpi.forkserver import become_fork_server
+    from dask_gpu_mpi.forkserver import become_fork_server, become_resource_tracker
     import gc
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
+    become_resource_tracker([])
     become_fork_server(sys.argv[1], [], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
@@ -77,9 +78,14 @@ def test_a_long_directory_is_no_obstacle(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     done = run(
-        deep, "process = context.Process(target=print, args=('up',)); process.start(); process.join(10)"
+        deep,
+        """
+        process = context.Process(target=print, args=('up',)); process.start(); process.join(10)
+        print(os.listdir(sys.argv[1]))
+        """,
     )
-    assert "up" in done.stdout, done.stderr
+    # Nowhere else: it goes with the directory.
+    assert done.stdout == "up\n['fork-server']\n", done.stderr
 
 
 def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Path) -> None:
@@ -128,7 +134,7 @@ def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
 def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) -> None:
     code = """
         import multiprocessing.resource_tracker as tracker, os, sys, time
-        from dask_gpu_mpi.forkserver import become_fork_server
+        from dask_gpu_mpi.forkserver import become_resource_tracker
 
         lifeline = os.pipe()
         def name(owner, fd):
@@ -137,7 +143,7 @@ def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) ->
             except FileNotFoundError:  # closed a moment ago
                 return ""
         not_its = {name("self", fd) for fd in (1, 2, *lifeline)}
-        become_fork_server(sys.argv[1], lifeline, [])
+        become_resource_tracker(lifeline)
         pid = tracker._resource_tracker._pid
         limit = time.monotonic() + 10
         while held := not_its & {name(pid, fd) for fd in os.listdir(f"/proc/{pid}/fd")}:
@@ -153,3 +159,26 @@ def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) ->
         timeout=60,
     )
     assert done.stdout == "True\n", done.stderr
+
+
+def test_the_tracker_removes_the_scratch_of_a_process_that_is_killed(tmp_path: Path) -> None:
+    """At its first moment: nothing but the fork comes before the directory."""
+    scratch = tmp_path / "scratch"
+    code = """
+        import os, signal, sys
+        from dask_gpu_mpi.forkserver import become_resource_tracker
+        from dask_gpu_mpi.scratch import make_scratch
+
+        become_resource_tracker([], sys.argv[1])
+        make_scratch(sys.argv[1])
+        print(os.listdir(os.path.dirname(sys.argv[1])), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(scratch)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "['scratch']\n", done.stderr
+    until(lambda: not scratch.exists(), 10)

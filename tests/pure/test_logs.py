@@ -58,6 +58,24 @@ print(os.getpid())
     assert "word" not in other.read_text()
 
 
+def test_last_words_of_a_process_that_says_much(tmp_path: Path) -> None:
+    code = """
+for i in range(1000):
+    logger.warning("word %d %s", i, "x" * 1000)
+logger.warning("long %s", "y" * 1_000_000)
+for i in range(2):
+    logger.warning("word %d", i)
+print(os.getpid())
+"""
+    done = python(begin(tmp_path, quiet=True) + code)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 300_000
+    lines = last_words(str(tmp_path), int(done.stdout)).splitlines()
+    assert [line.split()[-1][:9] for line in lines[:2]] == ["x" * 9] * 2
+    assert set(lines[2][-100:]) == {"y"}
+    assert [line.rpartition(" - ")[2] for line in lines[3:]] == ["word 0", "word 1"]
+
+
 def test_last_words_of_nobody(tmp_path: Path) -> None:
     assert last_words(str(tmp_path), None) == ""
     assert last_words(str(tmp_path), 12345) == ""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.post import Event, Post
@@ -27,6 +28,7 @@ class Agent:
         self.waits: list[float] = []
         self.lost = False
         self.closed: float | None = None
+        self.scratch: str | None = None
 
     def events(self, timeout: float) -> list[tuple[Any, ...]]:
         self.waits.append(timeout)
@@ -85,3 +87,11 @@ def test_sending_and_dropping() -> None:
     post.drop_agent(1.5)
     assert agent.closed == 1.5
     assert post.events(0.0) == []
+    assert post.left == []
+
+
+def test_scratch_that_an_agent_leaves(tmp_path: Path) -> None:
+    post, _, agent = make()
+    agent.scratch = str(tmp_path)
+    post.drop_agent(1.5)
+    assert post.left == [str(tmp_path)]

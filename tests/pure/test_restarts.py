@@ -1,21 +1,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import threading
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import restarts
-from dask_gpu_mpi.member import _Restarts
-from dask_gpu_mpi.restarts import SHORT_LIFE, SHORT_LIVES, closing_reason, watch_nanny
+from dask_gpu_mpi import member, restarts
+from dask_gpu_mpi.member import Member, _Restarts
+from dask_gpu_mpi.restarts import DEATHS, WINDOW, closing_reason, watch_nanny
+from dask_gpu_mpi.supervisor import AgentProcess
 
 
 class Nanny:
     """One whose worker's processes have these lives: seconds, each with the seconds without a process before it."""
 
-    def __init__(self, lives: Iterable[tuple[float, float]]) -> None:
+    def __init__(self, lives: Iterable[tuple[float, float]], *, restarted: bool = False) -> None:
         self.now = 0.0
+        self.handlers: dict[str, Any] = {"kill": self.kill}
+        #: Whether each process ends because somebody has asked for it.
+        self.restarted = restarted
         self.closed: str | None = None
         self._spans: list[tuple[float, float]] = []
         at = 0.0
@@ -34,6 +42,9 @@ class Nanny:
         self.closed = reason
         return "OK"
 
+    async def kill(self, *, reason: str = "") -> None:
+        assert reason == "restart"
+
 
 def watch(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, until: float = 1000.0) -> str | None:
     """What the watch says; None when it is still watching at that time."""
@@ -42,6 +53,8 @@ def watch(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, until: float = 1000.0) 
         pass
 
     async def sleep(seconds: float) -> None:
+        if nanny.restarted:
+            await nanny.handlers["kill"](reason="restart")
         nanny.now += seconds
         if nanny.now > until:
             raise Over
@@ -54,24 +67,30 @@ def watch(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, until: float = 1000.0) 
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.0])
-def test_short_lives_in_a_row(gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    nanny = Nanny([(0, 2)] + [(gap, 2)] * 20)
+@pytest.mark.parametrize("life", [2.0, 11.0, 20.0])
+def test_deaths_within_the_window(life: float, gap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    nanny = Nanny([(0, life)] + [(gap, life)] * 20)
     said = watch(nanny, monkeypatch)
-    assert said == f"its process died {SHORT_LIVES} times, each within {SHORT_LIFE:g} s of its start"
+    assert said == f"its process died {DEATHS} times within {(DEATHS - 1) * (gap + life):.0f} s"
     assert nanny.closed == "nanny-instantiate-too-often"
-    assert nanny.now < (2 + gap) * SHORT_LIVES + 1
+    assert nanny.now < (life + gap) * DEATHS + 1
 
 
 def test_long_lives_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    nanny = Nanny([(0, SHORT_LIFE + 1)] + [(0.5, SHORT_LIFE + 1)] * 200)
-    assert watch(nanny, monkeypatch) is None
+    life = WINDOW / (DEATHS - 1) + 1
+    nanny = Nanny([(0, life)] + [(0.5, life)] * 200)
+    assert watch(nanny, monkeypatch, until=100 * life) is None
     assert nanny.closed is None
 
 
 def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
-    some = [(0.5, 2.0)] * (SHORT_LIVES - 1)
-    nanny = Nanny([*some, (0.5, SHORT_LIFE + 5), *some, (0.5, 10_000.0)])
+    some = [(0.5, 2.0)] * (DEATHS - 1)
+    nanny = Nanny([*some, (0.5, WINDOW + 5), *some[1:], (0.5, 10_000.0)])
     assert watch(nanny, monkeypatch) is None
+
+
+def test_restarts_that_somebody_asked_for_are_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch(Nanny([(0.5, 2.0)] * 100, restarted=True), monkeypatch, until=200) is None
 
 
 def test_a_worker_that_lives_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,3 +114,57 @@ def test_an_agent_is_started_three_times_again() -> None:
     assert len(first) == 3
     assert first == sorted(first)
     assert first[0] > 0
+
+
+def test_an_agent_that_cannot_be_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another try each time, then the rank is given up; nothing is raised."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    class Post:
+        rank, agent = 1, None
+        sent: list[Any]
+
+        def __init__(self) -> None:
+            self.sent = []
+
+        def events(self, timeout: float) -> list[Any]:
+            return []
+
+        def send(self, *message: Any) -> None:
+            self.sent.append(message)
+
+    monkeypatch.setattr(member, "start_agent", full)
+    post = Post()
+    joined: Any = SimpleNamespace(
+        post=post,
+        options=SimpleNamespace(log_directory=None),
+        environ={},
+        host="h1",
+        start=SimpleNamespace(workers=("1",)),
+    )
+    rank = Member(joined, threading.local(), leave_open=False, has_client=True)  # type: ignore[arg-type]
+    rank._agent_lost("the agent of rank 1 on h1 ended (killed)")
+    for _ in range(5):
+        if rank._restart_at is not None:
+            rank._restart_at = 0.0
+        rank.pump(0.0)
+    assert post.sent == [(0, "workers-ended", (1, True))]
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 4
+    assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
+    assert said[3].endswith("(Too many open files); rank 1 is given up, the rest goes on")
+
+
+def test_an_agent_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(subprocess, "Popen", full)
+    before = sorted(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError, match="memory"):
+        AgentProcess({}, (), look=True)
+    assert sorted(os.listdir("/proc/self/fd")) == before

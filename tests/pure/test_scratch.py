@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.scratch import filesystem_of, look_at_scratch, name_error
+from dask_gpu_mpi import scratch
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.scratch import (
+    filesystem_of,
+    look_at_scratch,
+    make_scratch,
+    name_error,
+    remove_scratch,
+)
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -66,3 +74,67 @@ def test_names_that_dask_cannot_send(tmp_path: Path) -> None:
     assert name_error(latin) == "its name is not valid utf-8"
     assert look_at_scratch(latin).error == name_error(latin)
     assert not os.path.exists(latin)
+
+
+def test_making_it(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "there" / "dgm-1"
+    make_scratch(str(place))
+    assert place.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="can't be written .*local_directory"):
+        make_scratch(str(tmp_path / "file" / "dgm-1"))
+
+
+class Clock:
+    """Time passes only where something is removed, or waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(scratch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(scratch.time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 0.001)
+
+
+def filled(tmp_path: Path) -> Path:
+    place = tmp_path / "dgm-1"
+    (place / "worker" / "storage").mkdir(parents=True)
+    for i in range(10):
+        (place / "worker" / "storage" / f"{i}").touch()
+    (place / "link").symlink_to(tmp_path)
+    (tmp_path / "kept").touch()
+    return place
+
+
+def test_removing_it(tmp_path: Path) -> None:
+    place = filled(tmp_path)
+    remove_scratch(str(place), within=60)
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+    remove_scratch(str(place), within=60)
+
+
+def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, clock, unlink = filled(tmp_path), Clock(monkeypatch), os.unlink
+
+    def slow(path: str) -> None:
+        clock.sleep(0.9)
+        unlink(path)
+
+    monkeypatch.setattr(scratch.os, "unlink", slow)
+    remove_scratch(str(place), within=4.0)
+    assert clock.now < 5.5
+    assert len(list((place / "worker" / "storage").iterdir())) == 5
+
+
+def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, clock = filled(tmp_path), Clock(monkeypatch)
+
+    def busy(path: str) -> None:
+        raise OSError(16, "Device or resource busy", path)
+
+    monkeypatch.setattr(scratch.os, "rmdir", busy)
+    remove_scratch(str(place), within=60)
+    assert scratch.STUCK <= clock.now < 2 * scratch.STUCK
+    monkeypatch.undo()
+    assert [path.name for path in place.iterdir()] == ["worker"]
