@@ -4,13 +4,14 @@
 
 A mutation turns a comparison, swaps `and` and `or`, turns a sign, removes a `not`, changes a number by one, or turns a bool
 that is returned. The tests of the module of the same name run first, then all pure tests, in a copy of the tree. What no test
-notices is printed as a diff. Exit code: 0 all noticed, 1 some not, 2 the tests fail without any mutation, or bad arguments.
+notices is printed as a diff. Exit code: 0 all noticed, 1 not all, 2 the tests fail without any mutation, or bad arguments.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import ctypes
 import difflib
 import os
 import queue
@@ -193,6 +194,22 @@ class Outcome:
     seconds: float
 
 
+#: Test processes; an interrupted run kills them.
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def _in_child() -> None:
+    """Die with the parent (prctl(2), PR_SET_PDEATHSIG), and do not take all memory."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
 def output_of(tree: Path) -> Path:
     """What the tests said that ran last in a copy of the tree."""
     return tree.with_suffix(".output")
@@ -209,16 +226,16 @@ def run_tests(tree: Path, tests: Path, limit: float) -> str:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
+            preexec_fn=_in_child,
         )
+    _running.add(process)
     try:
         code = process.wait(limit)
     except subprocess.TimeoutExpired:
         return "timeout"
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _running.discard(process)
+        _kill(process)
     return "" if code in (0, 5) else f"exit code {code}"  # 5: no test
 
 
@@ -256,7 +273,7 @@ def hunk(module: Path, source: bytes, mutation: Mutation) -> str:
 def try_all(
     root: Path, chosen: Sequence[tuple[Path, Mutation]], jobs: int, limit: float | None
 ) -> Iterator[Outcome]:
-    """Try mutations, each in one of `jobs` copies of the tree; what comes first comes first.
+    """Try mutations, each in one of `jobs` copies of the tree, and tell of them in their order.
 
     Raises
     ------
@@ -282,7 +299,11 @@ def try_all(
             finally:
                 trees.put(tree)
 
-        yield from pool.map(lambda pair: one(*pair), chosen)
+        try:
+            yield from pool.map(lambda pair: one(*pair), chosen)
+        finally:
+            for process in list(_running):
+                _kill(process)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -326,8 +347,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"mutate: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
     print(f"noticed {tried - survivors} of {tried}")
-    return 1 if survivors else 0
+    return 1 if survivors or tried < len(chosen) else 0
 
 
 if __name__ == "__main__":
