@@ -108,6 +108,7 @@ def start(
             options,
             environ,
             comm=comm,
+            has_client=has_client,
             check=check,
             started=started,
             signals=signals,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from pathlib import Path
 
 import pytest
 
 import dask_gpu_mpi
-from clusters import TELL, facts, only_our_lines, scratch_of, workers_of
+from clusters import COMMAND, TELL, Driver, facts, only_our_lines, scratch_of, workers_of
 from harness import Mpi
 
 
@@ -161,6 +162,47 @@ MPI.COMM_WORLD.allreduce(1)
     done.check(3)
     assert facts(done)["caught"] == 0
     assert done.stderr.count("Traceback") <= 1  # the worker's own log of the task that failed
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+@pytest.mark.one_mpi
+def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
+    """No rank is kept for a client that is elsewhere, nor for a scheduler that is there already."""
+    file = tmp_path / "scheduler.json"
+    options = ("--exclusive-workers", "--scheduler-file", str(file))
+    owner = mpirun.start([*COMMAND, *options, "--scheduler-rank", "1"], 2)
+    owner.wait_for("1 worker on 1 host", stream="stderr")
+    with Driver(file) as driver:
+        assert driver.ask("names()") == ["0"]
+        joined = mpirun.start([*COMMAND, *options, "--no-scheduler"], 1)
+        joined.wait_for("1 worker on 1 host", stream="stderr")
+        assert len(driver.ask("names()")) == 2
+        driver.ask("client.shutdown()")
+        for job in (owner, joined):
+            assert only_our_lines(job.wait(20).check(0).stderr)
+            assert scratch_of(job) == []
+
+
+def test_exclusive_workers_with_scheduler_and_client_on_one_rank(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def ask():
+    with Client() as client:
+        tell(workers=looks(client), client=MPI.COMM_WORLD.rank)
+
+execute(ask, client_rank=2, scheduler_rank=2, exclusive_workers=True, worker_class="distributed.Worker")
+"""
+    )
+    done = mpirun.run(program, 3).check()
+    told = facts(done)
+    assert told["client"] == 2
+    assert sorted(workers_of(told)) == ["0", "1"]
+    assert only_our_lines(done.stderr)
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
