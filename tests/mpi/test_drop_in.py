@@ -138,6 +138,88 @@ if MPI.COMM_WORLD.rank == 0:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import copy, logging
+import dask
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from dask_gpu_mpi.options import register_defaults
+from distributed import Client
+
+world = MPI.COMM_WORLD
+duplicates = 0
+
+def copied(comm, key, value):
+    global duplicates
+    duplicates += 1
+    return value
+
+def deleted(comm, key, value):
+    global duplicates
+    duplicates -= 1
+
+world.Set_attr(MPI.Comm.Create_keyval(copied, deleted), "mine")
+
+def hook(*args):
+    hooked.append(args)
+
+def state():
+    return {
+        "configuration": copy.deepcopy(dask.config.config),
+        "defaults": copy.deepcopy(dask.config.defaults),
+        "hook": sys.excepthook is hook,
+        "silent": logging.getLogger("distributed").disabled,
+        "duplicates": duplicates,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+def work(wrap):
+    if wrap:
+        before = sys.excepthook
+        sys.excepthook = lambda *args: (wrapped.append(args), before(*args))
+    with Client() as client:
+        return client.submit(lambda: 1).result()
+
+def cluster(wrap, **options):
+    return execute(work, (wrap,), worker_class="distributed.Worker", dashboard=False, **options)
+
+hooked, wrapped = [], []
+sys.excepthook = hook
+register_defaults()  # as packages do with theirs when they are imported
+states = [state()]
+for turn in range(3):
+    cluster(False, protocol="tcp" if turn == 1 else "tls")
+    states.append(state())
+open_files = [each.pop("descriptors") for each in states]
+tell(**{
+    f"states{world.rank}": [each == states[0] for each in states],
+    f"changed{world.rank}": [key for key in states[0] if states[-1][key] != states[0][key]],
+    # the first cluster opens some for good: MPI's, and those of Dask's event loop
+    f"opened{world.rank}": open_files[3] - open_files[1],
+})
+
+# A hook that was put around ours stays.
+for turn in range(2):
+    cluster(turn == 0)
+sys.excepthook(ValueError, ValueError("after it all"), None)
+tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    told = facts(done)
+    for rank in (0, 1):
+        assert told[f"changed{rank}"] == []
+        assert told[f"states{rank}"] == [True] * 4
+        assert told[f"opened{rank}"] == 0
+    assert told["hooks0"] == [1, 1]
+    assert told["hooks1"] == [0, 1]
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
 def test_execute_raises_what_the_function_raises(mpirun: Mpi) -> None:
     program = (
         TELL
