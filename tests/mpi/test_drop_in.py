@@ -30,12 +30,20 @@ def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None
     program = (
         TELL
         + """
-import warnings
+import copy, warnings
+import dask
 from mpi4py import MPI
 from dask_gpu_mpi import initialize, send_close_signal
+from dask_gpu_mpi.options import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
+register_defaults()
+
+def state():
+    return sys.excepthook, copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
+
+before = state()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     # interface, nthreads, local_directory, memory_limit, nanny, dashboard, dashboard_address, protocol, worker_class,
@@ -47,8 +55,10 @@ said = [str(warning.message) for warning in caught if "nanny" in str(warning.mes
 if client_rank:
     with Client() as client:
         tell(workers=looks(client), dashboard=client.dashboard_link, address=client.scheduler.address, said=said)
+    inside = state()
     send_close_signal()
     send_close_signal()
+    tell(differs=[a != b for a, b in zip(before, inside)], as_before=[a == b for a, b in zip(before, state())])
 answers = world.gather((world.rank, type(client_rank).__name__, bool(client_rank)))
 if world.rank == 0:
     tell(answers=answers, sum=world.reduce(1))
@@ -59,6 +69,7 @@ else:
     done = mpirun.run(program, 2).check()
     told = facts(done)
     assert told["answers"] == [[0, "Session", True], [1, "bool", False]]
+    assert (told["differs"], told["as_before"]) == ([True] * 3, [True] * 3)
     assert told["sum"] == 2
     assert told["address"].startswith("tcp://")
     rows = workers_of(told)
@@ -216,6 +227,31 @@ tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
         assert told[f"opened{rank}"] == 0
     assert told["hooks0"] == [1, 1]
     assert told["hooks1"] == [0, 1]
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_execute_of_a_function_that_shuts_down(mpirun: Mpi) -> None:
+    """The other ranks go on at once, and the client's does not wait for them."""
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def work():
+    Client().shutdown()
+    MPI.COMM_WORLD.recv(source=0)
+
+execute(work, client_rank=1, shutdown_timeout=300, worker_class="distributed.Worker", dashboard=False)
+if MPI.COMM_WORLD.rank == 0:
+    MPI.COMM_WORLD.send("go", dest=1)
+tell(**{f"after{MPI.COMM_WORLD.rank}": True})
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    assert facts(done) == {"after0": True, "after1": True}
     assert only_our_lines(done.stderr)
     assert scratch_of(mpirun.jobs[-1]) == []
 
