@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import launchers
@@ -84,6 +84,7 @@ def placement_options(options: Options, *, name: str | None = None) -> Placement
         name=name if name is not None else options.name,
         scheduler_rank=options.scheduler_rank,
         client_rank=options.client_rank,
+        has_scheduler=options.scheduler,
     )
 
 
@@ -187,6 +188,8 @@ class Bringup:
         The process's environment.
     comm : mpi4py.MPI.Intracomm or None
         None = ``COMM_WORLD``.
+    has_client : bool
+        Whether this rank has a script to run, should it be the client's.
     check : callable, optional
         ``check(rank)`` raises an InputError where this rank can't do what it is for.
     started : float
@@ -205,6 +208,7 @@ class Bringup:
         environ: Mapping[str, str],
         *,
         comm: Any,
+        has_client: bool,
         check: Callable[[int], None] | None,
         started: float,
         signals: Signals,
@@ -216,6 +220,7 @@ class Bringup:
         self._options = options
         self._environ = environ
         self._comm = comm
+        self._has_client = has_client
         self._check = check
         self._timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
         self._deadline = started + self._timeout
@@ -414,6 +419,7 @@ class Bringup:
             options.interface if isinstance(options, Options) else None,
             tuple((name, getattr(options, name)) for name in SHARED) if known else (),
             failure,
+            self._has_client,
         )
 
     # -- the coordinator's rank ---------------------------------------------------------------------------------
@@ -437,9 +443,9 @@ class Bringup:
             elif options.protocol == "ucx":
                 credentials = functools.partial(connection_config, options.worker_options)
 
-        def plan(inventories: list[Inventory]) -> Plan:
+        def plan(inventories: list[Inventory], has_client: bool) -> Plan:
             with self._timeline.step("plan"):
-                return make_plan(inventories, placement)
+                return make_plan(inventories, replace(placement, has_client=has_client))
 
         return Coordinator(
             self._post.size,

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import launchers
@@ -65,6 +65,7 @@ def run_check(
     kernel: bool,
     show: Callable[[Report], None],
     expect_gpus: int | None = None,
+    has_client: bool = True,
 ) -> int:
     """Check this allocation.
 
@@ -78,6 +79,8 @@ def run_check(
         Is given the report, on one rank.
     expect_gpus : int, optional
         GPUs that each host is to have; what the batch system says, unless given.
+    has_client : bool
+        Whether the job is to run a script.
 
     Returns
     -------
@@ -126,7 +129,7 @@ def run_check(
     try:
         me.look(options, launchers.library_name(library), problems)
         if rank == 0:
-            return _Head(mailbox, me, options, kernel, expect_gpus, started).run(show)
+            return _Head(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.until_told(started + REPORT + GRACE)
     finally:
         if watch is not None:
@@ -268,6 +271,7 @@ class _Head:
         options: Options | InputError,
         kernel: bool,
         expect_gpus: int | None,
+        has_client: bool,
         started: float,
     ) -> None:
         self._mailbox = mailbox
@@ -275,6 +279,7 @@ class _Head:
         self._options = options
         self._kernel = kernel
         self._expect_gpus = expect_gpus
+        self._has_client = has_client
         self._started = started
         self._doing: dict[int, tuple[str, str]] = {}
         self._answers: dict[str, dict[int, Any]] = {"facts": {}, "listening": {}, "tested": {}}
@@ -376,7 +381,7 @@ class _Head:
         if len(seen) < self._mailbox.size:
             return None, ""  # what is wrong with the others is told already
         try:
-            return make_plan(seen, placement_options(options)), ""
+            return make_plan(seen, replace(placement_options(options), has_client=self._has_client)), ""
         except DaskGpuMpiError as error:
             return None, str(error)
 

@@ -66,7 +66,10 @@ def add_check(
             click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
 
         try:
-            code = run_check(resolve(given, words)[0], kernel=kernel, show=show, expect_gpus=expect_gpus)
+            options, script = resolve(given, words)
+            code = run_check(
+                options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(script)
+            )
         except DaskGpuMpiError as error:
             if not error.reported:
                 say(f"error: {error}")

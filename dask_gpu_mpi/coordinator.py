@@ -125,6 +125,8 @@ class Hello:
         Options that must be the same on all ranks, as (name, value).
     failure : Failure or None
         Why this rank can't take part.
+    has_client : bool
+        Whether this rank has a script to run, should it be the client's.
     """
 
     host: str
@@ -133,6 +135,7 @@ class Hello:
     wanted_interface: str | None
     shape: tuple[tuple[str, Any], ...]
     failure: Failure | None = None
+    has_client: bool = True
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,7 @@ class Coordinator:
     protocol : str
         Of the scheduler that this job starts.
     plan : callable
-        From the inventories to the plan.
+        From the inventories, and whether any rank has a script, to the plan.
     send : callable
         ``send(rank, kind, payload)``.
     credentials : callable
@@ -226,7 +229,7 @@ class Coordinator:
         size: int,
         *,
         protocol: str,
-        plan: Callable[[list[Inventory]], Plan],
+        plan: Callable[[list[Inventory], bool], Plan],
         send: Callable[[int, str, Any], None],
         credentials: Callable[[], dict[str, Any]],
         join: tuple[str, str, dict[str, Any]] | None,
@@ -353,7 +356,8 @@ class Coordinator:
         try:
             self._same_options(hellos)
             inventories = [hello.inventory for hello in hellos if hello.inventory is not None]
-            self.plan = self._make_plan(inventories)
+            self.plan = self._make_plan(inventories, any(hello.has_client for hello in hellos))
+            self._has_what_to_run(hellos, self.plan.client.rank)
             hosts = [inventory.host + inventory.boot_id for inventory in inventories]
             wanted = [hello.wanted_interface for hello in hellos]
             names = [hello.host for hello in hellos]
@@ -417,6 +421,14 @@ class Coordinator:
                         f"option {name} is {value!r} on rank 0 ({hellos[0].host}) and {other!r} on rank {rank} ({hello.host}): "
                         "it must be the same on all ranks"
                     )
+
+    def _has_what_to_run(self, hellos: list[Hello], client: int) -> None:
+        having = [rank for rank, hello in enumerate(hellos) if hello.has_client]
+        if having and client not in having:
+            raise InputError(
+                f"rank {client} ({hellos[client].host}) is the client, but only {ranks_text(having)} got a script or function to "
+                "run (expected the same call on all ranks). Fix: pass it on all ranks, or set client_rank (--client-rank)"
+            )
 
     def _scheduler_is_up(self, address: str, dashboard: str | None) -> None:
         assert self.plan is not None  # the scheduler is started after the plan is made

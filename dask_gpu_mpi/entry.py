@@ -12,14 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from . import excepthook
 from .driver import Driver
 from .early import start_agent, start_driver
-from .errors import DaskGpuMpiError, InputError
+from .errors import InputError
 from .handlers import install
 from .options import Options, resolve
 from .script import run_script
 from .signals import Signals
-from .streams import open_missing, say
+from .streams import open_missing
 from .supervisor import AgentProcess
 from .timeline import Timeline
 
@@ -115,6 +116,7 @@ def start(
             options,
             environ,
             comm=comm,
+            has_client=has_client,
             check=check,
             started=started,
             signals=signals,
@@ -361,11 +363,14 @@ def execute(
     member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)
     if client_function is None or session is None:
         member.serve()
+        excepthook.retire()
         return None
     try:
-        return client_function(*client_args, **(client_kwargs or {}))
+        result = client_function(*client_args, **(client_kwargs or {}))
     finally:
         session._finish()
+        session._give_back()
+    return result
 
 
 def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
@@ -428,27 +433,15 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
     open_missing()
-    if sys.excepthook is not _excepthook:
-        global _previous_hook
-        _previous_hook = sys.excepthook
-        sys.excepthook = _excepthook
+    excepthook.install(_label)
     terminate_like_an_exit()
 
 
-_previous_hook: Callable[..., Any] = sys.__excepthook__
-
-
-def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    if not isinstance(error, DaskGpuMpiError):
-        if _member is not None and not _member.joined.start.is_client:
-            # A script that goes on after exit=False: which of the many tracebacks is it?
-            say(f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:")
-        _previous_hook(kind, error, traceback)
-        return
-    if not error.reported:
-        say(f"error: {error}")
-    # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
-    raise SystemExit(error.exit_code)
+def _label() -> str | None:
+    """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
+    if _member is None or _member.joined.start.is_client:
+        return None
+    return f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:"
 
 
 def terminate_like_an_exit() -> None:
@@ -480,7 +473,7 @@ def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
     from .session import Session
 
-    ours = (_excepthook.__code__, Session._finish.__code__)
+    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__)
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception
     while frame is not None:

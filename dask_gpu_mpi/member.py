@@ -31,6 +31,8 @@ __all__ = ["Member"]
 #: How long, beyond its own closing, rank 0 waits for the others to say that they have closed: this part of `shutdown_timeout`,
 #: and so many seconds at least.
 CLOSING_PART, CLOSING_SLACK = 0.3, 3.0
+#: Seconds for all ranks to come to an orderly end, where the program goes on.
+PARTING = 3.0
 #: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 
@@ -85,6 +87,8 @@ class Member:
         self._patient = False
         self._released = False
         self._wound_down = False
+        #: The cluster has ended before its script: on the other ranks, with `leave_open`, the program has gone on.
+        self._scattered = False
         directory = joined.options.log_directory
         self._mark: Path | None = None
         if directory is not None and self.rank == COORDINATOR:
@@ -117,7 +121,7 @@ class Member:
     def _on_mail(self, event: Event) -> None:
         kind, payload = event.kind, event.payload
         if kind == "stop":
-            self.stopped = True
+            self.stopped = self._scattered = True
             if self.joined.start.is_client:
                 self.lost = payload  # for the script; the coordinator has said it
         elif kind == "busy":
@@ -231,6 +235,7 @@ class Member:
                 self.ended = code
         elif not self.stopped:
             self.post.mailbox.send_all("stop", lost)
+            self._scattered = True
         self.stopped = True
 
     # -- ranks without the script -------------------------------------------------------------------------------
@@ -256,6 +261,7 @@ class Member:
                     self._wind_down()
                     if self.leave_open:
                         self._leave_a_mark()
+                        self._part()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
@@ -263,6 +269,7 @@ class Member:
                     self.post.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(1)  # without a launcher MPI can't be left in an orderly way
             self.leave()
+            self._part()
         finally:
             signals.give_back()
         if self.lost is not None:
@@ -295,12 +302,19 @@ class Member:
         """
         if self.rank == COORDINATOR:
             self._over(0, final)
-        else:
+        elif not (self._scattered and self.leave_open):  # else nobody listens any more
             self.post.send(COORDINATOR, "over", (0, final, None))
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             while self.ended is None and not (self.stopped and not final) and time.monotonic() < limit:
                 self.pump(BRISK)
         self.leave()
+        if final:
+            self._part()
+
+    def _part(self) -> None:
+        """The program goes on without the cluster on all ranks: give back what MPI holds for it."""
+        if self.leave_open and self.ended is not None and not self._scattered:
+            self.post.mailbox.free(PARTING, self.joined.options.shutdown_timeout + PARTING)
 
     def leave(self) -> None:
         """Close what is open here, and let the last messages out.

@@ -93,12 +93,6 @@ def _layout(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[s
                 f"{values['layout']!r}; needed: one of them"
             )
         values["layout"], origins["layout"] = layout, origins.pop("exclusive_workers")
-    scheduler, client = values["scheduler_rank"], values["client_rank"]
-    if values["layout"] == "exclusive" and values["scheduler"] and scheduler == client:
-        raise OptionError(
-            f"scheduler_rank and client_rank are both {scheduler}; needed: two different ranks in the layout "
-            "'exclusive', or layout='shared'"
-        )
 
 
 def _scheduler(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str]) -> None:

@@ -104,7 +104,7 @@ _TABLE = (
            "Default: yes, unless the protocol can't.",
            ("--security/--no-security",)),
     Option("layout", "choice", "shared",
-           "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client, "
+           "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
            "as in dask-mpi.",
            ("--layout",), choices=("shared", "exclusive")),
     Option("cpu_workers", "int", 0,

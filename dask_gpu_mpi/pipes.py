@@ -60,7 +60,7 @@ class FrameReader:
 
     def read(self, timeout: float = 0.0) -> list[Any]:
         """The frames that are complete after waiting at most `timeout` seconds for the first byte."""
-        if self.eof:
+        if self.eof or self.fd < 0:
             if timeout > 0:
                 time.sleep(timeout)
             return []
@@ -76,6 +76,12 @@ class FrameReader:
             self._buffer += chunk
             wait = 0.0
         return self._take()
+
+    def close(self) -> None:
+        """Close the pipe; nothing is read any more. May be called again."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
 
     def feed(self, chunk: bytes) -> list[Any]:
         """Add bytes that somebody else has read (an event loop); returns the frames that are complete now."""

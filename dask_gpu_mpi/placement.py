@@ -12,7 +12,7 @@ from .gpus import Gpu, gpus_of_host
 from .inventory import Inventory
 from .plan import HostPlan, PlacementOptions, Plan, Role, WorkerPlan
 from .ranges import fold_names, fold_numbers, ranks_text
-from .roles import check_options, choose_roles, in_order
+from .roles import check_options, choose_roles, in_order, reserved_ranks
 from .sharing import divide_gpus, near_cores, share_cores
 from .units import format_bytes, parse_memory_limit
 
@@ -73,7 +73,7 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
     ranks = in_order(inventories)
     check_options(options)
     scheduler, client = choose_roles(options, len(ranks))
-    idle = {scheduler, client} if options.layout == "exclusive" else set()
+    idle = reserved_ranks(options, scheduler, client)
     hosts = _hosts(ranks, idle, use_gpus=options.worker_kind != "cpu")
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))

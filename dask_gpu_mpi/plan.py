@@ -21,7 +21,7 @@ class PlacementOptions:
     ----------
     layout : {"shared", "exclusive"}
         Shared: all ranks take workers, rank 0 has the scheduler and the client besides. Exclusive: the
-        scheduler's and the client's rank take no workers.
+        scheduler's and the client's rank, which may be the same, take no workers.
     cpu_workers : int
         CPU workers to add on every host.
     gpus_per_worker : int
@@ -42,6 +42,8 @@ class PlacementOptions:
     scheduler_rank, client_rank : int
         Where the scheduler and the client live. The client by default on rank 0 (shared), or on rank 1
         (exclusive).
+    has_scheduler, has_client : bool
+        Whether this job starts a scheduler, and runs a script: in layout ``exclusive`` a rank is reserved for what there is.
     """
 
     layout: str = "shared"
@@ -54,6 +56,8 @@ class PlacementOptions:
     name: str | None = None
     scheduler_rank: int = 0
     client_rank: int | None = None
+    has_scheduler: bool = True
+    has_client: bool = True
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class Plan:
     world_size : int
         Number of ranks.
     scheduler, client : Role
-        Who has these roles.
+        Who has these roles. Without a script the client's rank only reports that the cluster is up.
     hosts : tuple of HostPlan
         In the order of their lowest ranks.
     workers : tuple of WorkerPlan

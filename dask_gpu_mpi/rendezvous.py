@@ -34,6 +34,8 @@ __all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _HERE = 32701
+#: The last message of each rank on a communicator that is to be freed.
+_BYE = "bye"
 #: Seconds for those who are here to name those beside them who are not.
 NAMING = 0.5
 MOST_NAMED = 8
@@ -198,6 +200,8 @@ class Mailbox:
         self._self: list[Mail] = []
         self._pending: list[Any] = []
         self._later: list[tuple[int, str, Any]] = []
+        #: Last messages that have come: by rank, whether the communicator may be freed.
+        self._byes: dict[int, bool] = {}
         self._thread = threading.get_ident()
         self._closed = False
         self._owner = os.getpid()
@@ -303,8 +307,10 @@ class Mailbox:
             kind, payload = message.recv()
             if kind == _LAST:
                 self._parted.add(source)
-                continue
-            mails.append(Mail(source, kind, payload))
+            elif kind == _BYE:  # for `free`, and it may come before this rank is there
+                self._byes[source] = payload
+            else:
+                mails.append(Mail(source, kind, payload))
         return mails
 
     def flush(self, timeout: float) -> bool:
@@ -317,6 +323,30 @@ class Mailbox:
                     return False
                 time.sleep(0.002)
         return True
+
+    def free(self, timeout: float, patience: float) -> bool:
+        """Free the communicator, if all ranks come here within `timeout` seconds after rank 0; False: it stays.
+
+        MPI's call takes all ranks, so rank 0 hears each first, and decides for all; the others wait at most `patience` seconds
+        for that. What was on its way has been read by then, since a later communicator may get this one's number.
+        """
+        if self._comm is None or not self._may_call():
+            return False
+        others = set(range(1, self.size)) if self.rank == 0 else {0}
+        if self.rank != 0:
+            self.send(0, _BYE, True)
+        limit = time.monotonic() + (timeout if self.rank == 0 else patience)
+        while set(self._byes) != others and time.monotonic() < limit:
+            self.receive()
+            time.sleep(0.002)
+        free = set(self._byes) == others and all(self._byes.values())
+        if self.rank == 0:
+            self.send_all(_BYE, free)
+            self.flush(timeout)
+        if free:
+            comm, self._comm = self._comm, None
+            comm.Free()
+        return free
 
     def close(self, timeout: float = PARTING) -> None:
         """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.

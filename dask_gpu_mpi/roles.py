@@ -10,7 +10,7 @@ from .inventory import Inventory
 from .plan import PlacementOptions
 from .ranges import fold_names, fold_numbers, ranks_text
 
-__all__ = ["check_options", "choose_roles", "default_client", "in_order"]
+__all__ = ["check_options", "choose_roles", "default_client", "in_order", "reserved_ranks"]
 
 
 def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
@@ -69,21 +69,32 @@ def default_client(layout: str, scheduler_rank: int, client_rank: int | None) ->
     return int(layout == "exclusive" and scheduler_rank != 1)
 
 
+def reserved_ranks(options: PlacementOptions, scheduler: int, client: int) -> set[int]:
+    """The ranks that take no workers: in layout ``exclusive`` those of the scheduler and the client, where there are such."""
+    if options.layout != "exclusive":
+        return set()
+    return ({scheduler} if options.has_scheduler else set()) | ({client} if options.has_client else set())
+
+
 def choose_roles(options: PlacementOptions, world_size: int) -> tuple[int, int]:
     """Choose the scheduler's and the client's rank; raise WorldTooSmallException where ranks are too few."""
     exclusive = options.layout == "exclusive"
-    scheduler, client = options.scheduler_rank, options.client_rank
-    client = default_client(options.layout, scheduler, client)
+    scheduler = options.scheduler_rank if options.has_scheduler else 0
+    client = default_client(options.layout, scheduler, options.client_rank)
     if scheduler < 0 or client < 0:
         raise OptionError(f"scheduler_rank={scheduler}, client_rank={client}; needed: ranks from 0")
-    needed = max(scheduler, client) + 1
-    if exclusive:
-        # dask-mpi starts with no worker here, and waits for one for ever.
-        needed = max(needed, len({scheduler, client}) + 1)
+    roles = {"scheduler": scheduler} if options.has_scheduler else {}
+    if options.has_client:
+        roles["client"] = client
+    elif options.client_rank is None:
+        client = scheduler
+    # dask-mpi starts with no worker here, and waits for one for ever.
+    needed = max([client, *roles.values(), len(reserved_ranks(options, scheduler, client))]) + 1
     if world_size < needed:
+        places = " and ".join(f"the {role} on rank {rank}" for role, rank in roles.items())
         raise world_too_small(
-            f"layout {options.layout!r} with the scheduler on rank {scheduler} and the client on rank "
-            f"{client} needs at least {needed} MPI ranks, found {world_size}; start more ranks"
+            f"layout {options.layout!r} with {places or f'client_rank={client}'} "
+            f"needs at least {needed} MPI ranks, found {world_size}; start more ranks"
             + (
                 ", or lower scheduler_rank and client_rank (--scheduler-rank, --client-rank)"
                 if not exclusive

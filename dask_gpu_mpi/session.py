@@ -14,8 +14,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from . import excepthook
 from .bringup import Joined
-from .errors import ClusterLostError, InputError
+from .dask_settings import DaskSettings
+from .errors import ClusterLostError, DaskGpuMpiError, InputError
 from .handlers import action_before, install, is_ours
 from .member import Member
 from .options import register_defaults
@@ -74,6 +76,8 @@ class Session:
         self._warned = False
         self._on_signal_handler = on_signal
         self._replaced = False
+        self._settings: DaskSettings | None = None
+        self._silenced: list[logging.Logger] = []
         _current = self
 
     def __repr__(self) -> str:
@@ -115,6 +119,7 @@ class Session:
             self._stop_monitor()
             _close_clients(self.address)
             self._member.client_done(final=self._member.leave_open)
+            self._give_back()
 
     def time_left(self) -> float | None:
         """Seconds until the batch system ends the job; None where it does not tell."""
@@ -164,20 +169,12 @@ class Session:
 
     def _open(self) -> None:
         """Let a plain ``Client()`` find the cluster, and watch over it while the script runs."""
-        import dask.config
-
         # First: distributed registers its defaults on import, which would win over those registered here.
         import distributed  # noqa: F401
 
         register_defaults()
         _shut_down_once()
-        settings = {"scheduler-address": self.address, **self._config}
-        dask.config.set(settings)
-        # dask.config.refresh() starts again from the defaults: so it is told to them as well.
-        nested: dict[str, Any] = {}
-        for key, value in settings.items():
-            dask.config.update(nested, _nest(key, value))
-        dask.config.update_defaults(nested)
+        self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
         self._monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
         self._monitor.start()
 
@@ -206,6 +203,16 @@ class Session:
                     f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
                     "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
                 )
+
+    def _give_back(self) -> None:
+        """The script goes on without the cluster: its process is what it was before."""
+        if self._settings is not None:
+            self._settings.take_back()
+        for logger in self._silenced:
+            logger.disabled = False
+        # An error of ours that is under way, through a `finally` perhaps, still needs it.
+        if self._member.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
+            excepthook.retire()
 
     def _watch(self) -> None:
         member = self._member
@@ -268,7 +275,7 @@ class Session:
         self._stop_monitor()
         if not self._closed:
             self._hear_why()
-        _silence_dask()
+        self._silenced = _silence_dask()
         _close_clients(self.address)
         self._closed = True
         self._member.client_done(final=True)
@@ -279,18 +286,14 @@ class Session:
             os._exit(1)  # without a launcher MPI can't be left in an orderly way
 
 
-def _silence_dask() -> None:
+def _silence_dask() -> list[logging.Logger]:
     """The cluster is over, and we have said so: what Dask's clients here then complain about is no news."""
-    for name in (
-        "distributed",
-        *(name for name in logging.root.manager.loggerDict if name.startswith("distributed.")),
-    ):
-        logging.getLogger(name).disabled = True
-
-
-def _nest(key: str, value: Any) -> dict[str, Any]:
-    head, _, rest = key.partition(".")
-    return {head: _nest(rest, value) if rest else value}
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
+    loggers = [logging.getLogger(name) for name in ("distributed", *names)]
+    silenced = [logger for logger in loggers if not logger.disabled]
+    for logger in silenced:
+        logger.disabled = True
+    return silenced
 
 
 def _close_clients(address: str) -> None:

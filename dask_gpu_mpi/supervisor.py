@@ -218,6 +218,8 @@ class AgentProcess:
                 polite = False
                 break
             time.sleep(0.01)
+        with self._lock:
+            self._reader.close()
         if (not polite or self._process.returncode != 0) and self.scratch is not None:
             # its workers follow it, and may still be writing there
             remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from pathlib import Path
 
 import pytest
 
 import dask_gpu_mpi
-from clusters import TELL, facts, only_our_lines, scratch_of, workers_of
+from clusters import COMMAND, TELL, Driver, facts, only_our_lines, scratch_of, workers_of
 from harness import Mpi
 
 
@@ -29,12 +30,20 @@ def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None
     program = (
         TELL
         + """
-import warnings
+import copy, warnings
+import dask
 from mpi4py import MPI
 from dask_gpu_mpi import initialize, send_close_signal
+from dask_gpu_mpi.options import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
+register_defaults()
+
+def state():
+    return sys.excepthook, copy.deepcopy(dask.config.config), copy.deepcopy(dask.config.defaults)
+
+before = state()
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     # interface, nthreads, local_directory, memory_limit, nanny, dashboard, dashboard_address, protocol, worker_class,
@@ -46,8 +55,10 @@ said = [str(warning.message) for warning in caught if "nanny" in str(warning.mes
 if client_rank:
     with Client() as client:
         tell(workers=looks(client), dashboard=client.dashboard_link, address=client.scheduler.address, said=said)
+    inside = state()
     send_close_signal()
     send_close_signal()
+    tell(differs=[a != b for a, b in zip(before, inside)], as_before=[a == b for a, b in zip(before, state())])
 answers = world.gather((world.rank, type(client_rank).__name__, bool(client_rank)))
 if world.rank == 0:
     tell(answers=answers, sum=world.reduce(1))
@@ -58,6 +69,7 @@ else:
     done = mpirun.run(program, 2).check()
     told = facts(done)
     assert told["answers"] == [[0, "Session", True], [1, "bool", False]]
+    assert (told["differs"], told["as_before"]) == ([True] * 3, [True] * 3)
     assert told["sum"] == 2
     assert told["address"].startswith("tcp://")
     rows = workers_of(told)
@@ -137,6 +149,113 @@ if MPI.COMM_WORLD.rank == 0:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import copy, logging
+import dask
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from dask_gpu_mpi.options import register_defaults
+from distributed import Client
+
+world = MPI.COMM_WORLD
+duplicates = 0
+
+def copied(comm, key, value):
+    global duplicates
+    duplicates += 1
+    return value
+
+def deleted(comm, key, value):
+    global duplicates
+    duplicates -= 1
+
+world.Set_attr(MPI.Comm.Create_keyval(copied, deleted), "mine")
+
+def hook(*args):
+    hooked.append(args)
+
+def state():
+    return {
+        "configuration": copy.deepcopy(dask.config.config),
+        "defaults": copy.deepcopy(dask.config.defaults),
+        "hook": sys.excepthook is hook,
+        "silent": logging.getLogger("distributed").disabled,
+        "duplicates": duplicates,
+        "descriptors": len(os.listdir("/proc/self/fd")),
+    }
+
+def work(wrap):
+    if wrap:
+        before = sys.excepthook
+        sys.excepthook = lambda *args: (wrapped.append(args), before(*args))
+    with Client() as client:
+        return client.submit(lambda: 1).result()
+
+def cluster(wrap, **options):
+    return execute(work, (wrap,), worker_class="distributed.Worker", dashboard=False, **options)
+
+hooked, wrapped = [], []
+sys.excepthook = hook
+register_defaults()  # as packages do with theirs when they are imported
+states = [state()]
+for turn in range(3):
+    cluster(False, protocol="tcp" if turn == 1 else "tls")
+    states.append(state())
+open_files = [each.pop("descriptors") for each in states]
+tell(**{
+    f"states{world.rank}": [each == states[0] for each in states],
+    f"changed{world.rank}": [key for key in states[0] if states[-1][key] != states[0][key]],
+    # the first cluster opens some for good: MPI's, and those of Dask's event loop
+    f"opened{world.rank}": open_files[3] - open_files[1],
+})
+
+# A hook that was put around ours stays.
+for turn in range(2):
+    cluster(turn == 0)
+sys.excepthook(ValueError, ValueError("after it all"), None)
+tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    told = facts(done)
+    for rank in (0, 1):
+        assert told[f"changed{rank}"] == []
+        assert told[f"states{rank}"] == [True] * 4
+        assert told[f"opened{rank}"] == 0
+    assert told["hooks0"] == [1, 1]
+    assert told["hooks1"] == [0, 1]
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_execute_of_a_function_that_shuts_down(mpirun: Mpi) -> None:
+    """The other ranks go on at once, and the client's does not wait for them."""
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def work():
+    Client().shutdown()
+    MPI.COMM_WORLD.recv(source=0)
+
+execute(work, client_rank=1, shutdown_timeout=300, worker_class="distributed.Worker", dashboard=False)
+if MPI.COMM_WORLD.rank == 0:
+    MPI.COMM_WORLD.send("go", dest=1)
+tell(**{f"after{MPI.COMM_WORLD.rank}": True})
+"""
+    )
+    done = mpirun.run(program, 2).check()
+    assert facts(done) == {"after0": True, "after1": True}
+    assert only_our_lines(done.stderr)
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
 def test_execute_raises_what_the_function_raises(mpirun: Mpi) -> None:
     program = (
         TELL
@@ -161,6 +280,47 @@ MPI.COMM_WORLD.allreduce(1)
     done.check(3)
     assert facts(done)["caught"] == 0
     assert done.stderr.count("Traceback") <= 1  # the worker's own log of the task that failed
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+@pytest.mark.one_mpi
+def test_exclusive_workers_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
+    """No rank is kept for a client that is elsewhere, nor for a scheduler that is there already."""
+    file = tmp_path / "scheduler.json"
+    options = ("--exclusive-workers", "--scheduler-file", str(file))
+    owner = mpirun.start([*COMMAND, *options, "--scheduler-rank", "1"], 2)
+    owner.wait_for("1 worker on 1 host", stream="stderr")
+    with Driver(file) as driver:
+        assert driver.ask("names()") == ["0"]
+        joined = mpirun.start([*COMMAND, *options, "--no-scheduler"], 1)
+        joined.wait_for("1 worker on 1 host", stream="stderr")
+        assert len(driver.ask("names()")) == 2
+        driver.ask("client.shutdown()")
+        for job in (owner, joined):
+            assert only_our_lines(job.wait(20).check(0).stderr)
+            assert scratch_of(job) == []
+
+
+def test_exclusive_workers_with_scheduler_and_client_on_one_rank(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from mpi4py import MPI
+from dask_gpu_mpi import execute
+from distributed import Client
+
+def ask():
+    with Client() as client:
+        tell(workers=looks(client), client=MPI.COMM_WORLD.rank)
+
+execute(ask, client_rank=2, scheduler_rank=2, exclusive_workers=True, worker_class="distributed.Worker")
+"""
+    )
+    done = mpirun.run(program, 3).check()
+    told = facts(done)
+    assert told["client"] == 2
+    assert sorted(workers_of(told)) == ["0", "1"]
+    assert only_our_lines(done.stderr)
     assert scratch_of(mpirun.jobs[-1]) == []
 
 

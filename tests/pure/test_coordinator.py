@@ -53,7 +53,9 @@ class Driver:
             size,
             **{
                 "protocol": "tls",
-                "plan": lambda inventories: make_plan(inventories, PlacementOptions(layout=layout)),
+                "plan": lambda inventories, has_client: make_plan(
+                    inventories, PlacementOptions(layout=layout, has_client=has_client)
+                ),
                 "send": lambda rank, kind, payload: self.sent.append((rank, kind, payload)),
                 "credentials": lambda: {"key": "secret"},
                 "join": None,
@@ -184,6 +186,21 @@ def test_a_world_too_small_is_what_dask_mpi_users_catch() -> None:
         driver.tell(rank, "hello", hello(rank, 2))
     assert isinstance(driver.coordinator.outcome, WorldTooSmallException)
     assert isinstance(driver.coordinator.outcome, dask_mpi.WorldTooSmallException)
+
+
+def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
+    for having, workers in (((), [1, 2]), ((1,), [2]), ((0, 1, 2), [2])):
+        driver = Driver(3, layout="exclusive")
+        for rank in range(3):
+            driver.tell(rank, "hello", hello(rank, 3, has_client=rank in having))
+        assert [worker.rank for worker in driver.coordinator.plan.workers] == workers  # type: ignore[union-attr]
+    driver = Driver(2)
+    for rank in (0, 1):
+        driver.tell(rank, "hello", hello(rank, 2, has_client=rank == 1))
+    with pytest.raises(
+        InputError, match=r"rank 0 \(a\) is the client, but only rank 1 got .* Fix: .*--client-rank"
+    ):
+        raise driver.coordinator.outcome  # type: ignore[misc]
 
 
 def test_joining_starts_no_scheduler() -> None:

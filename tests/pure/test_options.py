@@ -346,7 +346,6 @@ def test_the_interface_auto_is_none() -> None:
         ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "none is named"),
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
-        ({"layout": "exclusive", "scheduler_rank": 1, "client_rank": 1}, "two different ranks"),
         ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
@@ -374,6 +373,8 @@ def test_encryption_that_was_asked_for_is_never_dropped_for_ucx() -> None:
 def test_exclusive_workers_is_a_layout() -> None:
     assert keywords(exclusive_workers=True).layout == "exclusive"
     assert keywords(exclusive_workers=False, layout="shared").layout == "shared"
+    both = keywords(exclusive_workers=True, scheduler_rank=2, client_rank=2)
+    assert (both.scheduler_rank, both.client_rank) == (2, 2)
 
 
 @pytest.mark.parametrize(("nanny", "cls"), [(True, "distributed.Nanny"), (False, "distributed.Worker")])

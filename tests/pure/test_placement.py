@@ -123,6 +123,45 @@ def test_layout_exclusive_needs_three_ranks(size: int) -> None:
         plan(pretend(1, size, 0), layout="exclusive")
 
 
+@pytest.mark.parametrize(
+    ("size", "options", "scheduler", "workers"),
+    [
+        # without a script no rank is kept for it
+        (2, {"has_client": False}, 0, [1]),
+        (4, {"has_client": False}, 0, [1, 2, 3]),
+        (2, {"has_client": False, "scheduler_rank": 1}, 1, [0]),
+        # nor for a scheduler that is there already
+        (1, {"has_client": False, "has_scheduler": False}, 0, [0]),
+        (2, {"has_client": False, "has_scheduler": False, "scheduler_rank": 7}, 0, [0, 1]),
+        (3, {"has_scheduler": False}, 0, [0, 2]),
+        # both on one rank
+        (3, {"scheduler_rank": 2, "client_rank": 2}, 2, [0, 1]),
+    ],
+)
+def test_layout_exclusive_keeps_ranks_for_what_there_is(
+    size: int, options: dict[str, Any], scheduler: int, workers: list[int]
+) -> None:
+    found = plan(pretend(1, size, 0), layout="exclusive", **options)
+    assert found.scheduler.rank == scheduler
+    assert names(found) == workers
+    assert found.client.rank == (
+        scheduler if not options.get("has_client", True) else options.get("client_rank", 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"has_client": False}, "with the scheduler on rank 0 needs at least 2 MPI ranks, found 1"),
+        ({"client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 MPI ranks"),
+        ({"has_scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
+    ],
+)
+def test_layout_exclusive_has_a_worker(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(WorldTooSmallException, match=said):
+        plan(pretend(1, 1, 0), layout="exclusive", **options)
+
+
 def test_other_ranks_for_the_roles() -> None:
     found = plan(pretend(3, 1, 0), scheduler_rank=2, client_rank=1)
     assert (found.scheduler.rank, found.scheduler.host, found.client.rank) == (2, "h3", 1)

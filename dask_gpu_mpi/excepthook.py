@@ -1,0 +1,66 @@
+"""`sys.excepthook` while this process is part of a cluster."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .errors import DaskGpuMpiError
+from .streams import say
+
+__all__ = ["ExceptHook", "install", "retire"]
+
+
+class ExceptHook:
+    """An uncaught error of ours ends the script with its line and its exit code; others go to the hook that was there before.
+
+    Parameters
+    ----------
+    label : callable
+        What to print before a traceback; None: nothing.
+    """
+
+    def __init__(self, label: Callable[[], str | None]) -> None:
+        self._label = label
+        self._before = sys.excepthook
+        self._retired = False
+        sys.excepthook = self
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        """Report the error; SystemExit after one of ours."""
+        if self._retired or not isinstance(error, DaskGpuMpiError):
+            if not self._retired and (label := self._label()) is not None:
+                say(label)
+            self._before(kind, error, traceback)
+            return
+        if not error.reported:
+            say(f"error: {error}")
+        # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
+        raise SystemExit(error.exit_code)
+
+    def retire(self) -> None:
+        """Do nothing any more; a hook of the script's that was put around this one stays."""
+        self._retired = True
+        if sys.excepthook is self:
+            sys.excepthook = self._before
+
+
+_installed: ExceptHook | None = None
+
+
+def install(label: Callable[[], str | None]) -> None:
+    """Install the hook, unless it is there."""
+    global _installed
+    if _installed is not None and sys.excepthook is _installed:
+        return
+    retire()
+    _installed = ExceptHook(label)
+
+
+def retire() -> None:
+    """Give the hook back that was there before `install`."""
+    global _installed
+    if _installed is not None:
+        _installed.retire()
+        _installed = None
