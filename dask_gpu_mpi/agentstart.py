@@ -15,6 +15,7 @@ from typing import Any
 
 from .errors import DaskGpuMpiError
 from .parent import die_with_parent
+from .streams import flush, open_missing, print_by_line
 from .timeline import Timeline
 from .ucx import install_hooks, load_library
 
@@ -37,6 +38,8 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
     """
     # What is imported stays: looking through it for garbage again and again is a tenth of the import.
     gc.disable()
+    open_missing()
+    print_by_line()
     ignore_signals()
     if parent:
         die_with_parent(parent)
@@ -78,6 +81,7 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
         with contextlib.suppress(OSError):
             write_frame(reply, failed)
     finally:
+        flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)
 
 

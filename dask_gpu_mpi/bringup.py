@@ -38,6 +38,7 @@ from .reach import Listener, Tokens, connect_only, connect_to
 from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
 from .roles import default_client
 from .signals import Signals
+from .streams import say
 from .supervisor import AgentProcess
 from .timeline import Step, Timeline, check_path
 from .ucx import connection_config, install_hooks
@@ -251,7 +252,7 @@ class Bringup:
             return self._run()
         except BaseException as error:
             if isinstance(error, DaskGpuMpiError) and error.fatal and not error.reported:
-                print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+                say(f"error: {error}")
                 error.reported = True
             if self._agent is not None:
                 self._agent.close(1.0)
@@ -470,7 +471,7 @@ class Bringup:
             # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
             # foreign launcher, are all rank 0.)
             if self._comm is not None or self._post.size > 1 or not launchers.keeps_silent(self._environ):
-                print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+                say(f"error: {error}")
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told
                 self._post.mailbox.send_all("fail", Failure.of(error))

@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +32,7 @@ from .options import Options
 from .placement import Plan, make_plan
 from .reach import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from .rendezvous import Mail, Mailbox, abort, load_mpi
+from .streams import flush, say
 
 __all__ = ["run_check"]
 
@@ -116,7 +116,7 @@ def run_check(
         if rank == 0:
             _alone(error, False, show)
         elif not error.reported:
-            print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+            say(f"error: {error}")
         error.reported = True
         abort(error.exit_code)
         raise
@@ -150,7 +150,7 @@ def _watch(me: _Rank, started: float, show: Callable[[Report], None]) -> threadi
         report = Report(evidence, judge(evidence), time.monotonic() - started)
         try:
             show(report)
-            sys.stdout.flush()
+            flush()
             if me.size > 1:
                 abort(report.exit_code)
         finally:  # MPICH may come back from the abort, and no exit handler can be trusted to end
@@ -246,7 +246,7 @@ class _Rank:
             reported=self._mailbox.rank != 1,
         )
         if not error.reported:
-            print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+            say(f"error: {error}")
             error.reported = True  # MPICH may come back from the abort
         abort(error.exit_code)
         raise error
@@ -290,7 +290,7 @@ class _Head:
         report = Report(evidence, judge(evidence), time.monotonic() - self._started)
         # Before anybody leaves, since a launcher ends all ranks when one fails.
         show(report)
-        sys.stdout.flush()
+        flush()
         if evidence.silent:
             abort(report.exit_code)
         self._mailbox.send_all("done", report.exit_code)
@@ -315,7 +315,7 @@ class _Head:
     def _refuse(self, failures: Mapping[int, Failure]) -> None:
         hosts = {rank: host for rank, (host, _) in self._doing.items()}
         error = one_report(failures, hosts, self._mailbox.size).error(reported=False)
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         self._mailbox.send_all("fail", Failure.of(error))
         self._mailbox.flush(2.0)
         error.reported = True

@@ -11,6 +11,7 @@ import click
 
 from .errors import DaskGpuMpiError, InputError
 from .options import Options
+from .streams import say
 
 if TYPE_CHECKING:
     from .findings import Report
@@ -68,6 +69,6 @@ def add_check(
             code = run_check(resolve(given, words)[0], kernel=kernel, show=show, expect_gpus=expect_gpus)
         except DaskGpuMpiError as error:
             if not error.reported:
-                print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+                say(f"error: {error}")
             sys.exit(error.exit_code)
         sys.exit(code)

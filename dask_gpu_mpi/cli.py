@@ -15,6 +15,7 @@ from .checkcommand import add_check
 from .errors import DaskGpuMpiError, InputError
 from .jobscript_command import jobscript
 from .options import OPTIONS, Options, parse_text, resolve
+from .streams import open_missing, say
 
 __all__ = ["cli", "main", "resolve_texts", "run"]
 
@@ -42,6 +43,7 @@ def cli() -> None:
     turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
     """  # noqa: D301 - click takes the character, not the two letters
+    open_missing()
 
 
 def _option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
@@ -122,8 +124,6 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
         if session is None:
             code = member.serve()
             if not words and member.joined.start.is_client:
-                from .session import say
-
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:
@@ -243,7 +243,7 @@ add_check(cli, _option_decorators, _resolve_run)
 
 def _fail(error: DaskGpuMpiError) -> None:
     if not error.reported:
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
     sys.exit(error.exit_code)
 
 

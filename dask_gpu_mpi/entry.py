@@ -18,6 +18,7 @@ from .errors import DaskGpuMpiError, InputError
 from .options import Options, resolve
 from .script import run_script
 from .signals import Signals
+from .streams import open_missing, say
 from .supervisor import AgentProcess
 from .timeline import Timeline
 
@@ -420,6 +421,7 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
 
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
+    open_missing()
     if sys.excepthook is not _excepthook:
         global _previous_hook
         _previous_hook = sys.excepthook
@@ -433,14 +435,12 @@ _previous_hook: Callable[..., Any] = sys.__excepthook__
 def _excepthook(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
     if not isinstance(error, DaskGpuMpiError):
         if _member is not None and not _member.joined.start.is_client:
-            from .session import say
-
             # A script that goes on after exit=False: which of the many tracebacks is it?
             say(f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:")
         _previous_hook(kind, error, traceback)
         return
     if not error.reported:
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
     # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
     raise SystemExit(error.exit_code)
 

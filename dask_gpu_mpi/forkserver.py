@@ -16,7 +16,6 @@ import inspect
 import os
 import signal
 import socket
-import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from multiprocessing import resource_tracker
 from typing import Any
 
 from .parent import die_with_parent
+from .streams import flush
 
 __all__ = ["become_fork_server"]
 
@@ -90,8 +90,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         False where the standard fork server has to be used.
     """
     server: Any = stdlib._forkserver
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
     # every page of it, and nothing would be shared any more.
     gc.freeze()

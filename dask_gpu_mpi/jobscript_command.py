@@ -14,6 +14,7 @@ import click
 from .errors import DaskGpuMpiError, InputError, OptionError
 from .jobscripts import SYSTEMS, JobRequest, render, submit, template_cpus
 from .option_types import Option, convert, show, suggest
+from .streams import say
 from .unsaid import import_config
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
@@ -86,7 +87,7 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         if submits:
             print(submit(job, text))
     except DaskGpuMpiError as error:
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         sys.exit(error.exit_code)
 
 
@@ -225,4 +226,4 @@ def _check_workers(job: JobRequest) -> None:
 
 
 def _note(text: str) -> None:
-    print(f"dask_gpu_mpi: {text}", file=sys.stderr)
+    say(text)

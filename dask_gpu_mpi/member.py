@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import threading
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from .post import BRISK, CALM, Event
 from .ranges import ranks_text
 from .rendezvous import abort
 from .signals import Signals
+from .streams import say
 from .timeline import write
 
 __all__ = ["Member"]
@@ -192,7 +192,7 @@ class Member:
         self.post.agent.send("workers", (settings, start.workers, start.config))
 
     def _say(self, text: str) -> None:
-        print(f"dask_gpu_mpi: {text}", file=sys.stderr, flush=True)
+        say(text)
 
     def _tell_over(self, lost: str | None) -> None:
         self.post.send(COORDINATOR, "over", (0 if lost is None else 1, False, lost))
@@ -216,7 +216,7 @@ class Member:
         """The cluster is over; `final`: the script has ended as well."""
         if lost is not None and not self.stopped:
             self.lost = lost
-            print(f"dask_gpu_mpi: error: {lost}: the cluster is lost", file=sys.stderr, flush=True)
+            say(f"error: {lost}: the cluster is lost")
         if not self._has_client or final:
             if self.ended is None:
                 self.post.mailbox.send_all("end", 0)

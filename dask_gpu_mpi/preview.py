@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import time
 
 from . import launchers
@@ -20,6 +19,7 @@ from .options import Options
 from .placement import Plan, make_plan
 from .ranges import ranks_text
 from .rendezvous import Mailbox, load_mpi
+from .streams import say
 from .worker_options import check_options_of
 
 __all__ = ["plan_of_allocation"]
@@ -121,7 +121,7 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
         inventories = [answer for answer in answers.values() if isinstance(answer, Inventory)]
         plan = make_plan(inventories, placement_options(options))
     except DaskGpuMpiError as error:
-        print(f"dask_gpu_mpi: error: {error}", file=sys.stderr, flush=True)
+        say(f"error: {error}")
         mailbox.send_all("fail", Failure.of(error))
         mailbox.flush(2.0)
         error.reported = True

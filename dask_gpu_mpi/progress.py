@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from .ranges import fold_names
+from .streams import write
 
 __all__ = ["Progress"]
 
@@ -69,12 +70,5 @@ class Progress:
             self._shown = False
 
     def _write(self, text: str) -> None:
-        try:
-            if self._terminal:
-                self._stream.write(f"\r\x1b[K{text}")
-            else:
-                self._stream.write(f"{text}\n")
-            self._stream.flush()
-            self._shown = True
-        except (OSError, ValueError):
-            pass  # nobody listens any more
+        write(self._stream, f"\r\x1b[K{text}" if self._terminal else f"{text}\n")
+        self._shown = True

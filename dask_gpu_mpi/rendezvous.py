@@ -23,6 +23,7 @@ from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
 from .pipes import wait_until_read
 from .ranges import ranks_text
+from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
 
@@ -317,6 +318,7 @@ def abort(code: int) -> None:
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         look_after_launcher()
+        flush()  # what the script has printed: Python will not come to it
         # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
         wait_until_read((1, 2), READING)
         MPI.COMM_WORLD.Abort(code)

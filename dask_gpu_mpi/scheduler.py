@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 from .messages import SchedulerSettings
+from .streams import flush
 from .ucx import hide_gpus
 
 __all__ = ["run_scheduler"]
@@ -30,11 +31,14 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     async def serve_and_exit() -> None:
         # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or an import of the
         # dashboard that is still under way, must not keep the process.
-        os._exit(await _serve(settings, pipe))
+        code = await _serve(settings, pipe)
+        flush()
+        os._exit(code)
 
     try:
         asyncio.run(serve_and_exit())
     finally:
+        flush()
         os._exit(1)
 
 

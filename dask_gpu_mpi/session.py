@@ -19,12 +19,13 @@ from .member import Member
 from .options import register_defaults
 from .placement import Plan
 from .post import BRISK, CALM
+from .streams import flush, say
 from .walltime import EXIT_CODE, end_time
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Session", "announce", "current_session", "say"]
+__all__ = ["Session", "announce", "current_session"]
 
 #: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
@@ -223,7 +224,7 @@ class Session:
         _give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
         if self._member.launcher_gone():
-            sys.stdout.flush()
+            flush()
             os._exit(1)  # without a launcher MPI can't be left in an orderly way
 
 
@@ -300,13 +301,6 @@ def _shut_down_once() -> None:
 
     once.once = True  # type: ignore[attr-defined]
     Client.shutdown = once  # type: ignore[method-assign]
-
-
-def say(text: str) -> None:
-    """Print a line of ours; on standard error, since standard output is the script's."""
-    # Nobody may be listening any more.
-    with contextlib.suppress(OSError, ValueError):
-        print(f"dask_gpu_mpi: {text}", file=sys.stderr, flush=True)
 
 
 def announce(joined: Joined, seconds: float) -> None:

@@ -11,11 +11,11 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 
 from .neighbours import first_process, launched_as, neighbours, started_here
 from .ranges import ranks_text
+from .streams import say
 
 __all__ = ["StartWatch"]
 
@@ -125,4 +125,4 @@ class StartWatch:
 
 
 def _say(text: str) -> None:
-    print(f"dask_gpu_mpi: error: {text}", file=sys.stderr, flush=True)
+    say(f"error: {text}")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from harness import Mpi, TestBed
+
+# What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
+os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,127 @@
+"""What a job prints: all of it, in time, and what comes of it where there is nobody to print for."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, only_our_lines
+from harness import Mpi
+
+PRINTS = """
+import os, sys, time
+from distributed import Client, Nanny
+from distributed.diagnostics.plugin import NannyPlugin, SchedulerPlugin, WorkerPlugin
+
+class Scheduler(SchedulerPlugin):
+    async def close(self):
+        print("the scheduler's plugin")
+
+class Worker(WorkerPlugin):
+    def teardown(self, worker):
+        print("the worker's plugin")
+
+class OfNanny(NannyPlugin):
+    def teardown(self, nanny):
+        print("the nanny's plugin")
+
+def task():
+    print("a task")
+    print("half a line", end="")
+
+def scheduler():
+    print("the scheduler")
+
+go_on, nanny = sys.argv[1], sys.argv[2] == "distributed.Nanny"
+client = Client()
+client.register_plugin(Scheduler())
+client.register_plugin(Worker())
+if nanny:
+    client.register_plugin(OfNanny())
+client.run_on_scheduler(scheduler)
+client.submit(task).result()
+while not os.path.exists(go_on):
+    time.sleep(0.02)
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("worker_class", ["distributed.Worker", "distributed.Nanny"])
+def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, worker_class: str) -> None:
+    """To a file, which Python buffers. Without a launcher: Open MPI's gives a terminal to its ranks."""
+    (tmp_path / "script.py").write_text(PRINTS)
+    go_on = tmp_path / "go-on"
+    line = [*COMMAND, "--worker-class", worker_class, str(tmp_path / "script.py"), str(go_on), worker_class]
+    job = mpirun.start(line, None, cwd=tmp_path)
+    # while the job runs, and not at its end, which it may not live to see
+    job.wait_for("a task")
+    job.wait_for("the scheduler")
+    go_on.touch()
+    done = job.wait().check()
+    ends = ["half a line", "the scheduler's plugin", "the worker's plugin"]
+    ends += ["the nanny's plugin"] * (worker_class == "distributed.Nanny")
+    assert {line: done.stdout.count(line) for line in ends} == dict.fromkeys(ends, 1), done.output
+    assert only_our_lines(done.stderr)
+
+
+def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_path: Path) -> None:
+    """MPI knows nothing of Python's buffers."""
+    program = """
+        from dask_gpu_mpi import initialize
+        from dask_gpu_mpi.rendezvous import abort
+
+        initialize()
+        print("the result")
+        abort(3)
+    """
+    done = mpirun.run(program, 2).check(3)
+    assert done.stdout == "the result\n"
+
+
+QUIET = """
+import os, subprocess
+from distributed import Client
+
+def task():
+    print("a task")
+    for fd in range(3):
+        os.fstat(fd)
+    return subprocess.run(["echo", "its child"]).returncode
+
+with Client() as client:
+    assert client.submit(task).result() == 0
+    open("succeeded", "w").close()
+"""
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize(
+    ("redirection", "worker_class"),
+    [
+        (">&-", "distributed.Nanny"),
+        (">&-", "distributed.Worker"),
+        ("2>&-", "distributed.Nanny"),
+        ("<&- >&- 2>&-", "distributed.Nanny"),
+        ("2>/dev/full", "distributed.Nanny"),
+    ],
+)
+def test_nobody_to_print_for(mpirun: Mpi, tmp_path: Path, redirection: str, worker_class: str) -> None:
+    (tmp_path / "script.py").write_text(QUIET)
+    program = [sys.executable, *COMMAND[1:], "--worker-class", worker_class, "script.py"]
+    done = mpirun.run(["sh", "-c", f"exec {shlex.join(program)} {redirection}"], None, cwd=tmp_path).check()
+    assert (tmp_path / "succeeded").exists()
+    assert only_our_lines(done.stderr)
+    assert only_our_lines(done.stdout.replace("a task\n", "").replace("its child\n", ""))
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("redirection", [">&-", "2>&-", "2>/dev/full"])
+def test_bad_input_and_nobody_to_tell(mpirun: Mpi, tmp_path: Path, redirection: str) -> None:
+    """Exit code 2 all the same; and what belongs on standard error does not go elsewhere."""
+    program = [sys.executable, *COMMAND[1:], "missing.py"]
+    done = mpirun.run(["sh", "-c", f"exec {shlex.join(program)} {redirection}"], None, cwd=tmp_path).check(2)
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == (redirection == ">&-")

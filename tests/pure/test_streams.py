@@ -1,0 +1,70 @@
+"""Standard streams that are closed or full, and words of ours that can't be written."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from dask_gpu_mpi import streams
+
+
+def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
+    line = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-c", code]
+    return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("redirection", ["", "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-", ">/dev/full"])
+def test_what_is_missing_is_opened(redirection: str) -> None:
+    code = (
+        "import os, subprocess, sys\n"
+        "from dask_gpu_mpi import streams\n"
+        "streams.open_missing()\n"
+        "streams.print_by_line()\n"
+        "read, write = os.pipe()\n"
+        "child = subprocess.run([sys.executable, '-c', 'import os; [os.fstat(fd) for fd in range(3)]']).returncode\n"
+        "there = None not in (sys.stdin, sys.stdout, sys.stderr)\n"
+        "streams.flush()\n"
+        "os._exit(0 if read > 2 and there and child == 0 else 1)\n"
+    )
+    assert python(code, redirection).returncode == 0
+
+
+def test_a_line_is_written_at_once() -> None:
+    code = (
+        "import os; from dask_gpu_mpi import streams; streams.print_by_line(); "
+        "print('one'); print('half', end=''); os._exit(0)"
+    )
+    assert python(code, "").stdout == "one\n"
+    assert python(code.replace("os._exit", "streams.flush(); os._exit"), "").stdout == "one\nhalf"
+
+
+@pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
+def test_what_can_not_be_said_fails_nobody(redirection: str) -> None:
+    done = python(
+        "from dask_gpu_mpi.streams import open_missing, say; open_missing(); say('a word'); print('out')",
+        redirection,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
+
+
+def test_a_line_is_said_in_its_place() -> None:
+    code = (
+        "import sys; from dask_gpu_mpi.streams import say\n"
+        "print('before', end=' ', file=sys.stderr); say('caf\\xe9 \\udcff'); print('after', file=sys.stderr)"
+    )
+    assert python(code, "").stderr == "before dask_gpu_mpi: café \\udcff\nafter\n"
+
+
+def test_what_the_script_has_put_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", text)
+    streams.say("a word")
+    assert text.getvalue() == "dask_gpu_mpi: a word\n"
+    text.close()
+    streams.say("another")
+    monkeypatch.setattr(sys, "stderr", object())
+    streams.say("a third")
+    streams.flush()
