@@ -131,15 +131,21 @@ def start(
     announce(joined, time.monotonic() - started)
     if not has_client:
         return member, None
-    signals.give_back()
     session = Session(member, started)
     assert isinstance(options, Options)  # with an InputError there is no cluster
+    try:
+        session._open()
+        # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
+        atexit.register(session._finish)
+    except BaseException:
+        session._finish()  # else the other ranks would wait for this one
+        signals.give_back()
+        raise
+    # Not before: what a signal raises ends the script, and the cluster with it, from here on.
+    signals.give_back()
     if options.walltime_signal is not None:
         _handle(getattr(signal, f"SIG{options.walltime_signal}"))
-    session._open()
     joined.timeline.lap("open the session")
-    # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
-    atexit.register(session._finish)
     if signals.got is not None:
         signal.raise_signal(
             signals.got[0]

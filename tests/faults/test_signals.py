@@ -48,6 +48,33 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
         assert "Traceback" not in done.stderr
 
 
+#: What happens at the end of `Session._open`, when the cluster is there and the script has not got its session yet.
+OPENED = """
+from dask_gpu_mpi.session import Session
+opened = Session._open
+
+def _open(self):
+    opened(self)
+    mark("end")
+    HAPPENS
+
+Session._open = _open
+"""
+
+
+@pytest.mark.parametrize(
+    ("happens", "codes"),
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", TERM, id="TERM"),
+        pytest.param("raise MemoryError", 1, id="raises"),
+    ],
+)
+def test_between_the_cluster_and_the_script(mpirun: Mpi, happens: str, codes: object) -> None:
+    job = start(mpirun, "initialize", before=OPENED.replace("HAPPENS", happens))
+    end(mpirun, job, codes, 5, tracebacks="raise" in happens)
+    assert not (job.directory / "mark-up").exists()
+
+
 @pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
 @pytest.mark.parametrize("name", ["TERM", "INT"])
 def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> None:
