@@ -7,14 +7,16 @@ protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our ow
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import importlib.util
 import os
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from . import launchers
@@ -27,7 +29,7 @@ from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
 
-__all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
+__all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
 
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
@@ -38,6 +40,8 @@ MOST_NAMED = 8
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
 
+#: mpi4py's own variables for what `_finalized_by_us` is about.
+_RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
 
@@ -82,16 +86,13 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     )
     try:
         settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if (
-            environ is not None
-            and (spec := importlib.util.find_spec("mpi4py.MPI")) is not None
-            and spec.origin
-        ):
+        spec = importlib.util.find_spec("mpi4py.MPI")
+        if environ is not None and spec is not None and spec.origin:
             launchers.check_library(environ, spec.origin, host)
             settings = without_waiting(
                 environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
             )
-        with settings, warnings.catch_warnings():
+        with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
@@ -101,6 +102,64 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
         ) from None
     return MPI
+
+
+@contextlib.contextmanager
+def _finalized_by_us(module: str | None) -> Iterator[None]:
+    """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
+
+    mpi4py calls it in these as well (``Py_AtExit``), where it waits for ever and takes messages that are the parent's. It is
+    left alone where somebody has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
+
+    Parameters
+    ----------
+    module : str or None
+        File of mpi4py.MPI.
+    """
+    import mpi4py
+
+    rc = mpi4py.rc
+    chosen = rc.finalize is not None or not rc.initialize or _RC & os.environ.keys()
+    if chosen or "mpi4py.run" in sys.modules or _is_initialized(module):
+        yield
+        return
+    rc.finalize = False
+    try:
+        yield
+    finally:
+        rc.finalize = None
+    from mpi4py import MPI
+
+    owner = os.getpid()
+
+    def finalize() -> None:
+        if os.getpid() == owner and MPI.Is_initialized() and not MPI.Is_finalized():
+            MPI.Finalize()
+
+    atexit.register(finalize)
+
+
+def _is_initialized(module: str | None) -> bool:
+    """Whether somebody else has initialised MPI, who then finalises it."""
+    flag = ctypes.c_int(0)
+    if module is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(module).MPI_Initialized(ctypes.byref(flag))
+    return bool(flag.value)
+
+
+def before_finalize(function: Callable[[], object]) -> None:
+    """Have `function` called when the script calls ``MPI.Finalize()``, which waits for all ranks.
+
+    MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
+    """
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        return
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _keyval, value: value())
+    MPI.COMM_SELF.Set_attr(keyval, function)
+    MPI.Comm.Free_keyval(keyval)  # goes when the attribute does
 
 
 def load_ucx_first() -> None:
