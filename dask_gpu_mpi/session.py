@@ -251,9 +251,9 @@ class Session:
         self._member.client_done(final=True)
         _give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
-        if self._member.launcher_gone():
+        if self._member.launcher_gone() or self._member.robbed:
             flush()
-            os._exit(1)  # without a launcher MPI can't be left in an orderly way
+            os._exit(1)  # MPI can't be left in an orderly way
 
 
 @functools.cache
