@@ -17,7 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
@@ -29,6 +29,9 @@ from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
 
+if TYPE_CHECKING:
+    from .coordinator import Failure
+
 __all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
 
 _TAG = 7
@@ -37,6 +40,8 @@ _HERE = 32701
 #: Seconds for those who are here to name those beside them who are not.
 NAMING = 0.5
 MOST_NAMED = 8
+#: Seconds after which a rank other than 0 reports that it was interrupted.
+SECOND_WORD = 0.5
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
 
@@ -199,11 +204,13 @@ class Mailbox:
         ``time.monotonic()`` until which all ranks must have joined.
     limit : str
         What that deadline is called in messages.
+    interrupted : callable, optional
+        The failure to report instead of waiting for the other ranks any longer; None: there is none.
 
     Raises
     ------
-    StartupError
-        Not all ranks joined in time; `fatal`.
+    DaskGpuMpiError
+        Not all ranks joined in time, or `interrupted`; `fatal`.
     """
 
     def __init__(
@@ -213,8 +220,10 @@ class Mailbox:
         deadline: float,
         *,
         limit: str = "the start-up deadline (startup_timeout)",
+        interrupted: Callable[[], Failure | None] = lambda: None,
     ) -> None:
         self._limit = limit
+        self._interrupted = interrupted
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
@@ -248,6 +257,11 @@ class Mailbox:
             if done and (all(word.Test() for word in words) if self.rank else len(hosts) == self.size):
                 return duplicate
             now = time.monotonic()
+            if (failure := self._interrupted()) is not None:
+                time.sleep(SECOND_WORD if self.rank else 0.0)  # rank 0 speaks for all, unless it has not been interrupted
+                error = failure.error(reported=False)
+                error.fatal = True
+                raise error
             if now > deadline and not late:
                 # Who is missing can't say where it is: those beside it can.
                 late = True
