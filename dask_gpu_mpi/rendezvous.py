@@ -258,7 +258,9 @@ class Mailbox:
                 return duplicate
             now = time.monotonic()
             if (failure := self._interrupted()) is not None:
-                time.sleep(SECOND_WORD if self.rank else 0.0)  # rank 0 speaks for all, unless it has not been interrupted
+                time.sleep(
+                    SECOND_WORD if self.rank else 0.0
+                )  # rank 0 speaks for all, unless it has not been interrupted
                 error = failure.error(reported=False)
                 error.fatal = True
                 raise error
