@@ -13,7 +13,7 @@ from pathlib import Path
 from . import launchers
 from .errors import LauncherError
 
-__all__ = ["allocated_hosts", "first_process", "launched_as", "neighbours", "started_here"]
+__all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 
 #: The daemons that start ranks on a host, and where they say how many: of MPICH and its relatives, and of Open MPI.
 HYDRA, OPENMPI = "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"
@@ -142,6 +142,27 @@ def _typed(shell: int, pid: int) -> bool:
     except (OSError, ValueError):
         return False
     return terminal != 0 and group != job and (session == shell or foreground == job)
+
+
+def is_child_of(pid: int) -> bool:
+    """Whether this process was started by that one or its children, with no launcher between them.
+
+    Parameters
+    ----------
+    pid : int
+        Process id, of another process or of this one.
+    """
+    import psutil
+
+    try:
+        for above in psutil.Process().parents():
+            if above.name() in DAEMONS:
+                return False
+            if above.pid == pid:
+                return True
+    except psutil.Error:
+        pass
+    return False
 
 
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
