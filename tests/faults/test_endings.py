@@ -153,6 +153,24 @@ ROWS = [
     Row("session.close() and MPI.Finalize()", RESULT + "session.close()\n" + FINALIZE, 3, forms=OTHER),
     Row("client.shutdown() and MPI.Finalize()", RESULT + "client.shutdown()\n" + FINALIZE, 3, forms=ONE),
     Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3, quick=("command",)),
+    # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
+    Row(
+        "its end fails",
+        "session._member.client_done = lambda **_: 1 / 0\nmark()\n",
+        1,
+        says=("this rank could not end the cluster", "ZeroDivisionError"),
+        tracebacks=1,
+        forms=ONE,
+    ),
+    Row(
+        "its monitor fails",
+        "def fail(_):\n    raise OSError('no pump')\nsession._member.pump = fail\nmark()\ntime.sleep(30)\n",
+        1,
+        within=5.0,
+        says=("the monitor of the cluster failed: OSError: no pump",),
+        tracebacks=1,
+        forms=OTHER,
+    ),
     Row("dask.config.refresh()", RESULT + "import dask\ndask.config.refresh()\nmark()\n"),
     Row("os.chdir()", RESULT + "os.mkdir('deeper')\nos.chdir('deeper')\nmark()\n", forms=OTHER),
     Row(
