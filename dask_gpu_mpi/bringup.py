@@ -299,7 +299,12 @@ class Bringup:
                 failure = Failure.of(error)
         world = load_mpi(self._environ, self._host).COMM_WORLD
         self._timeline.lap("import mpi4py, MPI_Init")
-        mailbox = Mailbox(self._comm if self._comm is not None else world, self._host, self._deadline)
+        mailbox = Mailbox(
+            self._comm if self._comm is not None else world,
+            self._host,
+            self._deadline,
+            interrupted=lambda: _signalled(self._signals.got[0]) if self._signals.got is not None else None,
+        )
         self._timeline.lap("join the ranks")
         self._joined_mpi = mailbox.size > 1
         self._post = Post(mailbox, self._agent)
@@ -405,6 +410,8 @@ class Bringup:
                 raise StartupError(
                     f"the agent ended before it was ready ({self._agent.exit_text()}); its last words are above"
                 )
+            if self._signals.got is not None:
+                raise _signalled(self._signals.got[0]).error(reported=False)
         raise StartupError(
             "the agent did not finish its imports within the start-up deadline (startup_timeout)"
         )

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from . import excepthook
+from . import excepthook, launchers
 from .driver import Driver
 from .early import start_agent, start_driver
 from .errors import InputError
 from .handlers import install
+from .neighbours import is_child_of
 from .options import Options, resolve
 from .script import run_script
 from .signals import Signals
@@ -42,6 +43,8 @@ class _Unsaid:
 
 
 _UNSAID: Any = _Unsaid()
+#: Variable in the environment of the script's children: process id of the rank.
+_RANK = "DGM_RANK_PID"
 #: Arguments whose None means something.
 _NULLABLE = ("memory_limit",)
 
@@ -88,6 +91,7 @@ def start(
         It did not come up; the same error on all ranks.
     """
     global _member
+    _refuse_children()
     started = time.monotonic()
     if not sys.executable and isinstance(options, Options):
         options = InputError(
@@ -97,6 +101,7 @@ def start(
     signals = Signals()
     signals.take()
     environ = dict(os.environ)
+    os.environ[_RANK] = str(os.getpid())  # for the script's children only: the agent is given `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
     driver: Driver | None = None
@@ -139,15 +144,21 @@ def start(
     announce(joined, time.monotonic() - started)
     if not has_client:
         return member, None
-    signals.give_back()
     session = Session(member, started, _on_term)
     assert isinstance(options, Options)  # with an InputError there is no cluster
+    try:
+        session._open()
+        # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
+        atexit.register(session._finish)
+    except BaseException:
+        session._finish()  # else the other ranks would wait for this one
+        signals.give_back()
+        raise
+    # Not before: what a signal raises ends the script, and the cluster with it, from here on.
+    signals.give_back()
     if options.walltime_signal is not None:
         _handle(getattr(signal, f"SIG{options.walltime_signal}"))
-    session._open()
     joined.timeline.lap("open the session")
-    # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
-    atexit.register(session._finish)
     if signals.got is not None:
         signal.raise_signal(
             signals.got[0]
@@ -428,6 +439,25 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
         return resolve(explicit, source="keyword")
     except InputError as error:
         return error
+
+
+def _refuse_children() -> None:
+    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
+
+    Raises
+    ------
+    InputError
+        This is one. Raised here and now: the other ranks are in the cluster of the rank.
+    """
+    rank = os.environ.get(_RANK, "")
+    launched = launchers.detect(os.environ) if rank.isdigit() else None
+    if launched is not None and is_child_of(int(rank)):
+        size = "" if launched.size is None else f" of {launched.size}"
+        raise InputError(
+            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
+            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
+            "child; a child may connect with Client(session.address, security=session.security)"
+        )
 
 
 def prepare_process() -> None:

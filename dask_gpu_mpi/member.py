@@ -59,6 +59,8 @@ class Member:
         Exit code, once the job ends.
     lost : str or None
         How the cluster was lost, if it was.
+    robbed : bool
+        The script has closed our descriptors, and those of MPI, which can't be left in an orderly way any more.
     """
 
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
@@ -69,6 +71,7 @@ class Member:
         self.stopped = False
         self.ended: int | None = None
         self.lost: str | None = None
+        self.robbed = False
         self.leave_open = leave_open
         self._has_client = has_client
         self._parent = os.getppid()
@@ -162,7 +165,10 @@ class Member:
             self._tell_over(lost)
         elif kind == "agent-lost":
             text = f"the agent of rank {self.rank} on {self.joined.host} ended ({payload[0]})"
-            if self.joined.has_scheduler:
+            self.robbed = payload[1]
+            if self.robbed and not self.joined.has_scheduler:
+                self._tell_over(text)
+            elif self.joined.has_scheduler:
                 self._tell_over(f"{text}, and the scheduler with it")
             else:
                 self._agent_lost(text)

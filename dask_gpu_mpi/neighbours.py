@@ -13,10 +13,14 @@ from pathlib import Path
 from . import launchers
 from .errors import LauncherError
 
-__all__ = ["allocated_hosts", "first_process", "launched_as", "neighbours", "started_here"]
+__all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 
-#: The daemon that starts ranks on a host, for MPICH and its relatives.
-HYDRA = ("hydra_pmi_proxy", "pmi_proxy")
+#: The daemons that start ranks on a host, and where they say how many: of MPICH and its relatives, and of Open MPI.
+HYDRA, OPENMPI = "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"
+DAEMONS = {
+    **dict.fromkeys(("hydra_pmi_proxy", "pmi_proxy"), HYDRA),
+    **dict.fromkeys(("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted"), OPENMPI),
+}
 
 
 def neighbours(pid: int) -> dict[int, str]:
@@ -69,7 +73,9 @@ def neighbours(pid: int) -> dict[int, str]:
 
 
 def started_here(pid: int) -> int:
-    """How many ranks were started on this host by a launcher that does not mind when one ends before ``MPI_Init`` (Hydra).
+    """How many ranks were started on this host by a launcher that does not mind when one ends before ``MPI_Init``.
+
+    Hydra minds none that exits, Open MPI's mpirun none that exits with code 0.
 
     Parameters
     ----------
@@ -84,10 +90,8 @@ def started_here(pid: int) -> int:
     import psutil
 
     try:
-        rank = psutil.Process(pid)
-        if psutil.Process(psutil.Process(first_process(pid)).ppid()).name() not in HYDRA:
-            return 0
-        return int(rank.environ().get("MPI_LOCALNRANKS", "0"))
+        daemon = psutil.Process(psutil.Process(first_process(pid)).ppid()).name()
+        return int(psutil.Process(pid).environ().get(DAEMONS.get(daemon, ""), "0"))
     except (psutil.Error, OSError, ValueError):
         return 0
 
@@ -102,17 +106,63 @@ def launched_as(pid: int) -> launchers.Launched | None:
         return None
 
 
-def first_process(pid: int) -> int:
-    """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it."""
+def first_process(pid: int, *, but_shells: bool = False) -> int:
+    """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it.
+
+    Parameters
+    ----------
+    pid : int
+        Process id of the rank.
+    but_shells : bool
+        Stop below a shell in which somebody has typed the command (``srun --pty bash``): it goes on after it.
+    """
     import psutil
 
     launched = launched_as(pid)
     try:
         while launched is not None and launched_as(above := psutil.Process(pid).ppid()) == launched:
+            if but_shells and _typed(above, pid):
+                break
             pid = above
     except psutil.Error:
         pass
     return pid
+
+
+def _typed(shell: int, pid: int) -> bool:
+    """Whether a process has job control on a terminal, and has started this one as a job of its own.
+
+    The shell of a wrapper script leaves its commands in its own process group.
+    """
+    try:
+        group, session, terminal, foreground = (
+            int(field) for field in Path(f"/proc/{shell}/stat").read_text().rpartition(")")[2].split()[2:6]
+        )
+        job = os.getpgid(pid)
+    except (OSError, ValueError):
+        return False
+    return terminal != 0 and group != job and (session == shell or foreground == job)
+
+
+def is_child_of(pid: int) -> bool:
+    """Whether this process was started by that one or its children, with no launcher between them.
+
+    Parameters
+    ----------
+    pid : int
+        Process id, of another process or of this one.
+    """
+    import psutil
+
+    try:
+        for above in psutil.Process().parents():
+            if above.name() in DAEMONS:
+                return False
+            if above.pid == pid:
+                return True
+    except psutil.Error:
+        pass
+    return False
 
 
 def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:

@@ -16,9 +16,21 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["FrameReader", "wait_until_read", "write_frame"]
+__all__ = ["FrameReader", "identity", "wait_until_read", "write_frame"]
 
 _LENGTH = struct.Struct("<Q")
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """What tells an open file from all others; None where the number belongs to none.
+
+    A script may close all descriptors, and open files of its own, which get these numbers.
+    """
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
@@ -51,11 +63,14 @@ class FrameReader:
     ----------
     eof : bool
         True once the other side has closed its end, which is also how its death shows.
+    taken : bool
+        True once it was this side: somebody has closed what is read here.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.eof = False
+        self.eof = self.taken = False
+        self._identity = identity(fd)
         self._buffer = bytearray()
 
     def read(self, timeout: float = 0.0) -> list[Any]:
@@ -69,6 +84,9 @@ class FrameReader:
         poller.register(self.fd, select.POLLIN)
         wait = timeout
         while poller.poll(wait * 1000):
+            if identity(self.fd) != self._identity:
+                self.eof = self.taken = True
+                break
             chunk = os.read(self.fd, 1 << 16)
             if not chunk:
                 self.eof = True
@@ -79,9 +97,9 @@ class FrameReader:
 
     def close(self) -> None:
         """Close the pipe; nothing is read any more. May be called again."""
-        if self.fd >= 0:
+        if self.fd >= 0 and identity(self.fd) == self._identity:
             os.close(self.fd)
-            self.fd = -1
+        self.fd = -1
 
     def feed(self, chunk: bytes) -> list[Any]:
         """Add bytes that somebody else has read (an event loop); returns the frames that are complete now."""

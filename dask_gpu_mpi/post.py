@@ -75,7 +75,7 @@ class Post:
             return events
         events += [Event(None, kind, payload) for kind, *payload in agent.events(0.0 if events else timeout)]
         if agent.lost:
-            events.append(Event(None, "agent-lost", [agent.exit_text()]))
+            events.append(Event(None, "agent-lost", [agent.exit_text(), agent.taken]))
             self.drop_agent(0.5)
         return events
 

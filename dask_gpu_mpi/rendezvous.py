@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import importlib.util
 import os
@@ -16,8 +17,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
@@ -29,7 +30,10 @@ from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
 
-__all__ = ["Mail", "Mailbox", "abort", "load_mpi", "load_ucx_first"]
+if TYPE_CHECKING:
+    from .coordinator import Failure
+
+__all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
 
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
@@ -39,6 +43,8 @@ _BYE = "bye"
 #: Seconds for those who are here to name those beside them who are not.
 NAMING = 0.5
 MOST_NAMED = 8
+#: Seconds after which a rank other than 0 reports that it was interrupted.
+SECOND_WORD = 0.5
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
 #: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
@@ -46,6 +52,8 @@ PARTING = 30.0
 #: Kind of a rank's last message.
 _LAST = "last"
 
+#: mpi4py's own variables for what `_finalized_by_us` is about.
+_RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
 
@@ -96,16 +104,13 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     )
     try:
         settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if (
-            environ is not None
-            and (spec := importlib.util.find_spec("mpi4py.MPI")) is not None
-            and spec.origin
-        ):
+        spec = importlib.util.find_spec("mpi4py.MPI")
+        if environ is not None and spec is not None and spec.origin:
             launchers.check_library(environ, spec.origin, host)
             settings = without_waiting(
                 environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
             )
-        with settings, warnings.catch_warnings():
+        with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
             # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
@@ -125,21 +130,76 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     return MPI
 
 
-@functools.cache
+@contextlib.contextmanager
+def _finalized_by_us(module: str | None) -> Iterator[None]:
+    """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
+
+    mpi4py calls it in these as well (``Py_AtExit``), where it waits for ever and takes messages that are the parent's. It is
+    left alone where somebody has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
+
+    Parameters
+    ----------
+    module : str or None
+        File of mpi4py.MPI.
+    """
+    import mpi4py
+
+    rc = mpi4py.rc
+    chosen = rc.finalize is not None or not rc.initialize or _RC & os.environ.keys()
+    if chosen or "mpi4py.run" in sys.modules or _is_initialized(module):
+        yield
+        return
+    rc.finalize = False
+    try:
+        yield
+    finally:
+        rc.finalize = None
+    _finalize_at_exit()
+
+
 def _end_with_python() -> None:
     """Finalize MPI when Python ends, where mpi4py will not: most ranks end inside ``initialize()``, where no script can do it."""
     import mpi4py
+
+    rc: Any = mpi4py.rc
+    if not (rc.initialize if rc.finalize is None else rc.finalize):
+        _finalize_at_exit()
+
+
+@functools.cache
+def _finalize_at_exit() -> None:
     from mpi4py import MPI
 
     owner = os.getpid()
 
-    def end() -> None:
-        if os.getpid() == owner and not MPI.Is_finalized():
+    def finalize() -> None:
+        if os.getpid() == owner and MPI.Is_initialized() and not MPI.Is_finalized():
             MPI.Finalize()
 
-    rc: Any = mpi4py.rc
-    if not (rc.initialize if rc.finalize is None else rc.finalize):
-        atexit.register(end)
+    atexit.register(finalize)
+
+
+def _is_initialized(module: str | None) -> bool:
+    """Whether somebody else has initialised MPI, who then finalises it."""
+    flag = ctypes.c_int(0)
+    if module is not None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(module).MPI_Initialized(ctypes.byref(flag))
+    return bool(flag.value)
+
+
+def before_finalize(function: Callable[[], object]) -> None:
+    """Have `function` called when the script calls ``MPI.Finalize()``, which waits for all ranks.
+
+    MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
+    """
+    from mpi4py import MPI
+
+    if MPI.Is_finalized():
+        return
+    keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _keyval, value: value())
+    MPI.COMM_SELF.Set_attr(keyval, function)
+    MPI.Comm.Free_keyval(keyval)  # goes when the attribute does
 
 
 def load_ucx_first() -> None:
@@ -179,11 +239,13 @@ class Mailbox:
         ``time.monotonic()`` until which all ranks must have joined.
     limit : str
         What that deadline is called in messages.
+    interrupted : callable, optional
+        The failure to report instead of waiting for the other ranks any longer; None: there is none.
 
     Raises
     ------
-    StartupError
-        Not all ranks joined in time; `fatal`.
+    DaskGpuMpiError
+        Not all ranks joined in time, or `interrupted`; `fatal`.
     """
 
     def __init__(
@@ -193,8 +255,10 @@ class Mailbox:
         deadline: float,
         *,
         limit: str = "the start-up deadline (startup_timeout)",
+        interrupted: Callable[[], Failure | None] = lambda: None,
     ) -> None:
         self._limit = limit
+        self._interrupted = interrupted
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self._self: list[Mail] = []
@@ -213,7 +277,9 @@ class Mailbox:
         self._comm = self._join(comm, host, deadline)
         #: Ranks whose last message is here.
         self._parted: set[int] = set()
-        self._close_before_mpi_ends()
+        # Whichever way MPI ends: with Python, after which nothing of it runs any more, or by the script's ``MPI.Finalize()``.
+        atexit.register(self.close)
+        before_finalize(self.close)
 
     def _join(self, comm: Any, host: str, deadline: float) -> Any:
         """Duplicate the communicator, which takes all ranks, without waiting in MPI."""
@@ -235,6 +301,13 @@ class Mailbox:
             if done and (all(word.Test() for word in words) if self.rank else len(hosts) == self.size):
                 return duplicate
             now = time.monotonic()
+            if (failure := self._interrupted()) is not None:
+                time.sleep(
+                    SECOND_WORD if self.rank else 0.0
+                )  # rank 0 speaks for all, unless it has not been interrupted
+                error = failure.error(reported=False)
+                error.fatal = True
+                raise error
             if now > deadline and not late:
                 # Who is missing can't say where it is: those beside it can.
                 late = True
@@ -368,15 +441,6 @@ class Mailbox:
         if self.rank == 0:
             self.send_all(_LAST)
         self.flush(max(0.0, limit - time.monotonic()))
-
-    def _close_before_mpi_ends(self) -> None:
-        """Whichever way: Python ends, after which nothing of it runs any more, or the script calls ``MPI.Finalize()``."""
-        from mpi4py import MPI
-
-        atexit.register(self.close)
-        # MPI_Finalize deletes the attributes of COMM_SELF first of all.
-        keyval = MPI.Comm.Create_keyval(delete_fn=lambda *_: self.close())
-        MPI.COMM_SELF.Set_attr(keyval, None)
 
     def _may_call(self) -> bool:
         """Whether MPI allows a call here and now: the script may have finalised it, and not every library allows all threads.

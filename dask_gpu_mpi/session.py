@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from .member import Member
 from .options import register_defaults
 from .placement import Plan
 from .post import BRISK, CALM
+from .rendezvous import abort, before_finalize
 from .streams import flush, say
 from .walltime import EXIT_CODE, end_time
 
@@ -175,8 +177,10 @@ class Session:
         register_defaults()
         _shut_down_once()
         self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
-        self._monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
-        self._monitor.start()
+        _hook_finalize()
+        monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
+        monitor.start()
+        self._monitor = monitor
 
     def _end_signals(self) -> list[int]:
         """Those that tell this process to end."""
@@ -215,6 +219,16 @@ class Session:
             excepthook.retire()
 
     def _watch(self) -> None:
+        try:
+            self._watch_over()
+        except Exception as error:
+            # Whatever it is: without this thread nobody hears of the cluster's end any more.
+            if not self._leaving.is_set():
+                say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
+                self._member.lost = self._member.lost or "its monitor failed"
+                self._end_the_script()
+
+    def _watch_over(self) -> None:
         member = self._member
         while not self._leaving.is_set():
             member.pump(CALM)
@@ -226,11 +240,14 @@ class Session:
                 self._warned = True
                 os.kill(os.getpid(), signal.SIGTERM)
             if member.lost is not None or member.launcher_gone():
-                _silence_dask()
-                # Raises ClusterLostError, or SystemExit, in the main thread.
-                os.kill(os.getpid(), signal.SIGTERM)
-                self._end_by_force_after(LOST_GRACE)
+                self._end_the_script()
                 return
+
+    def _end_the_script(self) -> None:
+        """Raise ClusterLostError, or SystemExit, in the main thread."""
+        _silence_dask()
+        os.kill(os.getpid(), signal.SIGTERM)
+        self._end_by_force_after(LOST_GRACE)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
@@ -272,6 +289,17 @@ class Session:
         if self._finished:
             return
         self._finished = True
+        try:
+            self._end_the_job()
+        except BaseException:
+            # The other ranks have not been told, and would wait for this one for ever.
+            say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
+            with contextlib.suppress(Exception):
+                abort(1)
+            flush()
+            os._exit(1)
+
+    def _end_the_job(self) -> None:
         self._stop_monitor()
         if not self._closed:
             self._hear_why()
@@ -281,9 +309,27 @@ class Session:
         self._member.client_done(final=True)
         _give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
-        if self._member.launcher_gone():
+        if self._member.launcher_gone() or self._member.robbed:
             flush()
-            os._exit(1)  # without a launcher MPI can't be left in an orderly way
+            os._exit(1)  # MPI can't be left in an orderly way
+
+
+@functools.cache
+def _hook_finalize() -> None:
+    """End the cluster when the script calls ``MPI.Finalize()``: the other ranks don't call it before that."""
+    before_finalize(lambda: _current._finish() if _current is not None else None)
+
+
+def _disown() -> None:
+    """In a child that the script has forked: the cluster is the parent's, and so are the threads that hold any lock of ours."""
+    session = _current
+    if session is not None:
+        session._closed = session._finished = True
+        # What Dask does with them at the end of a process waits for their event loop, which is not here.
+        _give_up_clients(session.address)
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 def _silence_dask() -> list[logging.Logger]:

@@ -68,7 +68,7 @@ class StartWatch:
         return self._told_over() or os.getppid() != self._rank
 
     def _look_beside(self, started: int, pause: float, before: int, looks: int) -> None:
-        """Below Hydra the others wait without end for a rank that has ended before ``MPI_Init``."""
+        """Below Hydra and Open MPI's mpirun the others wait without end for a rank that has ended before ``MPI_Init``."""
         if self._over():
             return
         beside = neighbours(self._rank)
@@ -119,7 +119,7 @@ class StartWatch:
         if self._over():
             return
         # A wrapper script, which the launcher waits for, would turn the signal into an exit code, and Hydra minds signals only.
-        for pid in dict.fromkeys((first_process(self._rank), self._rank)):
+        for pid in dict.fromkeys((first_process(self._rank, but_shells=True), self._rank)):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

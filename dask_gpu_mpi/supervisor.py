@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from .gpulook import Look
 from .launchers import scrub
-from .pipes import FrameReader, write_frame
+from .pipes import FrameReader, identity, write_frame
 from .scratch import remove_scratch
+from .streams import say
 
 if TYPE_CHECKING:
     from .gpus import Gpu
@@ -49,6 +50,10 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     configured = loaded.get("distributed.nanny.pre-spawn-environ", {}) if loaded is not None else {}
     wanted = {key: str(value) for key, value in {**PRE_SPAWN, **configured}.items() if value is not None}
     return {**wanted, **scrub(environ)}
+
+
+#: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
+KILLING = 2.0
 
 
 def _import_path() -> list[str]:
@@ -86,12 +91,18 @@ class AgentProcess:
 
     def __init__(self, environ: Mapping[str, str], early: Collection[str], *, look: bool = False) -> None:
         self.early = frozenset(early)
-        read, write = os.pipe()
-        ours, theirs = [read], [write]
         gpus_read = gpus_write = -1
+        ours: list[int] = []
+        theirs: list[int] = []
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
         try:
+            read, write = os.pipe()
+            ours.append(read)
+            theirs.append(write)
+            orders, self._stdin = os.pipe()
+            ours.append(self._stdin)
+            theirs.append(orders)
             if look:
                 gpus_read, gpus_write = os.pipe()
                 ours.append(gpus_read)
@@ -109,9 +120,8 @@ class AgentProcess:
             ]
             self._process = subprocess.Popen(
                 argv,
-                stdin=subprocess.PIPE,
-                bufsize=0,  # frames are written to the descriptor
-                pass_fds=theirs,
+                stdin=orders,
+                pass_fds=[fd for fd in theirs if fd != orders],
                 env=_agent_environ(environ),
                 # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
@@ -123,15 +133,14 @@ class AgentProcess:
         finally:
             for fd in theirs:
                 os.close(fd)
-        assert self._process.stdin is not None
-        self._stdin = self._process.stdin.fileno()
+        self._identity = identity(self._stdin)
         self._reader = FrameReader(read)
         self.looks = look
         self._look = Look(gpus_read) if look else None
         self._lock = threading.Lock()
         # A child that the script forks must not hold the lifeline open when this process is gone.
         self._open = True
-        os.register_at_fork(after_in_child=self._close_in_child)
+        os.register_at_fork(after_in_child=self._close_stdin)
         self.scratch: str | None = None
         #: Why it has ended, where it could still say so.
         self._why = ""
@@ -146,20 +155,32 @@ class AgentProcess:
         """True once the agent's end of the pipe is closed: it has died."""
         return self._reader.eof
 
+    @property
+    def taken(self) -> bool:
+        """True once the script has closed the pipe from the agent, and with it, most likely, all that MPI has open."""
+        return self._reader.taken
+
     def configure(self, configuration: Configuration) -> None:
         """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
-        import cloudpickle
-
-        # Its death shows as `lost`, with the reason on standard error.
-        with contextlib.suppress(BrokenPipeError):
-            write_frame(self._stdin, configuration, dumps=cloudpickle.dumps)
+        self._write(configuration)
 
     def send(self, command: str, payload: Any = None) -> None:
         """Send a command (see `agent.Agent`); it may hold a class of the script, as the configuration may."""
+        self._write((command, payload))
+
+    def _write(self, frame: Any) -> None:
         import cloudpickle
 
-        with contextlib.suppress(BrokenPipeError):
-            write_frame(self._stdin, (command, payload), dumps=cloudpickle.dumps)
+        # Its death shows as `lost`, with the reason on standard error.
+        if self._open and identity(self._stdin) == self._identity:
+            with contextlib.suppress(BrokenPipeError):
+                write_frame(self._stdin, frame, dumps=cloudpickle.dumps)
+
+    def _close_stdin(self) -> None:
+        """End of file on the agent's lifeline."""
+        ours, self._open = self._open and identity(self._stdin) == self._identity, False
+        if ours:
+            os.close(self._stdin)
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
         """What the agent has said since, after waiting at most `timeout` seconds for it to say something."""
@@ -178,6 +199,8 @@ class AgentProcess:
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
+        if self.taken:
+            return "the script closed the descriptors of this process"
         if self._why:
             return self._why
         try:
@@ -200,12 +223,9 @@ class AgentProcess:
         bool
             False when it had to be killed.
         """
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            # In words first: a process of the script's that was not forked through Python may hold the other end as well.
-            self.send("close")
-            self._open = False
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
+        # In words first: a process of the script's that was not forked through Python may hold the other end as well.
+        self.send("close")
+        self._close_stdin()
         if self._look is not None:
             self._look.close()
         polite = True
@@ -214,8 +234,13 @@ class AgentProcess:
             if time.monotonic() > limit:
                 # Its fork server and workers follow: pipes and PR_SET_PDEATHSIG see to it.
                 self._process.kill()
-                self._process.wait()
                 polite = False
+                try:
+                    self._process.wait(KILLING)
+                except subprocess.TimeoutExpired:
+                    say(
+                        f"warning: agent (process {self.pid}) still running {KILLING:g} s after SIGKILL; continuing without it"
+                    )
                 break
             time.sleep(0.01)
         with self._lock:
@@ -224,9 +249,3 @@ class AgentProcess:
             # its workers follow it, and may still be writing there
             remove_scratch(self.scratch, within=max(2.0, limit - time.monotonic()), settle=0.1)
         return polite
-
-    def _close_in_child(self) -> None:
-        if self._open:
-            self._open = False
-            if self._process.stdin is not None:
-                self._process.stdin.close()

@@ -54,6 +54,36 @@ class Row:
 ONE, OTHER = FORMS[:1], FORMS[1:]
 
 RESULT = "assert client.submit(lambda: 5).result() == 5\n"
+FINALIZE = "from mpi4py import MPI\nMPI.Finalize()\nassert session.closed\nmark()\nsys.exit(3)\n"
+#: One while another thread is inside the rank's messages, as the monitor nearly always is.
+FORK = """
+def fork(end):
+    pid = os.fork()
+    if not pid:
+        end()
+        sys.exit(4)
+    codes = []
+    def ended():
+        found, status = os.waitpid(pid, os.WNOHANG)
+        codes.append(os.waitstatus_to_exitcode(status))
+        return found
+    wait_until(ended, 20)
+    assert codes[-1] == 4, codes[-1]
+
+held, over = threading.Event(), threading.Event()
+
+def hold():
+    with session._member._lock:
+        held.set()
+        over.wait(30)
+
+threading.Thread(target=hold).start()
+held.wait(30)
+fork(lambda: None)
+over.set()
+fork(session.close)
+assert not session.closed
+"""
 
 ROWS = [
     Row("returns", RESULT + "mark()\n", quick=("command",)),
@@ -116,6 +146,30 @@ ROWS = [
         "leaves a client half closed",
         "client.shutdown()\ntry:\n    client.sync(client._shutdown)\nexcept AttributeError:\n    pass\nmark()\n",
         forms=ONE,
+    ),
+    # the launcher takes a rank that leaves without MPI_Finalize for one that has failed
+    Row("os._exit(0)", RESULT + "mark()\nos._exit(0)\n", {"openmpi": {1}, "mpich": {9}}, forms=ONE),
+    Row("MPI.Finalize()", RESULT + FINALIZE, 3, quick=("initialize",)),
+    Row("session.close() and MPI.Finalize()", RESULT + "session.close()\n" + FINALIZE, 3, forms=OTHER),
+    Row("client.shutdown() and MPI.Finalize()", RESULT + "client.shutdown()\n" + FINALIZE, 3, forms=ONE),
+    Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3, quick=("command",)),
+    # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
+    Row(
+        "its end fails",
+        "session._member.client_done = lambda **_: 1 / 0\nmark()\n",
+        1,
+        says=("this rank could not end the cluster", "ZeroDivisionError"),
+        tracebacks=1,
+        forms=ONE,
+    ),
+    Row(
+        "its monitor fails",
+        "def fail(_):\n    raise OSError('no pump')\nsession._member.pump = fail\nmark()\ntime.sleep(30)\n",
+        1,
+        within=5.0,
+        says=("the monitor of the cluster failed: OSError: no pump",),
+        tracebacks=1,
+        forms=OTHER,
     ),
     Row("dask.config.refresh()", RESULT + "import dask\ndask.config.refresh()\nmark()\n"),
     Row("os.chdir()", RESULT + "os.mkdir('deeper')\nos.chdir('deeper')\nmark()\n", forms=OTHER),

@@ -189,6 +189,30 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     end(mpirun, job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
 
 
+@pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])
+def test_scheduler_of_a_script_without_standard_error(mpirun: Mpi, close: str) -> None:
+    body = f"{close}\nmark()\nos.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)\ntime.sleep(20)\n"
+    end(mpirun, start(mpirun, "initialize", body), 1, 10, tracebacks=None)
+
+
+@pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
+def test_all_descriptors_closed(mpirun: Mpi, ranks: int | None) -> None:
+    """The agent takes it for the end, and the pipes to it are gone; files of the script's have got their numbers."""
+    body = (
+        "mark()\ntry:\n    os.closerange(3, 1024)\n    files = [open(f'data-{i}', 'w+') for i in range(200)]\n"
+        "    for file in files:\n        file.write('of the script')\n        file.seek(0)\n"
+        "    time.sleep(60)\nfinally:\n    mark('finally')\n"
+    )
+    job = start(mpirun, "command", body, ranks=ranks)
+    # MPICH's launcher ends the job at once: the rank's connection to it is among them
+    launched = ranks is not None and mpirun.name == "mpich"
+    end(mpirun, job, 9 if launched else 1, 15, tracebacks=None, scratch=launched)
+    if not launched:
+        mark_time(job, "finally")
+        # the signal may come before the last of them is written
+        assert {path.read_text() for path in job.directory.glob("data-*")} <= {"of the script", ""}
+
+
 @pytest.mark.parametrize("victim", ["scheduler", "head agent"])
 def test_head_without_a_script(mpirun: Mpi, victim: str) -> None:
     job = start(mpirun, "bare")

@@ -48,6 +48,73 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
         assert "Traceback" not in done.stderr
 
 
+#: What happens at the end of `Session._open`, when the cluster is there and the script has not got its session yet.
+OPENED = """
+from dask_gpu_mpi.session import Session
+opened = Session._open
+
+def _open(self):
+    opened(self)
+    mark("end")
+    HAPPENS
+
+Session._open = _open
+"""
+
+
+@pytest.mark.parametrize(
+    ("happens", "codes"),
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGTERM)", TERM, id="TERM"),
+        pytest.param("raise MemoryError", 1, id="raises"),
+    ],
+)
+def test_between_the_cluster_and_the_script(mpirun: Mpi, happens: str, codes: object) -> None:
+    job = start(mpirun, "initialize", before=OPENED.replace("HAPPENS", happens))
+    end(mpirun, job, codes, 5, tracebacks="raise" in happens)
+    assert not (job.directory / "mark-up").exists()
+
+
+#: Rank 0 waits where it says so for what never comes, until its start-up deadline of minutes.
+WAITS = {
+    "for a rank": """
+if rank() == 1:
+    from mpi4py import MPI
+    wait_until(lambda: False)
+from dask_gpu_mpi.rendezvous import Mailbox
+join = Mailbox._join
+
+def _join(self, *args):
+    mark("waits")
+    return join(self, *args)
+
+Mailbox._join = _join
+""",
+    "for its agent": """
+from dask_gpu_mpi.bringup import Bringup
+wait = Bringup._await_agent
+
+def _await_agent(self):
+    if rank() == 0:
+        self._agent.events = lambda timeout: time.sleep(timeout) or []
+        mark("waits")
+    wait(self)
+
+Bringup._await_agent = _await_agent
+""",
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_while_a_rank_waits_at_the_start(mpirun: Mpi, what: str) -> None:
+    job = start(mpirun, "initialize", before=WAITS[what])
+    mark_time(job, "waits")
+    fault = time.time()
+    os.kill(ranks_of(job)[0], signal.SIGTERM)
+    says = ["SIGTERM came while the cluster started"]
+    end(mpirun, job, 143, 10, since=fault, says=says, tracebacks=None)
+
+
 @pytest.mark.parametrize("ranks", [2, None], ids=["launched", "alone"])
 @pytest.mark.parametrize("name", ["TERM", "INT"])
 def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> None:

@@ -65,6 +65,41 @@ def test_import_error_on_one_rank(mpirun: Mpi, through: tuple[str, ...]) -> None
         assert "(left: rank 0)" in report
 
 
+def test_rank_that_exits_with_0_before_mpi(mpirun: Mpi) -> None:
+    """Neither launcher minds (Open MPI's: where no other rank is inside MPI yet): the agents of the others find out."""
+    before = (
+        "if rank() == 1:\n    os.symlink(str(os.getpid()), 'ended')\n    sys.exit()\n"
+        "wait_until(lambda: os.path.islink('ended') and not os.path.exists('/proc/' + os.readlink('ended')))\n"
+    )
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before)
+    says = (
+        f"1 of the ranks that the launcher started on {os.uname().nodename} ended before MPI",
+        "(left: rank 0)",
+    )
+    end(mpirun, job, None, SOON, since=fault, says=says)
+
+
+@pytest.mark.parametrize("how", ["spawn", "subprocess"])
+def test_child_that_would_be_the_same_rank(mpirun: Mpi, how: str) -> None:
+    """A script without a main guard: multiprocessing runs it again; and a program that the script starts."""
+    child = {
+        "spawn": "import multiprocessing\nchild = multiprocessing.get_context('spawn').Process(target=print)\n"
+        "child.start()\nchild.join(30)\ncode = child.exitcode\n",
+        "subprocess": "import subprocess\n"
+        "line = [sys.executable, '-c', 'from dask_gpu_mpi import initialize; initialize()']\n"
+        "code = subprocess.run(line, timeout=30).returncode\n",
+    }
+    job = start(mpirun, "initialize", child[how] + "mark()\nsys.exit(10 + code)\n")
+    end(
+        mpirun,
+        job,
+        12,
+        5,
+        says=("dask_gpu_mpi: error: initialize: called in a child process of rank 0 of 2",),
+    )
+
+
 @pytest.mark.parametrize("where", ["__init__", "start"])
 def test_worker_class_that_raises(mpirun: Mpi, where: str) -> None:
     method = "def __init__(self, *a, **k):" if where == "__init__" else "async def start(self):"

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from dask_gpu_mpi import startwatch
-from dask_gpu_mpi.neighbours import launched_as, neighbours, started_here
+from dask_gpu_mpi.neighbours import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.startwatch import StartWatch
 
 RANKS = 4
@@ -76,6 +76,59 @@ def _until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < limit
         time.sleep(0.01)
+
+
+@pytest.fixture
+def typed() -> Iterator[tuple[int, Callable[[bytes], object], Callable[[], int]]]:
+    """A command typed in an interactive shell that a launcher has started: its process id, how to type, and the shell's end."""
+    master, slave = os.openpty()
+    told = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_LOCALID": "0"}
+    line = ["setsid", "--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"]
+    with subprocess.Popen(
+        line, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, **told}, start_new_session=True
+    ) as launcher:
+        below = psutil.Process(launcher.pid)
+        try:
+            os.write(master, b"sleep 600\n")
+            _until(lambda: any(process.name() == "sleep" for process in below.children(recursive=True)))
+            (job,) = [process for process in below.children(recursive=True) if process.name() == "sleep"]
+            yield job.pid, lambda keys: os.write(master, keys), lambda: launcher.wait(30)
+        finally:
+            for process in below.children(recursive=True) if below.is_running() else ():
+                process.kill()
+            os.close(master)
+            os.close(slave)
+
+
+def test_a_shell_in_which_the_command_was_typed_is_not_ended(
+    typed: tuple[int, Callable[[bytes], object], Callable[[], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``srun --pty bash``: the launcher waits for it as for a wrapper script, but it is the user's."""
+    job, type_in, end_of_shell = typed
+    assert launched_as(psutil.Process(job).ppid()) == launched_as(job) is not None
+    monkeypatch.setattr(startwatch.os, "getppid", lambda: job)
+    StartWatch(job, 0.0, speaks=False, over=lambda: False)._end_rank()
+    _until(lambda: not psutil.pid_exists(job))
+    type_in(b"exit 7\n")
+    assert end_of_shell() == 7
+
+
+def test_the_scripts_around_a_rank_end_with_it(
+    ranks: dict[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = first_process(ranks[1])
+    assert first_process(ranks[1], but_shells=True) == first
+    monkeypatch.setattr(startwatch.os, "getppid", lambda: ranks[1])
+    StartWatch(ranks[1], 0.0, speaks=False, over=lambda: False)._end_rank()
+    ended = (psutil.STATUS_ZOMBIE, None)
+    _until(lambda: all(_status(pid) in ended for pid in (first, ranks[1])))
+
+
+def _status(pid: int) -> str | None:
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return None
 
 
 def test_neighbours_are_there_or_stopped_or_gone(ranks: dict[int, int]) -> None:

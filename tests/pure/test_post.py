@@ -26,7 +26,7 @@ class Agent:
     def __init__(self) -> None:
         self.frames: list[tuple[Any, ...]] = []
         self.waits: list[float] = []
-        self.lost = False
+        self.lost = self.taken = False
         self.closed: float | None = None
         self.scratch: str | None = None
 
@@ -64,7 +64,7 @@ def test_a_lost_agent_is_told_once() -> None:
     agent.frames = [("failed", "why", 1)]
     assert post.events(0.0) == [
         Event(None, "failed", ["why", 1]),
-        Event(None, "agent-lost", ["killed by signal SIGKILL"]),
+        Event(None, "agent-lost", ["killed by signal SIGKILL", False]),
     ]
     assert post.agent is None
     assert agent.closed is not None
