@@ -20,10 +20,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from . import launchers
-from .coordinator import Coordinator, Failure, Go, Hello, Start
+from .coordinator import Coordinator, Go, Hello, Start
 from .crowd import configured_keys
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
+from .failures import Failure
 from .gpulook import hangs, nvml_grace
 from .gpus import Gpu
 from .inventory import Inventory, take_inventory
@@ -32,6 +33,7 @@ from .messages import Configuration, SchedulerSettings, WorkerSettings
 from .network import list_interfaces
 from .options import Options
 from .placement import PlacementOptions, Plan, make_plan
+from .placement_options import placement_options
 from .post import BRISK, Event, Post
 from .progress import Progress
 from .reach import Listener, Tokens, connect_only, connect_to
@@ -43,7 +45,7 @@ from .supervisor import AgentProcess
 from .timeline import Step, Timeline, check_path
 from .ucx import connection_config, install_hooks
 
-__all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client", "placement_options"]
+__all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client"]
 
 #: Rank that hears all others and makes the plan.
 COORDINATOR = 0
@@ -69,23 +71,6 @@ SHARED = (
     "name",
     "nthreads",
 )
-
-
-def placement_options(options: Options, *, name: str | None = None) -> PlacementOptions:
-    """What the plan needs of the options."""
-    return PlacementOptions(
-        layout=options.layout,
-        cpu_workers=options.cpu_workers,
-        gpus_per_worker=options.gpus_per_worker,
-        require_idle_gpus=options.require_idle_gpus,
-        nthreads=options.nthreads,
-        memory_limit=options.memory_limit,
-        worker_kind=options.worker_kind,
-        name=name if name is not None else options.name,
-        scheduler_rank=options.scheduler_rank,
-        client_rank=options.client_rank,
-        has_scheduler=options.scheduler,
-    )
 
 
 def expected_client(options: Options) -> int:

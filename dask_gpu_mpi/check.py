@@ -20,16 +20,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import launchers
-from .bringup import placement_options
-from .coordinator import Failure, one_report
 from .errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from .facts import Facts, take_facts
+from .failures import Failure, one_report
 from .findings import Evidence, Finding, Listening, Outcome, Report
 from .gpukernel import run_kernels
 from .judgement import judge, split_remedy
 from .network import choose_addresses
 from .options import Options
 from .placement import Plan, make_plan
+from .placement_options import placement_options
 from .reach import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from .rendezvous import Mail, Mailbox, abort, load_mpi
 from .streams import flush, say

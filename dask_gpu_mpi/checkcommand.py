@@ -4,74 +4,49 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import DaskGpuMpiError, InputError
-from .options import Options
+from .cli_options import RUN_CONTEXT, resolve_run, run_parameters
+from .errors import DaskGpuMpiError
 from .streams import say
 
 if TYPE_CHECKING:
     from .findings import Report
 
-__all__ = ["add_check"]
+__all__ = ["check"]
 
 
-def add_check(
-    group: click.Group,
-    option_decorators: Callable[[], Callable[[Any], Any]],
-    resolve: Callable[[dict[str, Any], tuple[str, ...]], tuple[Options | InputError, tuple[str, ...]]],
-) -> None:
-    """Add the command to a group.
+@click.command(context_settings=RUN_CONTEXT)
+@run_parameters
+@click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")
+@click.option(
+    "--expect-gpus",
+    type=click.IntRange(min=0),
+    metavar="G",
+    help="GPUs that each host must show; without it, as many as Slurm says (SLURM_GPUS_ON_NODE).",
+)
+@click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
+def check(kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str, ...], **given: Any) -> None:
+    """Look whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
 
-    Parameters
-    ----------
-    group : click.Group
-        The command line.
-    option_decorators : callable
-        Makes click's options of the table of options.
-    resolve : callable
-        Adds up what was said, as `run` does: the options, and the script with its arguments.
+    Say what the job will have after `run`: its options count as far as they change what there is to check, SCRIPT is not
+    looked at. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
     """
+    from .check import run_check
+    from .checktable import as_data, render
 
-    @group.command(context_settings={"allow_interspersed_args": False})
-    @option_decorators()
-    @click.option(
-        "--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU."
-    )
-    @click.option(
-        "--expect-gpus",
-        type=click.IntRange(min=0),
-        metavar="G",
-        help="GPUs that each host must show; without it, as many as Slurm says (SLURM_GPUS_ON_NODE).",
-    )
-    @click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
-    @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
-    def check(
-        kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str, ...], **given: Any
-    ) -> None:
-        """Look whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
+    def show(report: Report) -> None:
+        # Open MPI gives its ranks a terminal for their output, wherever that goes; but none for their errors.
+        color = None if sys.stderr.isatty() else False
+        click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
 
-        Say what the job will have after `run`: its options count as far as they change what there is to check, SCRIPT is not
-        looked at. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
-        """
-        from .check import run_check
-        from .checktable import as_data, render
-
-        def show(report: Report) -> None:
-            # Open MPI gives its ranks a terminal for their output, wherever that goes; but none for their errors.
-            color = None if sys.stderr.isatty() else False
-            click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
-
-        try:
-            options, script = resolve(given, words)
-            code = run_check(
-                options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(script)
-            )
-        except DaskGpuMpiError as error:
-            if not error.reported:
-                say(f"error: {error}")
-            sys.exit(error.exit_code)
-        sys.exit(code)
+    try:
+        options, script = resolve_run(given, words)
+        code = run_check(options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(script))
+    except DaskGpuMpiError as error:
+        if not error.reported:
+            say(f"error: {error}")
+        sys.exit(error.exit_code)
+    sys.exit(code)

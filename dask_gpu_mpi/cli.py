@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,16 +10,14 @@ from typing import Any, Literal
 
 import click
 
-from .checkcommand import add_check
+from .checkcommand import check
+from .cli_options import RUN_CONTEXT, option_decorators, resolve_run, resolve_texts, run_parameters
 from .errors import DaskGpuMpiError, InputError
 from .jobscript_command import jobscript
-from .options import OPTIONS, Options, parse_text, resolve
+from .options import Options
 from .streams import open_missing, say
 
-__all__ = ["cli", "main", "resolve_texts", "run"]
-
-#: What tells an address from a script: a protocol, or a host and a port.
-_ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
+__all__ = ["cli", "main"]
 
 
 class _RunByDefault(click.Group):
@@ -46,61 +43,11 @@ def cli() -> None:
     open_missing()
 
 
-def _option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """The table's options, for click: all texts, so that errors are found, and told, in one place."""
-
-    def decorate(function: Any) -> Any:
-        for option in reversed(list(OPTIONS.values())):
-            if not option.cli or (names is not None and option.name not in names):
-                continue
-            if option.kind == "bool":
-                function = click.option(option.flags[0], option.name, default=None, help=option.help)(
-                    function
-                )
-            else:
-                metavar = "|".join(option.choices) if option.choices else option.kind.upper()
-                function = click.option(
-                    *option.flags, option.name, default=None, metavar=metavar, help=option.help
-                )(function)
-        return function
-
-    return decorate
-
-
-def resolve_texts(given: dict[str, Any]) -> Options | InputError:
-    """The options from what the command line said, or what is wrong with them: to be told once for all ranks."""
-    try:
-        explicit = {
-            name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
-            for name, value in given.items()
-            if value is not None
-        }
-        return resolve(explicit, source="command line")
-    except InputError as error:
-        return error
-
-
-@cli.command(context_settings={"allow_interspersed_args": False})
-@_option_decorators()
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+@cli.command(context_settings=RUN_CONTEXT)
+@run_parameters
 def run(words: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code."""
-    _run(*_resolve_run(given, words))
-
-
-def _resolve_run(
-    given: dict[str, Any], words: tuple[str, ...]
-) -> tuple[Options | InputError, tuple[str, ...]]:
-    """The options and the script of a job."""
-    if (
-        given["scheduler"] is False
-        and given["scheduler_file"] is None
-        and given["scheduler_address"] is None
-        and words
-        and _ADDRESS.fullmatch(words[0])
-    ):
-        given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
-    return resolve_texts(given), words
+    _run(*resolve_run(given, words))
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
@@ -108,19 +55,19 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
     from .script import check_script, prepare_script, run_script
 
     prepare_process()
-    check: Callable[[int], None] | None = None
+    check_rank: Callable[[int], None] | None = None
     if words:
         prepare_script(words[0], words[1:])
         if isinstance(options, Options):
 
-            def check(rank: int) -> None:
+            def check_rank(rank: int) -> None:
                 from .bringup import expected_client
 
                 if rank == expected_client(options):
                     check_script(words[0], cli.commands)
 
     try:
-        member, session = start(options, check=check, has_client=bool(words))
+        member, session = start(options, check=check_rank, has_client=bool(words))
         if session is None:
             code = member.serve()
             if not words and member.joined.start.is_client:
@@ -132,7 +79,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
 
 
 @cli.command()
-@_option_decorators(
+@option_decorators(
     [
         "layout",
         "cpu_workers",
@@ -196,8 +143,8 @@ def plan(
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
-    from .bringup import placement_options
     from .placement import make_plan
+    from .placement_options import placement_options
 
     options = resolve_texts(given)
     try:
@@ -238,15 +185,13 @@ def plan(
         click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
 
 
-add_check(cli, _option_decorators, _resolve_run)
-
-
 def _fail(error: DaskGpuMpiError) -> None:
     if not error.reported:
         say(f"error: {error}")
     sys.exit(error.exit_code)
 
 
+cli.add_command(check)
 cli.add_command(jobscript)
 
 

@@ -12,17 +12,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .unsaid import import_config, is_unsaid
+from .unsaid import import_config, is_configured, is_unsaid
 
 if TYPE_CHECKING:
-    from .plan import WorkerPlan
+    from .planmodel import WorkerPlan
 
 __all__ = [
     "BACKLOG",
     "CONNECT",
     "configured_keys",
     "connection_settings",
-    "is_configured",
     "start_delay",
     "start_limit",
     "workers_per_core",
@@ -96,16 +95,6 @@ def start_delay(before: int, workers: int) -> float:
         All planned workers.
     """
     return 0.0 if workers <= AT_ONCE else APART * before
-
-
-def is_configured(key: str) -> bool:
-    """Whether the user has configured this key of Dask's: in a file, in the environment or in the program."""
-    import dask.config
-
-    value = dask.config.get(key, None)
-    # distributed registers its own defaults when it is imported
-    defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
-    return value is not None and value not in defaults
 
 
 def configured_keys() -> frozenset[str]:

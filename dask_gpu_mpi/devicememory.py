@@ -11,7 +11,8 @@ from .units import format_bytes, parse_bytes
 if TYPE_CHECKING:
     from .gpus import Gpu
     from .options import Options
-    from .plan import Plan, WorkerPlan
+    from .plan import Plan
+    from .planmodel import WorkerPlan
 
 __all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options"]
 

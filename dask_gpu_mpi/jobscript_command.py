@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from .cli_options import parse_run, resolve_texts
 from .errors import DaskGpuMpiError, InputError, OptionError
 from .jobscripts import SYSTEMS, JobRequest, render, submit, template_cpus
 from .option_types import Option, convert, show, suggest
@@ -196,14 +197,12 @@ def _configured() -> dict[str, Any]:
 
 def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or waste GPUs, hours later."""
-    from .bringup import placement_options
-    from .cli import resolve_texts, run
     from .placement import make_plan
+    from .placement_options import placement_options
     from .pretend import pretend
 
     try:
-        with run.make_context("run", list(job.program)) as context:
-            said = dict(context.params)
+        said = parse_run(job.program)
     except click.ClickException as error:
         raise InputError(f"command line: {error.format_message()} (before the script)") from None
     except click.exceptions.Exit:

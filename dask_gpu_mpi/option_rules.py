@@ -13,9 +13,11 @@ from typing import Any
 
 from .errors import OptionError
 from .option_types import Source, show
-from .ucx import SWITCHES
 
-__all__ = ["PROTOCOLS", "settle"]
+__all__ = ["PROTOCOLS", "SWITCHES", "settle"]
+
+#: CUDAWorker's switches of UCX, less the one that only says how connections are made (``enable_rdmacm``).
+SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 
 PROTOCOLS = ("tls", "tcp", "ucx")
 

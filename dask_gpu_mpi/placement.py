@@ -10,7 +10,8 @@ from .devicememory import check_device_memory
 from .errors import PlacementError
 from .gpus import Gpu, gpus_of_host
 from .inventory import Inventory
-from .plan import HostPlan, PlacementOptions, Plan, Role, WorkerPlan
+from .plan import Plan
+from .planmodel import HostPlan, PlacementOptions, Role, WorkerPlan
 from .ranges import fold_names, fold_numbers, ranks_text
 from .roles import check_options, choose_roles, in_order, reserved_ranks
 from .sharing import divide_gpus, near_cores, share_cores

@@ -5,135 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from .gpus import Gpu
-from .plantable import render
+from .planmodel import HostPlan, Role, WorkerPlan
+from .plantable import host_blocks
+from .ranges import counted
 
-__all__ = ["HostPlan", "PlacementOptions", "Plan", "Role", "WorkerPlan"]
-
-
-@dataclass(frozen=True)
-class PlacementOptions:
-    """What the user may say about placement.
-
-    Attributes
-    ----------
-    layout : {"shared", "exclusive"}
-        Shared: all ranks take workers, rank 0 has the scheduler and the client besides. Exclusive: the
-        scheduler's and the client's rank, which may be the same, take no workers.
-    cpu_workers : int
-        CPU workers to add on every host.
-    gpus_per_worker : int
-        GPUs that each GPU worker sees.
-    require_idle_gpus : bool
-        Whether memory that other processes hold on a worker's GPU is an error instead of a warning.
-    nthreads : int, optional
-        Threads of every worker; by default 1 for GPU workers (dask-cuda's default), for CPU workers their
-        share of cores.
-    memory_limit : int, float, str or None
-        Of each worker: ``"auto"``, bytes (``4e9``, ``"4GB"``), a fraction up to 1 of the host's memory, 0 or
-        None for none.
-    worker_kind : {"auto", "cpu", "gpu"}
-        Auto: GPU workers where there is a GPU anywhere. CPU: GPUs are ignored. GPU: without any GPU, an
-        error.
-    name : str, optional
-        Prefix of worker names: ``<name>-<rank>...``.
-    scheduler_rank, client_rank : int
-        Where the scheduler and the client live. The client by default on rank 0 (shared), or on rank 1
-        (exclusive).
-    has_scheduler, has_client : bool
-        Whether this job starts a scheduler, and runs a script: in layout ``exclusive`` a rank is reserved for what there is.
-    """
-
-    layout: str = "shared"
-    cpu_workers: int = 0
-    gpus_per_worker: int = 1
-    require_idle_gpus: bool = False
-    nthreads: int | None = None
-    memory_limit: int | float | str | None = "auto"
-    worker_kind: str = "auto"
-    name: str | None = None
-    scheduler_rank: int = 0
-    client_rank: int | None = None
-    has_scheduler: bool = True
-    has_client: bool = True
-
-
-@dataclass(frozen=True)
-class Role:
-    """The rank, and its host, that has a role."""
-
-    rank: int
-    host: str
-
-
-@dataclass(frozen=True)
-class HostPlan:
-    """One host of the job.
-
-    Attributes
-    ----------
-    host : str
-        Its name; two hosts of one name are told apart as ``h`` and ``h#2``.
-    ranks : tuple of int
-        The ranks on it.
-    gpus : tuple of Gpu
-        The GPUs that the job may use on it, in the order of PCI bus (index, if unknown) and slice: their place here is the
-        `gpu_index` in worker names.
-    memory : int
-        Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different
-        cgroups and the sum of their limits need not be there. 0: unknown.
-    """
-
-    host: str
-    ranks: tuple[int, ...]
-    gpus: tuple[Gpu, ...]
-    memory: int
-
-
-@dataclass(frozen=True)
-class WorkerPlan:
-    """One worker.
-
-    Attributes
-    ----------
-    name : str or int
-        ``<rank>-<gpu_index>`` on a GPU, the rank itself (an int, as in dask-mpi) in a job without GPUs,
-        ``<rank>-cpu-<i>`` for additional CPU workers; with a prefix ``<prefix>-`` before.
-    rank, host
-        Where it is started.
-    kind : {"gpu", "cpu"}
-        What it is for.
-    gpu_index : int or None
-        The GPU's place among those of the host that the job may use; of several, the first's.
-    device : str or None
-        UUID of the GPU it sees; of several GPUs, joined by commas: its ``CUDA_VISIBLE_DEVICES``.
-    nthreads : int
-        Threads for tasks.
-    memory_limit : int
-        Bytes; 0: no limit.
-    cpus : tuple of int
-        Cores it may use.
-    resources : dict
-        Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
-    """
-
-    name: str | int
-    rank: int
-    host: str
-    kind: Literal["gpu", "cpu"]
-    gpu_index: int | None
-    device: str | None
-    nthreads: int
-    memory_limit: int
-    cpus: tuple[int, ...]
-    resources: dict[str, float]
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """UUIDs of the GPUs it sees; its device 0 comes first."""
-        return tuple(self.device.split(",")) if self.device else ()
+__all__ = ["Plan"]
 
 
 @dataclass(frozen=True)
@@ -218,4 +96,13 @@ class Plan:
 
     def table(self) -> str:
         """Write the plan for people: roles, then each host with its workers, then the warnings."""
-        return render(self)
+        lines = [
+            f"layout {self.layout}: {counted(self.world_size, 'rank')} on {counted(len(self.hosts), 'host')}, "
+            f"{counted(len(self.workers), 'worker')}",
+            f"scheduler: rank {self.scheduler.rank} on {self.scheduler.host}; "
+            f"client: rank {self.client.rank} on {self.client.host}",
+            *host_blocks(self.hosts, self.workers),
+        ]
+        if self.warnings:
+            lines += ["", *(f"warning: {warning}" for warning in self.warnings)]
+        return "\n".join(lines)

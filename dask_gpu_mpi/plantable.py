@@ -1,48 +1,38 @@
-"""The plan as a table for people; many hosts that are alike are told once."""
+"""The hosts of a plan as a table for people; many hosts that are alike are told once."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING
 
+from .gpus import Gpu
+from .planmodel import HostPlan, WorkerPlan
 from .ranges import counted, fold_names, fold_numbers, ranks_text
 from .units import format_bytes
 
-if TYPE_CHECKING:
-    from .gpus import Gpu
-    from .plan import HostPlan, Plan, WorkerPlan
-
-__all__ = ["render"]
+__all__ = ["host_blocks"]
 
 MANY_HOSTS = 16
 _HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
 _NUMERIC = (False, True, False, True, True, False)
 
 
-def render(plan: Plan) -> str:
-    """Write a plan as aligned plain text, without a trailing newline."""
-    by_host: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
-    for worker in plan.workers:
+def host_blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> list[str]:
+    """Each host with its workers, as aligned plain text: lines, an empty one before each host."""
+    by_host: dict[str, list[WorkerPlan]] = {host.host: [] for host in hosts}
+    for worker in workers:
         by_host[worker.host].append(worker)
     groups: dict[Hashable, list[HostPlan]] = {}
-    for number, host in enumerate(plan.hosts):
-        key = _pattern(host, by_host[host.host]) if len(plan.hosts) > MANY_HOSTS else number
+    for number, host in enumerate(hosts):
+        key = _pattern(host, by_host[host.host]) if len(hosts) > MANY_HOSTS else number
         groups.setdefault(key, []).append(host)
 
-    blocks = [(_title(hosts), _rows(hosts, by_host)) for hosts in groups.values()]
+    blocks = [(_title(alike), _rows(alike, by_host)) for alike in groups.values()]
     widths = [max(len(row[i]) for _, rows in blocks for row in (_HEADER, *rows)) for i in range(len(_HEADER))]
-    lines = [
-        f"layout {plan.layout}: {counted(plan.world_size, 'rank')} on {counted(len(plan.hosts), 'host')}, "
-        f"{counted(len(plan.workers), 'worker')}",
-        f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
-        f"client: rank {plan.client.rank} on {plan.client.host}",
-    ]
+    lines = []
     for title, rows in blocks:
         lines += ["", title]
         lines += [_line(row, widths) for row in (_HEADER, *rows)] if rows else ["  no worker"]
-    if plan.warnings:
-        lines += ["", *(f"warning: {warning}" for warning in plan.warnings)]
-    return "\n".join(lines)
+    return lines
 
 
 def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:

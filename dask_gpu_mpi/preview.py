@@ -8,15 +8,15 @@ import socket
 import time
 
 from . import launchers
-from .bringup import placement_options
-from .coordinator import Failure, one_report
 from .devicememory import device_options
 from .errors import DaskGpuMpiError, InputError, StartupError
+from .failures import Failure, one_report
 from .gpulook import Look, hangs, nvml_grace, start_look
 from .gpus import Gpu
 from .inventory import Inventory, take_inventory
 from .options import Options
 from .placement import Plan, make_plan
+from .placement_options import placement_options
 from .ranges import ranks_text
 from .rendezvous import Mailbox, load_mpi
 from .streams import say

@@ -31,7 +31,7 @@ from .ucx import load_library
 from .undertaker import look_after_launcher
 
 if TYPE_CHECKING:
-    from .coordinator import Failure
+    from .failures import Failure
 
 __all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from .errors import OptionError, PlacementError, world_too_small
 from .inventory import Inventory
-from .plan import PlacementOptions
+from .planmodel import PlacementOptions
 from .ranges import fold_names, fold_numbers, ranks_text
 
 __all__ = ["check_options", "choose_roles", "default_client", "in_order", "reserved_ranks"]

@@ -17,8 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .crowd import is_configured
 from .errors import InputError
+from .option_rules import SWITCHES
+from .unsaid import is_configured
 
 if TYPE_CHECKING:
     import asyncio
@@ -42,9 +43,6 @@ __all__ = [
 SECTION = "distributed-ucxx"
 #: Where Dask's configuration may speak of UCX: that, and distributed's name from before.
 SECTIONS = (SECTION, "distributed.comm.ucx")
-
-#: CUDAWorker's switches, less the one that only says how connections are made.
-SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 
 
 def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:

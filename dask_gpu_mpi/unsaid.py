@@ -16,7 +16,7 @@ from typing import Any
 
 from .errors import InputError
 
-__all__ = ["import_config", "interpret", "is_unsaid"]
+__all__ = ["import_config", "interpret", "is_configured", "is_unsaid"]
 
 #: A variable that holds all of a configuration, in a form of its own.
 WHOLE = "internal-inherit-config"
@@ -48,6 +48,16 @@ def interpret(text: str) -> Any:
         return ast.literal_eval(text)
     except (SyntaxError, ValueError):
         return {"none": None, "null": None, "false": False, "true": True}.get(text.lower(), text)
+
+
+def is_configured(key: str) -> bool:
+    """Whether the user has configured this key of Dask's: in a file, in the environment or in the program."""
+    import dask.config
+
+    value = dask.config.get(key, None)
+    # distributed registers its own defaults when it is imported
+    defaults = [dask.config.get(key, None, config=dict(known)) for known in dask.config.defaults]
+    return value is not None and value not in defaults
 
 
 def is_unsaid(words: Collection[str], besides: Collection[str] = ()) -> bool:

@@ -23,9 +23,15 @@ from typing import Any
 from .devicememory import DEVICE_SIZES, device_bytes
 from .errors import InputError
 from .messages import WorkerSettings
+from .option_rules import SWITCHES
 from .placement import WorkerPlan
-from .ucx import SECTION, SWITCHES, hidden_transports, shown_transports, users_config
-from .worker_options import accepted_options, import_worker_class, is_cuda_worker, normalise_worker_options
+from .ucx import SECTION, hidden_transports, shown_transports, users_config
+from .worker_options import (
+    accepted_options,
+    import_worker_class,
+    is_cuda_worker,
+    normalise_worker_options,
+)
 
 __all__ = ["has_spare", "kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
 

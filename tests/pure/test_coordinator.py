@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.coordinator import Coordinator, Failure, Go, Hello, Start
+from dask_gpu_mpi.coordinator import Coordinator, Go, Hello, Start
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
+from dask_gpu_mpi.failures import Failure
 from dask_gpu_mpi.inventory import Inventory
 from dask_gpu_mpi.network import Interface
 from dask_gpu_mpi.placement import PlacementOptions, make_plan

@@ -14,7 +14,7 @@ from distributed import Nanny
 from dask_gpu_mpi import ucx
 from dask_gpu_mpi.bringup import configuration
 from dask_gpu_mpi.messages import WorkerSettings
-from dask_gpu_mpi.plan import WorkerPlan
+from dask_gpu_mpi.planmodel import WorkerPlan
 from dask_gpu_mpi.workers import (
     listen_on_tcp,
     make_worker,
