@@ -83,7 +83,7 @@ def kind_of(pid: int, found: Mapping[int, tuple[int, str]], scheduler: int) -> s
         return "tracker"
     if "libcuda" in command:
         return "driver"
-    if "dask_gpu_mpi.agent" in command:
+    if "dask_gpu_mpi.agent.boot" in command:
         # A child has its parent's command line: agent, fork server and tracker, worker.
         if command != above:
             return "agent"

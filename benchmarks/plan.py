@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.placement import PlacementOptions, make_plan
-from dask_gpu_mpi.pretend import pretend
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.plan.synthetic import pretend
 
 RUNS = 5
 # name: hosts, ranks per host, GPUs per host, what ranks see

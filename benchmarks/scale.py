@@ -46,12 +46,12 @@ from common import (
     write,
 )
 
-from dask_gpu_mpi.coordinator import Coordinator, Go, Hello
-from dask_gpu_mpi.network import Interface
-from dask_gpu_mpi.placement import PlacementOptions, make_plan
-from dask_gpu_mpi.post import Event
-from dask_gpu_mpi.pretend import pretend
-from dask_gpu_mpi.security import make_credentials
+from dask_gpu_mpi.cluster.coordinator import Coordinator, Go, Hello
+from dask_gpu_mpi.cluster.events import Event
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.plan.synthetic import pretend
 
 #: A CPU worker on each rank, on hosts with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -76,7 +76,7 @@ note("last")
 IMPORTS = """
 import gc, importlib
 gc.disable()
-from dask_gpu_mpi.agent import PRELOAD, PRELOAD_LATER
+from dask_gpu_mpi.agent.main import PRELOAD, PRELOAD_LATER
 for name in (*PRELOAD, *PRELOAD_LATER):
     importlib.import_module(name)
 """

@@ -14,7 +14,8 @@ sizes (PSS: shared pages count once) when it is ready, and its peak: the most of
 (``--peaks``), whose times do not count.
 
 The limit is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context: as Open MPI starts it, and,
-"quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (`dask_gpu_mpi.openmpi`).
+"quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (see
+`dask_gpu_mpi.mpi.openmpi`).
 
 ``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: what a change does to the start is
 the ratio within rounds.
@@ -126,7 +127,7 @@ if True:
     + "\n        client.shutdown()\n"
     + LAST,
     LIMIT: NEEDED + "\nfrom mpi4py import MPI\n" + ALONE,
-    LEAST: NEEDED + "\nfrom dask_gpu_mpi.rendezvous import load_mpi\nload_mpi(os.environ)\n" + ALONE,
+    LEAST: NEEDED + "\nfrom dask_gpu_mpi.mpi.mailbox import load_mpi\nload_mpi(os.environ)\n" + ALONE,
     EMPTY: "\nfrom mpi4py import MPI\n" + ALONE,
 }
 

@@ -74,6 +74,7 @@ if [[ $failed -ne 0 ]]; then summary; exit 1; fi
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy" --strict dask_gpu_mpi
+stage "imports" "$bin/lint-imports"
 stage "shellcheck" shellcheck_all
 stage "codespell" "$bin/codespell"
 stage "package" package

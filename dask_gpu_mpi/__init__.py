@@ -20,9 +20,9 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .entry import connect, execute, initialize, send_close_signal
-    from .placement import Plan
-    from .session import Session, current_session
+    from .cluster.api import connect, execute, initialize, send_close_signal
+    from .cluster.session import Session, current_session
+    from .plan.plan import Plan
 
 __all__ = [
     "ClusterLostError",
@@ -46,13 +46,13 @@ __all__ = [
 
 #: Where the names are that are only loaded when somebody asks for them.
 _LAZY = {
-    "Plan": "placement",
-    "Session": "session",
-    "connect": "entry",
-    "current_session": "session",
-    "execute": "entry",
-    "initialize": "entry",
-    "send_close_signal": "entry",
+    "Plan": "plan.plan",
+    "Session": "cluster.session",
+    "connect": "cluster.api",
+    "current_session": "cluster.session",
+    "execute": "cluster.api",
+    "initialize": "cluster.api",
+    "send_close_signal": "cluster.api",
 }
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 # the checkout's package, whatever is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.options import OPTIONS, Option
+from dask_gpu_mpi.options.table import OPTIONS, Option
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "options.md"
 HEAD = """\
-<!-- made by docs/make_options.py from dask_gpu_mpi/options.py: do not edit -->
+<!-- made by docs/make_options.py from dask_gpu_mpi/options/table.py: do not edit -->
 # Options
 
 Every option has one name. It can be said in four places; the first one that says it wins:

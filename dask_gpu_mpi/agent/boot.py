@@ -12,12 +12,12 @@ import signal
 import threading
 from collections.abc import Collection
 
-from .errors import DaskGpuMpiError
-from .handlers import NUMBERS, Action, install, kept
-from .parent import die_with_parent
-from .streams import flush, open_missing, print_by_line
-from .timeline import Timeline
-from .ucx import install_hooks, load_library
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signal_actions import NUMBERS, Action, install, kept
+from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 __all__ = ["main"]
 
@@ -45,7 +45,7 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
         die_with_parent(parent)
     look = None
     if gpus >= 0:
-        from .gpulook import start_look
+        from dask_gpu_mpi.machine.gpu_probe import start_look
 
         with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
             look = start_look(gpus, close=[reply], rank=os.getppid())
@@ -66,14 +66,14 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
             hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
             hooks.start()
             timeline.lap("load UCX")
-        from .agent import run
+        from .main import run
 
         run(lifeline, reply, timeline, cuda="cuda" in early, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        from .pipes import write_frame
+        from dask_gpu_mpi.base.frames import write_frame
 
         failed = ("failed", f"{type(error).__name__}: {error}", 1)
         if isinstance(error, DaskGpuMpiError):

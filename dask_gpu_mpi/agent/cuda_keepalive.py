@@ -15,7 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from .launchers import scrub
+from dask_gpu_mpi.mpi.launchers import scrub
 
 __all__ = ["Driver", "may_be_kept_up"]
 

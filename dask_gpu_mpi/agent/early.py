@@ -10,10 +10,11 @@ import contextlib
 import ctypes
 from collections.abc import Mapping
 
-from . import launchers
-from .driver import Driver, may_be_kept_up
-from .options import Options
-from .supervisor import AgentProcess
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.options.table import Options
+
+from .cuda_keepalive import Driver, may_be_kept_up
+from .handle import AgentProcess
 
 __all__ = ["start_agent", "start_driver"]
 

@@ -24,10 +24,10 @@ from multiprocessing import forkserver as stdlib
 from multiprocessing import resource_tracker
 from typing import Any
 
-from .handlers import keep_in_children, kept
-from .parent import die_with_parent
-from .scratch import remove_scratch
-from .streams import flush
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signal_actions import keep_in_children, kept
+from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.machine.scratch import remove_scratch
 
 __all__ = ["become_fork_server", "become_resource_tracker", "watch_fork_server"]
 

@@ -13,21 +13,22 @@ import time
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .gpulook import Look
-from .launchers import scrub
-from .pipes import FrameReader, identity, write_frame
-from .scratch import remove_scratch
-from .streams import say
+from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.machine.gpu_probe import Look
+from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.mpi.launchers import scrub
 
 if TYPE_CHECKING:
-    from .gpus import Gpu
-    from .messages import Configuration
+    from dask_gpu_mpi.machine.gpus import Gpu
+
+    from .orders import Configuration
 
 __all__ = ["AgentProcess"]
 
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agentstart import main; "
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent.boot import main; "
     "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]), gpus=int(sys.argv[5]))"
 )
 

@@ -26,22 +26,15 @@ from collections.abc import Callable, Coroutine
 from multiprocessing import active_children, get_context
 from typing import Any
 
-from . import logs
-from .errors import DaskGpuMpiError, InputError
-from .forkserver import become_fork_server, become_resource_tracker, watch_fork_server
-from .gpulook import collect
-from .joining import remove_scheduler_file
-from .messages import Configuration, SchedulerSettings, WorkerSettings
-from .parent import die_with_parent
-from .pipes import FrameReader, write_frame
-from .placement import WorkerPlan
-from .restarts import closing_reason, watch_nanny
-from .scheduler import run_scheduler
-from .scratch import make_scratch, remove_scratch
-from .spares import Spares
-from .startwatch import StartWatch
-from .timeline import Step, Timeline
-from .ucx import (
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.timeline import Step, Timeline
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.machine.gpu_probe import collect
+from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
+from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.network.ucx import (
     connection_config,
     hide_gpus,
     import_ucx,
@@ -49,8 +42,16 @@ from .ucx import (
     stop_watching_ucx,
     transfer_config,
 )
-from .unsaid import import_config
-from .workers import has_spare, kill_at_once, listen_on_tcp, make_worker, measure_less
+from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.plan.planner import WorkerPlan
+
+from . import logs
+from .forkserver import become_fork_server, become_resource_tracker, watch_fork_server
+from .orders import Configuration, SchedulerSettings, WorkerSettings
+from .prestart import Spares
+from .scheduler import run_scheduler
+from .worker_factory import has_spare, kill_at_once, listen_on_tcp, make_worker, measure_less
+from .worker_watch import closing_reason, watch_nanny
 
 __all__ = ["run"]
 
@@ -64,7 +65,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
-    "dask_gpu_mpi.worker_plugins",
+    "dask_gpu_mpi.agent.worker_plugins",
     *(
         f"distributed.http.{name}"
         for name in ("worker", "worker.prometheus", "prometheus", "health", "statics")

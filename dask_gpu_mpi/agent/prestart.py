@@ -24,7 +24,7 @@ from multiprocessing import context, forkserver, get_context, popen_forkserver, 
 from multiprocessing.connection import Connection
 from typing import Any
 
-from .visibility import VARIABLE
+from dask_gpu_mpi.machine.visible_devices import VARIABLE
 
 __all__ = ["Spares"]
 

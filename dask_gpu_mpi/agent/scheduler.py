@@ -9,9 +9,10 @@ import os
 import warnings
 from typing import Any
 
-from .messages import SchedulerSettings
-from .streams import flush
-from .ucx import hide_gpus
+from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.network.ucx import hide_gpus
+
+from .orders import SchedulerSettings
 
 __all__ = ["run_scheduler"]
 

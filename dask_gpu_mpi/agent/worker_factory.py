@@ -20,12 +20,13 @@ from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from typing import Any
 
-from .devicememory import DEVICE_SIZES, device_bytes
-from .errors import InputError
-from .messages import WorkerSettings
-from .option_rules import SWITCHES
-from .placement import WorkerPlan
-from .ucx import SECTION, hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.options.rules import SWITCHES
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes
+from dask_gpu_mpi.plan.planner import WorkerPlan
+
+from .orders import WorkerSettings
 from .worker_options import (
     accepted_options,
     import_worker_class,

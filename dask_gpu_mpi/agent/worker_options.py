@@ -13,8 +13,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from .errors import OptionError
-from .option_types import Kind, Option, convert, show, suggest
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.types import Kind, Option, convert, show, suggest
 
 __all__ = [
     "accepted_options",

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import DaskGpuMpiError, InputError, StartupError, WorldTooSmallException, world_too_small
-from .ranges import ranks_text
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    StartupError,
+    WorldTooSmallException,
+    world_too_small,
+)
+
+from .hostlist import ranks_text
 
 __all__ = ["Failure", "one_report"]
 

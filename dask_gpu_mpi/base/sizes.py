@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from .errors import OptionError
+from dask_gpu_mpi.errors import OptionError
 
 __all__ = ["format_bytes", "parse_bytes", "parse_memory_limit"]
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["Step", "Timeline", "check_path", "process_start", "trace", "write"]
 

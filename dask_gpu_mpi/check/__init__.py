@@ -1,0 +1,1 @@
+"""The preflight: each rank observes, rank 0 judges, one report."""

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from .launchers import scrub
-from .parent import die_with_parent
-from .visibility import VARIABLE
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.machine.visible_devices import VARIABLE
+from dask_gpu_mpi.mpi.launchers import scrub
 
 __all__ = ["KernelResult", "run_kernels"]
 

@@ -13,7 +13,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from .facts import NOT_INSTALLED, PYTHON
+from .observations import NOT_INSTALLED, PYTHON
 
 __all__ = ["KNOWN_BAD", "KnownBad", "known_bad"]
 
@@ -129,7 +129,7 @@ def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> lis
     Parameters
     ----------
     versions : mapping
-        Name to version, as in `dask_gpu_mpi.facts.Facts`.
+        Name to version, as in `dask_gpu_mpi.check.observations.Facts`.
     circumstances : frozenset of str
         As in `KnownBad.needs`.
     """

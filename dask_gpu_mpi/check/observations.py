@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import DaskGpuMpiError
-from .gpus import Gpu
-from .inventory import Inventory, boot_id, take_inventory
-from .network import Interface, list_interfaces
-from .options import Options
-from .scratch import Scratch, local_directory, look_at_scratch
-from .visibility import VARIABLE, sees_none
+from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
+from dask_gpu_mpi.machine.scratch import Scratch, local_directory, look_at_scratch
+from dask_gpu_mpi.machine.visible_devices import VARIABLE, sees_none
+from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
+from dask_gpu_mpi.options.table import Options
 
 __all__ = ["MPI_LIBRARY", "NOT_INSTALLED", "PROMISE", "PYTHON", "Facts", "promised_gpus", "take_facts"]
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .facts import Facts
-from .gpukernel import KernelResult
-from .plan import Plan
-from .reach import Reach
+from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.plan.plan import Plan
+
+from .kernel import KernelResult
+from .observations import Facts
 
 __all__ = ["Evidence", "Finding", "Level", "Listening", "Outcome", "Report"]
 

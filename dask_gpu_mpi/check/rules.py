@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from .facts import MPI_LIBRARY, PROMISE, PYTHON, Facts
-from .findings import Evidence, Finding, Level
-from .knownbad import known_bad
-from .ranges import counted, fold_names, ranks_text
-from .scratch import Scratch
-from .security import BACKDATED, VALID_DAYS
-from .units import format_bytes
+from dask_gpu_mpi.base.hostlist import counted, fold_names, ranks_text
+from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+
+from .known_issues import known_bad
+from .observations import MPI_LIBRARY, PROMISE, PYTHON, Facts
+from .report import Evidence, Finding, Level
 
 __all__ = ["judge", "judge_scratch", "split_remedy"]
 

@@ -19,20 +19,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import launchers
-from .errors import DaskGpuMpiError, InputError, LauncherError, StartupError
-from .facts import Facts, take_facts
-from .failures import Failure, one_report
-from .findings import Evidence, Finding, Listening, Outcome, Report
-from .gpukernel import run_kernels
-from .judgement import judge, split_remedy
-from .network import choose_addresses
-from .options import Options
-from .placement import Plan, make_plan
-from .placement_options import placement_options
-from .reach import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
-from .rendezvous import Mail, Mailbox, abort, load_mpi
-from .streams import flush, say
+from dask_gpu_mpi.base.failures import Failure, one_report
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox, abort, load_mpi
+from dask_gpu_mpi.network.interfaces import choose_addresses
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.planner import Plan, make_plan
+
+from .kernel import run_kernels
+from .observations import Facts, take_facts
+from .report import Evidence, Finding, Listening, Outcome, Report
+from .rules import judge, split_remedy
 
 __all__ = ["run_check"]
 

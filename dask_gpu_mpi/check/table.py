@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from .facts import Facts
-from .findings import Evidence, Finding, Report
-from .gpukernel import KernelResult
-from .gpus import Gpu, gpus_of_host
-from .ranges import counted, fold_names, fold_numbers, ranks_text
-from .units import format_bytes
+from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
+
+from .kernel import KernelResult
+from .observations import Facts
+from .report import Evidence, Finding, Report
 
 __all__ = ["as_data", "render"]
 

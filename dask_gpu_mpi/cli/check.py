@@ -1,4 +1,4 @@
-"""The command ``check``; what it does is in `dask_gpu_mpi.check`."""
+"""The command ``check``; what it does is in `dask_gpu_mpi.check.run`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .cli_options import RUN_CONTEXT, resolve_run, run_parameters
-from .errors import DaskGpuMpiError
-from .streams import say
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import DaskGpuMpiError
+
+from .options import RUN_CONTEXT, resolve_run, run_parameters
 
 if TYPE_CHECKING:
-    from .findings import Report
+    from dask_gpu_mpi.check.report import Report
 
 __all__ = ["check"]
 
@@ -34,8 +35,8 @@ def check(kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str
     Say what the job will have after `run`: its options count as far as they change what there is to check, SCRIPT is not
     looked at. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
     """
-    from .check import run_check
-    from .checktable import as_data, render
+    from dask_gpu_mpi.check.run import run_check
+    from dask_gpu_mpi.check.table import as_data, render
 
     def show(report: Report) -> None:
         # Open MPI gives its ranks a terminal for their output, wherever that goes; but none for their errors.

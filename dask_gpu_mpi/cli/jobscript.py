@@ -11,12 +11,13 @@ from typing import Any
 
 import click
 
-from .cli_options import parse_run, resolve_texts
-from .errors import DaskGpuMpiError, InputError, OptionError
-from .jobscripts import SYSTEMS, JobRequest, render, submit, template_cpus
-from .option_types import Option, convert, show, suggest
-from .streams import say
-from .unsaid import import_config
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
+from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.types import Option, convert, show, suggest
+
+from .options import parse_run, resolve_texts
+from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 
@@ -170,7 +171,7 @@ def _seconds(text: str) -> int:
 
 def _configured() -> dict[str, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    from .options import register_defaults
+    from dask_gpu_mpi.options.table import register_defaults
 
     config = import_config()
     register_defaults()
@@ -197,9 +198,9 @@ def _configured() -> dict[str, Any]:
 
 def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or waste GPUs, hours later."""
-    from .placement import make_plan
-    from .placement_options import placement_options
-    from .pretend import pretend
+    from dask_gpu_mpi.plan.from_options import placement_options
+    from dask_gpu_mpi.plan.planner import make_plan
+    from dask_gpu_mpi.plan.synthetic import pretend
 
     try:
         said = parse_run(job.program)

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import click
 
-from .checkcommand import check
-from .cli_options import RUN_CONTEXT, option_decorators, resolve_run, resolve_texts, run_parameters
-from .errors import DaskGpuMpiError, InputError
-from .jobscript_command import jobscript
-from .options import Options
-from .streams import open_missing, say
+from dask_gpu_mpi.base.streams import open_missing, say
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.options.table import Options
+
+from .check import check
+from .jobscript import jobscript
+from .options import RUN_CONTEXT, option_decorators, resolve_run, resolve_texts, run_parameters
 
 __all__ = ["cli", "main"]
 
@@ -51,8 +52,8 @@ def run(words: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
-    from .entry import prepare_process, start
-    from .script import check_script, prepare_script, run_script
+    from dask_gpu_mpi.cluster.api import prepare_process, start
+    from dask_gpu_mpi.cluster.script import check_script, prepare_script, run_script
 
     prepare_process()
     check_rank: Callable[[int], None] | None = None
@@ -61,7 +62,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
         if isinstance(options, Options):
 
             def check_rank(rank: int) -> None:
-                from .bringup import expected_client
+                from dask_gpu_mpi.cluster.bringup import expected_client
 
                 if rank == expected_client(options):
                     check_script(words[0], cli.commands)
@@ -143,20 +144,20 @@ def plan(
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
-    from .placement import make_plan
-    from .placement_options import placement_options
+    from dask_gpu_mpi.plan.from_options import placement_options
+    from dask_gpu_mpi.plan.planner import make_plan
 
     options = resolve_texts(given)
     try:
         if nodes is None:
-            from .preview import plan_of_allocation
+            from .plan import plan_of_allocation
 
             made = plan_of_allocation(options)
         else:
-            from .devicememory import device_options
-            from .pretend import pretend
-            from .units import parse_bytes
-            from .worker_options import check_options_of
+            from dask_gpu_mpi.agent.worker_options import check_options_of
+            from dask_gpu_mpi.base.sizes import parse_bytes
+            from dask_gpu_mpi.plan.device_memory import device_options
+            from dask_gpu_mpi.plan.synthetic import pretend
 
             if isinstance(options, InputError):
                 raise options

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from .errors import InputError
-from .options import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
 
 __all__ = [
     "RUN_CONTEXT",

@@ -7,20 +7,20 @@ import os
 import socket
 import time
 
-from . import launchers
-from .devicememory import device_options
-from .errors import DaskGpuMpiError, InputError, StartupError
-from .failures import Failure, one_report
-from .gpulook import Look, hangs, nvml_grace, start_look
-from .gpus import Gpu
-from .inventory import Inventory, take_inventory
-from .options import Options
-from .placement import Plan, make_plan
-from .placement_options import placement_options
-from .ranges import ranks_text
-from .rendezvous import Mailbox, load_mpi
-from .streams import say
-from .worker_options import check_options_of
+from dask_gpu_mpi.agent.worker_options import check_options_of
+from dask_gpu_mpi.base.failures import Failure, one_report
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_look
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.mailbox import Mailbox, load_mpi
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.planner import Plan, make_plan
 
 __all__ = ["plan_of_allocation"]
 

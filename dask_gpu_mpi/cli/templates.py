@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["SYSTEMS", "JobRequest", "System", "quote", "render", "submit", "template"]
 
@@ -189,7 +189,7 @@ SYSTEMS: Mapping[str, System] = {
 
 def template(name: str) -> str:
     """The text of a template, by its file name."""
-    return resources.files(__package__).joinpath("jobscripts", name).read_text(encoding="utf-8")
+    return resources.files("dask_gpu_mpi").joinpath("jobscripts", name).read_text(encoding="utf-8")
 
 
 def template_cpus(name: str) -> int:

@@ -12,18 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from . import excepthook, launchers
-from .driver import Driver
-from .early import start_agent, start_driver
-from .errors import InputError
-from .handlers import install
-from .neighbours import is_child_of
-from .options import Options, resolve
+from dask_gpu_mpi.agent.cuda_keepalive import Driver
+from dask_gpu_mpi.agent.early import start_agent, start_driver
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.base.signal_actions import install
+from dask_gpu_mpi.base.streams import open_missing
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.local_ranks import is_child_of
+from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.options.table import Options, resolve
+
+from . import excepthook
 from .script import run_script
-from .signals import Signals
-from .streams import open_missing
-from .supervisor import AgentProcess
-from .timeline import Timeline
 
 # What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
@@ -402,7 +404,7 @@ def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
     import dask
     from distributed import Client, Security
 
-    from .joining import read_scheduler_file
+    from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
     if target.protocol == "ucx":

@@ -19,31 +19,32 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import launchers
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeline import Step, Timeline, check_path
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.mailbox import Mailbox, abort, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.network.interfaces import list_interfaces
+from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_only, connect_to
+from dask_gpu_mpi.network.scheduler_file import Target, read_target, write_scheduler_file
+from dask_gpu_mpi.network.ucx import connection_config, install_hooks
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.plan.roles import default_client
+from dask_gpu_mpi.plan.scaling import configured_keys
+
 from .coordinator import Coordinator, Go, Hello, Start
-from .crowd import configured_keys
-from .devicememory import device_options
-from .errors import DaskGpuMpiError, InputError, StartupError
-from .failures import Failure
-from .gpulook import hangs, nvml_grace
-from .gpus import Gpu
-from .inventory import Inventory, take_inventory
-from .joining import Target, read_target, write_scheduler_file
-from .messages import Configuration, SchedulerSettings, WorkerSettings
-from .network import list_interfaces
-from .options import Options
-from .placement import PlacementOptions, Plan, make_plan
-from .placement_options import placement_options
-from .post import BRISK, Event, Post
+from .events import BRISK, Event, Post
 from .progress import Progress
-from .reach import Listener, Tokens, connect_only, connect_to
-from .rendezvous import Mailbox, abort, load_mpi, load_ucx_first
-from .roles import default_client
-from .signals import Signals
-from .streams import say
-from .supervisor import AgentProcess
-from .timeline import Step, Timeline, check_path
-from .ucx import connection_config, install_hooks
 
 __all__ = ["COORDINATOR", "Bringup", "Joined", "expected_client"]
 
@@ -650,7 +651,7 @@ def _signalled(number: int) -> Failure:
 
 
 def _draw_credentials() -> dict[str, Any]:
-    from .security import make_credentials
+    from dask_gpu_mpi.network.credentials import make_credentials
 
     return make_credentials().dask_config()
 

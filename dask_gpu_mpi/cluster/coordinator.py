@@ -15,16 +15,17 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .crowd import connection_settings, start_delay, start_limit, workers_per_core
-from .errors import DaskGpuMpiError, InputError
-from .failures import Failure, one_report
-from .inventory import Inventory
-from .network import Interface, choose_addresses
-from .placement import Plan, WorkerPlan
-from .post import Event
-from .ranges import ranks_text
-from .reach import CONNECT_TIMEOUT, Tokens
-from .timeline import Step
+from dask_gpu_mpi.base.failures import Failure, one_report
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
+from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
+from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
+
+from .events import Event
 
 __all__ = ["Coordinator", "Go", "Hello", "Start"]
 

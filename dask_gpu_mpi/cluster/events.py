@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any, NamedTuple
 
-from .rendezvous import Mailbox
-from .supervisor import AgentProcess
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 __all__ = ["BRISK", "CALM", "Event", "Post"]
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from .errors import DaskGpuMpiError
-from .streams import say
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import DaskGpuMpiError
 
 __all__ = ["ExceptHook", "install", "retire"]
 

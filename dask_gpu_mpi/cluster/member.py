@@ -13,18 +13,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import launchers
+from dask_gpu_mpi.agent.early import start_agent
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeline import write
+from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.mailbox import abort
+from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+
 from .bringup import COORDINATOR, Joined, configuration, grace, worker_settings
-from .early import start_agent
-from .errors import ClusterLostError
-from .joining import remove_scheduler_file
-from .post import BRISK, CALM, Event
-from .ranges import ranks_text
-from .rendezvous import abort
-from .scratch import remove_scratch
-from .signals import Signals
-from .streams import say
-from .timeline import write
+from .events import BRISK, CALM, Event
 
 __all__ = ["Member"]
 

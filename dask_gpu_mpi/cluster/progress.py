@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from .ranges import fold_names
-from .streams import write
+from dask_gpu_mpi.base.hostlist import fold_names
+from dask_gpu_mpi.base.streams import write
 
 __all__ = ["Progress"]
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from importlib.machinery import SourceFileLoader
 from typing import Any
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["check_script", "prepare_script", "run_script"]
 

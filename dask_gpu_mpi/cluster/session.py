@@ -15,18 +15,19 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.signal_actions import action_before, install, is_ours
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
+from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
+from dask_gpu_mpi.mpi.mailbox import abort, before_finalize
+from dask_gpu_mpi.options.table import register_defaults
+from dask_gpu_mpi.plan.planner import Plan
+
 from . import excepthook
 from .bringup import Joined
 from .dask_settings import DaskSettings
-from .errors import ClusterLostError, DaskGpuMpiError, InputError
-from .handlers import action_before, install, is_ours
+from .events import BRISK, CALM
 from .member import Member
-from .options import register_defaults
-from .placement import Plan
-from .post import BRISK, CALM
-from .rendezvous import abort, before_finalize
-from .streams import flush, say
-from .walltime import EXIT_CODE, end_time
 
 if TYPE_CHECKING:
     from distributed import Client

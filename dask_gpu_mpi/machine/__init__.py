@@ -1,0 +1,1 @@
+"""What one rank sees of its node: cores, memory, GPUs, scratch."""

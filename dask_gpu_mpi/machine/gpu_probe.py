@@ -14,8 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError, StartupError
-from .parent import die_with_parent
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.errors import InputError, StartupError
 
 if TYPE_CHECKING:
     from .gpus import Gpu
@@ -43,7 +43,9 @@ class Look:
     """
 
     def __init__(self, fd: int) -> None:
-        from .pipes import FrameReader  # only here: the agent imports this module before all else
+        from dask_gpu_mpi.base.frames import (
+            FrameReader,  # only here: the agent imports this module before all else
+        )
 
         self._reader: FrameReader | None = FrameReader(fd)
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
@@ -148,8 +150,9 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
             os.dup2(null, fd)
         for fd in close:
             os.close(fd)
-        from .pipes import write_frame
-        from .visibility import visible_gpus
+        from dask_gpu_mpi.base.frames import write_frame
+
+        from .visible_devices import visible_gpus
 
         found: tuple[str, tuple[Gpu, ...] | str]
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["Gpu", "gpus_of_host", "list_gpus"]
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.errors import InputError
+
+from .cgroups import allowed_cpus, host_memory
 from .contexts import own_contexts
-from .errors import InputError
 from .gpus import Gpu
-from .hostmemory import allowed_cpus, host_memory
-from .visibility import VARIABLE, visible_gpus
+from .visible_devices import VARIABLE, visible_gpus
 
 __all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
 
@@ -49,7 +50,7 @@ class Inventory:
         Devices on which the rank's own process has a CUDA context.
     device_options : dict
         What the rank's workers are asked to take of their devices' memory
-        (`dask_gpu_mpi.devicememory.device_options`); ranks may differ.
+        (`dask_gpu_mpi.plan.device_memory.device_options`); ranks may differ.
     """
 
     rank: int

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InputError
-from .unsaid import import_config
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.dask_config import import_config
 
 __all__ = [
     "Scratch",

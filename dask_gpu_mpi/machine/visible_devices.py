@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
+
 from .gpus import Gpu, list_gpus
 
 __all__ = ["parse_visible", "sees_none", "visible_gpus"]
@@ -54,7 +55,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         (``GPU-...``, ``MIG-...``; the start suffices where only one device has it). ``-1`` ends the list.
         ``""``, ``-1`` and ``NoDevFiles`` mean none.
     devices : sequence of Gpu
-        What NVML lists (`dask_gpu_mpi.gpus.list_gpus`), MIG instances in the place of their parent, in NVML's
+        What NVML lists (`dask_gpu_mpi.machine.gpus.list_gpus`), MIG instances in the place of their parent, in NVML's
         order, which is that of the PCI bus: the order that Slurm, PBS and ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
         count in.
 

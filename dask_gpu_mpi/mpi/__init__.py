@@ -1,0 +1,1 @@
+"""Launchers, the batch system, the MPI library, and the ranks of one host."""

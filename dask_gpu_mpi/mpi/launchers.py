@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import LauncherError
+from dask_gpu_mpi.errors import LauncherError
 
 __all__ = [
     "LAUNCHERS",

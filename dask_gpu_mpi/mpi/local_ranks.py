@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from dask_gpu_mpi.errors import LauncherError
+
 from . import launchers
-from .errors import LauncherError
 
 __all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 

@@ -2,7 +2,8 @@
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
 sent without waiting (`isend`), and looked for between short sleeps (`improbe`). One message kind after the other makes the
-protocol; see `dask_gpu_mpi.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with ours.
+protocol; see `dask_gpu_mpi.cluster.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
+ours.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dask_gpu_mpi.base.frames import wait_until_read
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
+from dask_gpu_mpi.network.ucx import load_library
+
 from . import launchers
-from .errors import InputError, MpiMissingError, StartupError
-from .neighbours import allocated_hosts, neighbours
+from .launcher_watchdog import look_after_launcher
+from .local_ranks import allocated_hosts, neighbours
 from .openmpi import without_waiting
-from .pipes import wait_until_read
-from .ranges import ranks_text
-from .streams import flush
-from .ucx import load_library
-from .undertaker import look_after_launcher
 
 if TYPE_CHECKING:
-    from .failures import Failure
+    from dask_gpu_mpi.base.failures import Failure
 
 __all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
 

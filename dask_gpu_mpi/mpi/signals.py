@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from .handlers import Action, install
+from dask_gpu_mpi.base.signal_actions import Action, install
 
 __all__ = ["Signals"]
 

@@ -13,9 +13,10 @@ import signal
 import socket
 from collections.abc import Callable
 
-from .neighbours import first_process, launched_as, neighbours, started_here
-from .ranges import ranks_text
-from .streams import say
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+
+from .local_ranks import first_process, launched_as, neighbours, started_here
 
 __all__ = ["StartWatch"]
 

@@ -1,0 +1,1 @@
+"""Addresses, transports and credentials."""

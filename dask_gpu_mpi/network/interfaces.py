@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["Interface", "choose_addresses", "list_interfaces"]
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError
-from .options import Options
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.table import Options
 
 __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
 

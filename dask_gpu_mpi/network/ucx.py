@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from .errors import InputError
-from .option_rules import SWITCHES
-from .unsaid import is_configured
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.dask_config import is_configured
+from dask_gpu_mpi.options.rules import SWITCHES
 
 if TYPE_CHECKING:
     import asyncio

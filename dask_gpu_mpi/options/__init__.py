@@ -1,0 +1,1 @@
+"""Every option once: table, types, rules, and what Dask's configuration adds."""

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from .errors import InputError
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["import_config", "interpret", "is_configured", "is_unsaid"]
 

@@ -11,8 +11,9 @@ import warnings
 from types import FrameType
 from typing import Any
 
-from .errors import OptionError
-from .option_types import Source, show
+from dask_gpu_mpi.errors import OptionError
+
+from .types import Source, show
 
 __all__ = ["PROTOCOLS", "SWITCHES", "settle"]
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import OptionError
-from .option_rules import PROTOCOLS, settle
-from .option_types import Option, Source, convert, show, suggest
-from .unsaid import import_config, interpret, is_unsaid
+from dask_gpu_mpi.errors import OptionError
+
+from .dask_config import import_config, interpret, is_unsaid
+from .rules import PROTOCOLS, settle
+from .types import Option, Source, convert, show, suggest
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
 
@@ -225,7 +226,7 @@ def register_defaults() -> None:
     import yaml
 
     if not any("gpu-mpi" in known for known in dask.config.defaults):
-        text = Path(__file__).with_name("gpu-mpi.yaml").read_text(encoding="utf-8")
+        text = Path(__file__).parent.with_name("gpu-mpi.yaml").read_text(encoding="utf-8")
         dask.config.update_defaults(yaml.safe_load(text))
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .errors import OptionError
-from .units import parse_memory_limit
+from dask_gpu_mpi.base.sizes import parse_memory_limit
+from dask_gpu_mpi.errors import OptionError
 
 __all__ = ["Kind", "Option", "Source", "convert", "parse_json", "show", "suggest"]
 

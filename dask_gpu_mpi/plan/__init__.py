@@ -1,0 +1,1 @@
+"""From inventories and options to the plan: pure functions."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .errors import OptionError
-from .units import format_bytes, parse_bytes
+from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes
+from dask_gpu_mpi.errors import OptionError
 
 if TYPE_CHECKING:
-    from .gpus import Gpu
-    from .options import Options
+    from dask_gpu_mpi.machine.gpus import Gpu
+    from dask_gpu_mpi.options.table import Options
+
+    from .model import WorkerPlan
     from .plan import Plan
-    from .planmodel import WorkerPlan
 
 __all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options"]
 

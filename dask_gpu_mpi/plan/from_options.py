@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .options import Options
-from .placement import PlacementOptions
+from dask_gpu_mpi.options.table import Options
+
+from .planner import PlacementOptions
 
 __all__ = ["placement_options"]
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from .errors import PlacementError
-from .gpus import Gpu
-from .inventory import Inventory
-from .ranges import ranks_text
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
 
 __all__ = ["divide_gpus", "near_cores", "neighbours", "share_cores"]
 

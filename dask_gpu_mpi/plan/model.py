@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .gpus import Gpu
+from dask_gpu_mpi.machine.gpus import Gpu
 
 __all__ = ["HostPlan", "PlacementOptions", "Role", "WorkerPlan"]
 

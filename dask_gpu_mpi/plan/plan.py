@@ -7,16 +7,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from .planmodel import HostPlan, Role, WorkerPlan
-from .plantable import host_blocks
-from .ranges import counted
+from dask_gpu_mpi.base.hostlist import counted
+
+from .model import HostPlan, Role, WorkerPlan
+from .table import host_blocks
 
 __all__ = ["Plan"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What every rank is to do; made by `dask_gpu_mpi.placement.make_plan`.
+    """What every rank is to do; made by `dask_gpu_mpi.plan.planner.make_plan`.
 
     Attributes
     ----------

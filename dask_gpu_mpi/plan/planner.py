@@ -6,16 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from .devicememory import check_device_memory
-from .errors import PlacementError
-from .gpus import Gpu, gpus_of_host
-from .inventory import Inventory
+from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.sizes import format_bytes, parse_memory_limit
+from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
+from dask_gpu_mpi.machine.inventory import Inventory
+
+from .device_memory import check_device_memory
+from .gpu_assignment import divide_gpus, near_cores, share_cores
+from .model import HostPlan, PlacementOptions, Role, WorkerPlan
 from .plan import Plan
-from .planmodel import HostPlan, PlacementOptions, Role, WorkerPlan
-from .ranges import fold_names, fold_numbers, ranks_text
 from .roles import check_options, choose_roles, in_order, reserved_ranks
-from .sharing import divide_gpus, near_cores, share_cores
-from .units import format_bytes, parse_memory_limit
 
 __all__ = ["HostPlan", "PlacementOptions", "Plan", "Role", "WorkerPlan", "make_plan"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from .errors import OptionError, PlacementError, world_too_small
-from .inventory import Inventory
-from .planmodel import PlacementOptions
-from .ranges import fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.errors import OptionError, PlacementError, world_too_small
+from dask_gpu_mpi.machine.inventory import Inventory
+
+from .model import PlacementOptions
 
 __all__ = ["check_options", "choose_roles", "default_client", "in_order", "reserved_ranks"]
 

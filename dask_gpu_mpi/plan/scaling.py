@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from .unsaid import import_config, is_configured, is_unsaid
+from dask_gpu_mpi.options.dask_config import import_config, is_configured, is_unsaid
 
 if TYPE_CHECKING:
-    from .planmodel import WorkerPlan
+    from .model import WorkerPlan
 
 __all__ = [
     "BACKLOG",

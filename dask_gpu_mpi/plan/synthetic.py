@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .errors import OptionError
-from .inventory import Gpu, Inventory
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.machine.inventory import Gpu, Inventory
 
 __all__ = ["pretend"]
 

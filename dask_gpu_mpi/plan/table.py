@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from .gpus import Gpu
-from .planmodel import HostPlan, WorkerPlan
-from .ranges import counted, fold_names, fold_numbers, ranks_text
-from .units import format_bytes
+from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.machine.gpus import Gpu
+
+from .model import HostPlan, WorkerPlan
 
 __all__ = ["host_blocks"]
 

@@ -50,7 +50,7 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
 
 #: What happens at the end of `Session._open`, when the cluster is there and the script has not got its session yet.
 OPENED = """
-from dask_gpu_mpi.session import Session
+from dask_gpu_mpi.cluster.session import Session
 opened = Session._open
 
 def _open(self):
@@ -81,7 +81,7 @@ WAITS = {
 if rank() == 1:
     from mpi4py import MPI
     wait_until(lambda: False)
-from dask_gpu_mpi.rendezvous import Mailbox
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 join = Mailbox._join
 
 def _join(self, *args):
@@ -91,7 +91,7 @@ def _join(self, *args):
 Mailbox._join = _join
 """,
     "for its agent": """
-from dask_gpu_mpi.bringup import Bringup
+from dask_gpu_mpi.cluster.bringup import Bringup
 wait = Bringup._await_agent
 
 def _await_agent(self):

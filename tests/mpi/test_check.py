@@ -226,11 +226,11 @@ def _hanging(rank: int, how: str) -> str:
     """``check``, where a rank does this instead of looking at its local directory."""
     return f"""
         import os, sys
-        import dask_gpu_mpi.facts as facts
+        import dask_gpu_mpi.check.observations as facts
 
         if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{rank}":
             facts.look_at_scratch = lambda *_: ({how})
-        from dask_gpu_mpi.cli import main
+        from dask_gpu_mpi.cli.main import main
 
         main(["check", "--interface", "lo", "--json"])
     """
@@ -264,7 +264,7 @@ def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
     )
     program = """
         import os
-        from dask_gpu_mpi.gpukernel import run_kernels
+        from dask_gpu_mpi.check.kernel import run_kernels
 
         print("ready", flush=True)
         run_kernels(["GPU-none"], os.environ, 600.0)

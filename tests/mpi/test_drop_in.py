@@ -34,7 +34,7 @@ import copy, warnings
 import dask
 from mpi4py import MPI
 from dask_gpu_mpi import initialize, send_close_signal
-from dask_gpu_mpi.options import register_defaults
+from dask_gpu_mpi.options.table import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
@@ -157,7 +157,7 @@ import copy, logging
 import dask
 from mpi4py import MPI
 from dask_gpu_mpi import execute
-from dask_gpu_mpi.options import register_defaults
+from dask_gpu_mpi.options.table import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD

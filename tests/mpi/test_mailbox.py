@@ -10,7 +10,7 @@ PROGRAM = (
     + """
 import time
 from mpi4py import MPI
-from dask_gpu_mpi.rendezvous import Mailbox
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 world = MPI.COMM_WORLD
 rank = world.rank

@@ -8,7 +8,7 @@ from harness import Mpi
 
 LEAVES = """
     import atexit, os, sys, time
-    from dask_gpu_mpi.rendezvous import Mailbox, load_mpi
+    from dask_gpu_mpi.mpi.mailbox import Mailbox, load_mpi
 
     def look(*_):
         word = "messages are" if any(box._comm.iprobe() for _ in range(1000)) else "nothing is"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.openmpi import NETWORKS
+from dask_gpu_mpi.mpi.openmpi import NETWORKS
 from harness import Mpi
 
 VARIABLE = "OMPI_MCA_btl"

@@ -12,7 +12,7 @@ STRANGERS = (
     + """
 import subprocess, textwrap
 from dask_gpu_mpi import initialize
-from dask_gpu_mpi.security import make_credentials
+from dask_gpu_mpi.network.credentials import make_credentials
 
 session = initialize(worker_class="distributed.Nanny")
 with session.client() as client:

@@ -154,7 +154,7 @@ def test_ratios_are_taken_within_a_round(startup: ModuleType) -> None:
 
 
 def test_what_a_process_is(common: ModuleType) -> None:
-    agent = "python -c import json; from dask_gpu_mpi.agentstart import main"
+    agent = "python -c import json; from dask_gpu_mpi.agent.boot import main"
     found = {
         1: (0, "/bin/mpirun -np 1"),
         2: (1, "python -m dask_gpu_mpi script.py"),

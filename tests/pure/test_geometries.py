@@ -12,11 +12,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import OptionError, PlacementError
-from dask_gpu_mpi.gpus import Gpu
-from dask_gpu_mpi.inventory import Inventory
-from dask_gpu_mpi.placement import PlacementOptions, Plan, make_plan
-from dask_gpu_mpi.pretend import pretend
-from dask_gpu_mpi.visibility import parse_visible
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.visible_devices import parse_visible
+from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.plan.synthetic import pretend
 
 GIB = 1024**3
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.jobscripts import SYSTEMS, template
+from dask_gpu_mpi.cli.templates import SYSTEMS, template
 from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import member
-from dask_gpu_mpi.member import Member
-from dask_gpu_mpi.options import Options
-from dask_gpu_mpi.post import Event
+from dask_gpu_mpi.cluster import member
+from dask_gpu_mpi.cluster.events import Event
+from dask_gpu_mpi.cluster.member import Member
+from dask_gpu_mpi.options.table import Options
 
 
 class Agent:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from clusters import alive, until
-from dask_gpu_mpi import driver
-from dask_gpu_mpi.early import start_driver
-from dask_gpu_mpi.neighbours import launched_as
-from dask_gpu_mpi.options import resolve
+from dask_gpu_mpi.agent import cuda_keepalive as driver
+from dask_gpu_mpi.agent.early import start_driver
+from dask_gpu_mpi.mpi.local_ranks import launched_as
+from dask_gpu_mpi.options.table import resolve
 from simulated.nvml import compile_library
 
 pytestmark = pytest.mark.skipif(
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(
 #: Makes one, in its main thread or in another, says who it is, and lets it go or dies without a word.
 PROGRAM = """
 import os, sys, threading, time
-from dask_gpu_mpi.driver import Driver
+from dask_gpu_mpi.agent.cuda_keepalive import Driver
 
 def make():
     global driver

@@ -15,8 +15,8 @@ HEAD = """
     import os, sys, tempfile
     import decimal as heavy  # stands for what the agent imports
     heavy.MARK = "imported once"
-    from dask_gpu_mpi.agentstart import ignore_signals
-    from dask_gpu_mpi.forkserver import become_fork_server, become_resource_tracker
+    from dask_gpu_mpi.agent.boot import ignore_signals
+    from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker
     import gc
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
@@ -134,7 +134,7 @@ def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
 def test_the_tracker_is_a_fork_that_holds_nothing_of_the_rank(tmp_path: Path) -> None:
     code = """
         import multiprocessing.resource_tracker as tracker, os, sys, time
-        from dask_gpu_mpi.forkserver import become_resource_tracker
+        from dask_gpu_mpi.agent.forkserver import become_resource_tracker
 
         lifeline = os.pipe()
         def name(owner, fd):
@@ -166,8 +166,8 @@ def test_the_tracker_removes_the_scratch_of_a_process_that_is_killed(tmp_path: P
     scratch = tmp_path / "scratch"
     code = """
         import os, signal, sys
-        from dask_gpu_mpi.forkserver import become_resource_tracker
-        from dask_gpu_mpi.scratch import make_scratch
+        from dask_gpu_mpi.agent.forkserver import become_resource_tracker
+        from dask_gpu_mpi.machine.scratch import make_scratch
 
         become_resource_tracker([], sys.argv[1])
         make_scratch(sys.argv[1])

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusters import alive
-from dask_gpu_mpi import supervisor
-from dask_gpu_mpi.supervisor import AgentProcess, _import_path
+from dask_gpu_mpi.agent import handle as supervisor
+from dask_gpu_mpi.agent.handle import AgentProcess, _import_path
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

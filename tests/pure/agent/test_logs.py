@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.logs import last_words
+from dask_gpu_mpi.agent.logs import last_words
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +26,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 BEGIN = """
 import logging, os, sys
 import distributed
-from dask_gpu_mpi import logs
+from dask_gpu_mpi.agent import logs
 folder = sys.argv[1] if len(sys.argv) > 1 else {folder!r}
 logs.set_up({level!r}, folder, quiet_stream={quiet})
 logger = logging.getLogger("distributed.worker")

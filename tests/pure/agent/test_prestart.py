@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 PROGRAM = """
 import functools, os, signal, sys, time
 from multiprocessing import get_context
-from dask_gpu_mpi.spares import Spares
+from dask_gpu_mpi.agent.prestart import Spares
 
 def outcome(answers, code, **more):
     answers.put(os.getpid())

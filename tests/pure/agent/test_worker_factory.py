@@ -11,17 +11,17 @@ import dask
 import pytest
 from distributed import Nanny
 
-from dask_gpu_mpi import ucx
-from dask_gpu_mpi.bringup import configuration
-from dask_gpu_mpi.messages import WorkerSettings
-from dask_gpu_mpi.planmodel import WorkerPlan
-from dask_gpu_mpi.workers import (
+from dask_gpu_mpi.agent.orders import WorkerSettings
+from dask_gpu_mpi.agent.worker_factory import (
     listen_on_tcp,
     make_worker,
     measure_less,
     visible_device,
     worker_class_for,
 )
+from dask_gpu_mpi.cluster.bringup import configuration
+from dask_gpu_mpi.network import ucx
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
@@ -142,7 +142,7 @@ def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
 def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     from distributed.diagnostics import nvml
 
-    from dask_gpu_mpi.agent import _leave_gpus_alone
+    from dask_gpu_mpi.agent.main import _leave_gpus_alone
 
     monkeypatch.setattr(nvml, "NVML_STATE", nvml.NVMLState.UNINITIALIZED)
     configured = dask.config.get("distributed.diagnostics.nvml")
@@ -158,8 +158,8 @@ def test_tls_starts_with_any_tornado(
 ) -> None:
     import tornado.netutil
 
-    from dask_gpu_mpi import agent
-    from dask_gpu_mpi.options import Options
+    from dask_gpu_mpi.agent import main as agent
+    from dask_gpu_mpi.options.table import Options
 
     if known is None:
         monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)

@@ -13,8 +13,7 @@ import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
-from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.worker_options import (
+from dask_gpu_mpi.agent.worker_options import (
     TAKEN,
     accepted_options,
     check_options_of,
@@ -23,6 +22,7 @@ from dask_gpu_mpi.worker_options import (
     is_cuda_worker,
     normalise_worker_options,
 )
+from dask_gpu_mpi.errors import OptionError
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker

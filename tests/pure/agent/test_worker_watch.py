@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import member, restarts
-from dask_gpu_mpi.member import Member, _Restarts
-from dask_gpu_mpi.restarts import DEATHS, WINDOW, closing_reason, watch_nanny
-from dask_gpu_mpi.supervisor import AgentProcess
+from dask_gpu_mpi.agent import worker_watch as restarts
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.agent.worker_watch import DEATHS, WINDOW, closing_reason, watch_nanny
+from dask_gpu_mpi.cluster import member
+from dask_gpu_mpi.cluster.member import Member, _Restarts
 
 
 class Nanny:

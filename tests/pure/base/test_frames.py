@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.pipes import FrameReader, wait_until_read, write_frame
+from dask_gpu_mpi.base.frames import FrameReader, wait_until_read, write_frame
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dask_gpu_mpi import streams
+from dask_gpu_mpi.base import streams
 
 
 def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
@@ -44,7 +44,7 @@ def test_a_line_is_written_at_once() -> None:
 @pytest.mark.parametrize("redirection", ["2>/dev/full", "2>&-"])
 def test_what_can_not_be_said_fails_nobody(redirection: str) -> None:
     done = python(
-        "from dask_gpu_mpi.streams import open_missing, say; open_missing(); say('a word'); print('out')",
+        "from dask_gpu_mpi.base.streams import open_missing, say; open_missing(); say('a word'); print('out')",
         redirection,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "out\n", "")
@@ -52,7 +52,7 @@ def test_what_can_not_be_said_fails_nobody(redirection: str) -> None:
 
 def test_a_line_is_said_in_its_place() -> None:
     code = (
-        "import sys; from dask_gpu_mpi.streams import say\n"
+        "import sys; from dask_gpu_mpi.base.streams import say\n"
         "print('before', end=' ', file=sys.stderr); say('caf\\xe9 \\udcff'); print('after', file=sys.stderr)"
     )
     assert python(code, "").stderr == "before dask_gpu_mpi: café \\udcff\nafter\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.base.timeline import Step, Timeline, check_path, process_start, trace, write
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.timeline import Step, Timeline, check_path, process_start, trace, write
 
 
 def test_laps_leave_no_gap() -> None:

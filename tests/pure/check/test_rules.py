@@ -6,18 +6,25 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.checktable import as_data, render
-from dask_gpu_mpi.facts import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Facts, promised_gpus
-from dask_gpu_mpi.findings import Evidence, Finding, Listening, Outcome, Report
-from dask_gpu_mpi.gpukernel import KernelResult
-from dask_gpu_mpi.gpus import Gpu
-from dask_gpu_mpi.inventory import Inventory
-from dask_gpu_mpi.judgement import LONGEST_SCRATCH, NETWORK, judge, split_remedy
-from dask_gpu_mpi.knownbad import KNOWN_BAD, MISSING, known_bad
-from dask_gpu_mpi.placement import PlacementOptions, make_plan
-from dask_gpu_mpi.reach import Reach
-from dask_gpu_mpi.scratch import Scratch
-from dask_gpu_mpi.security import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.check.kernel import KernelResult
+from dask_gpu_mpi.check.known_issues import KNOWN_BAD, MISSING, known_bad
+from dask_gpu_mpi.check.observations import (
+    DISTRIBUTIONS,
+    MPI_LIBRARY,
+    NOT_INSTALLED,
+    PYTHON,
+    Facts,
+    promised_gpus,
+)
+from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome, Report
+from dask_gpu_mpi.check.rules import LONGEST_SCRATCH, NETWORK, judge, split_remedy
+from dask_gpu_mpi.check.table import as_data, render
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
 GIB = 2**30
 VERSIONS = {

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.cli import cli
+from dask_gpu_mpi.cli.main import cli
+from dask_gpu_mpi.cli.templates import SYSTEMS, JobRequest, quote, render, template
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.jobscripts import SYSTEMS, JobRequest, quote, render, template
-from dask_gpu_mpi.options import resolve
+from dask_gpu_mpi.options.table import resolve
 from fakebatch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]

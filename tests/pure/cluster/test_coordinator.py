@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.coordinator import Coordinator, Go, Hello, Start
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.cluster.coordinator import Coordinator, Go, Hello, Start
+from dask_gpu_mpi.cluster.events import Event
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
-from dask_gpu_mpi.failures import Failure
-from dask_gpu_mpi.inventory import Inventory
-from dask_gpu_mpi.network import Interface
-from dask_gpu_mpi.placement import PlacementOptions, make_plan
-from dask_gpu_mpi.post import Event
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHAPE = (("layout", "shared"),)

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.post import Event, Post
-from dask_gpu_mpi.rendezvous import Mail
+from dask_gpu_mpi.cluster.events import Event, Post
+from dask_gpu_mpi.mpi.mailbox import Mail
 
 
 class Box:

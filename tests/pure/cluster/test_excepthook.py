@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import excepthook
+from dask_gpu_mpi.cluster import excepthook
 from dask_gpu_mpi.errors import InputError
 
 

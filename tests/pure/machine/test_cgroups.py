@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.hostmemory import allowed_cpus, host_memory, parse_cpu_list
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, host_memory, parse_cpu_list
 
 GIB = 1024**3
 NO_LIMIT_V1 = "9223372036854771712"
@@ -55,7 +55,7 @@ def test_a_limit_of_resident_memory_counts(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_this_process() -> None:
-    script = "from dask_gpu_mpi.hostmemory import host_memory; print(host_memory())"
+    script = "from dask_gpu_mpi.machine.cgroups import host_memory; print(host_memory())"
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_RSS, (1 << 20, 1 << 20)); {script}"
     done = subprocess.run(
         [sys.executable, "-c", limited], capture_output=True, text=True, check=True, timeout=60

@@ -22,7 +22,7 @@ pytestmark = [
 PROGRAM = """
 import os, pathlib, signal, sys, time
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.supervisor import AgentProcess
+from dask_gpu_mpi.agent.handle import AgentProcess
 
 def until(true):
     limit = time.monotonic() + 20

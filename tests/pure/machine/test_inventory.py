@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.gpus import Gpu, list_gpus
-from dask_gpu_mpi.inventory import boot_id, take_inventory
+from dask_gpu_mpi.machine.gpus import Gpu, list_gpus
+from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
 
 GIB = 1024**3
 NO_PERMISSION, NOT_FOUND, NO_DRIVER, NO_LIBRARY, FUNCTION_NOT_FOUND, LOST = 4, 6, 9, 12, 13, 15
@@ -228,7 +228,7 @@ def test_without_the_python_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, dask_gpu_mpi.placement, dask_gpu_mpi.pretend; "
+        "import sys, dask_gpu_mpi.plan.planner, dask_gpu_mpi.plan.synthetic; "
         "print([m for m in ('dask', 'distributed', 'mpi4py', 'pynvml', 'numpy') if m in sys.modules])"
     )
     root = str(Path(__file__).parents[2])

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi import scratch
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.scratch import (
+from dask_gpu_mpi.machine import scratch
+from dask_gpu_mpi.machine.scratch import (
     filesystem_of,
     look_at_scratch,
     make_scratch,

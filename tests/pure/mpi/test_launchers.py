@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi import launchers
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, scrub
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample

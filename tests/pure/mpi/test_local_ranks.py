@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from dask_gpu_mpi import startwatch
-from dask_gpu_mpi.neighbours import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.startwatch import StartWatch
+from dask_gpu_mpi.mpi import start_watchdog as startwatch
+from dask_gpu_mpi.mpi.local_ranks import first_process, launched_as, neighbours, started_here
+from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 
 RANKS = 4
 DAEMON = """
@@ -194,8 +194,8 @@ def _watch(code: str) -> subprocess.Popen[str]:
     """A process that watches its parent, which is a rank here, and ends with it, as an agent does."""
     head = (
         "import asyncio, os, sys, time\nfrom dask_gpu_mpi import startwatch\n"
-        "from dask_gpu_mpi.parent import die_with_parent\n"
-        "from dask_gpu_mpi.startwatch import StartWatch\ndie_with_parent(os.getppid())\n"
+        "from dask_gpu_mpi.base.pdeathsig import die_with_parent\n"
+        "from dask_gpu_mpi.mpi.start_watchdog import StartWatch\ndie_with_parent(os.getppid())\n"
     )
     rank = (
         "import subprocess, sys\nwatch = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nwatch.wait()\n"

@@ -7,9 +7,9 @@ import types
 
 import pytest
 
-from dask_gpu_mpi import rendezvous
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.rendezvous import load_ucx_first
+from dask_gpu_mpi.mpi import mailbox as rendezvous
+from dask_gpu_mpi.mpi.mailbox import load_ucx_first
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi import openmpi
-from dask_gpu_mpi.openmpi import without_waiting
+from dask_gpu_mpi.mpi import openmpi
+from dask_gpu_mpi.mpi.openmpi import without_waiting
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"

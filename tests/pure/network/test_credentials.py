@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from dask_gpu_mpi.security import Credentials, make_credentials
+from dask_gpu_mpi.network.credentials import Credentials, make_credentials
 
 
 def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> str:

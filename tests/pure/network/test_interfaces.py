@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network import Interface, choose_addresses, list_interfaces
+from dask_gpu_mpi.network.interfaces import Interface, choose_addresses, list_interfaces
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 

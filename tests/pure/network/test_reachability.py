@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dask_gpu_mpi.reach import Listener, Tokens, connect_to, port_problem
+from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_to, port_problem
 
 TOKENS = Tokens()
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.joining import (
+from dask_gpu_mpi.network.scheduler_file import (
     Target,
     read_scheduler_file,
     read_target,
     remove_scheduler_file,
     write_scheduler_file,
 )
-from dask_gpu_mpi.options import resolve
+from dask_gpu_mpi.options.table import resolve
 
 CONFIG = {"distributed.comm.require-encryption": True}
 

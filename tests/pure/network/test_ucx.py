@@ -19,12 +19,12 @@ from dask.utils import parse_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi import ucx
-from dask_gpu_mpi.bringup import _may_be_client
+from dask_gpu_mpi.agent.worker_factory import _workers_config
+from dask_gpu_mpi.cluster.bringup import _may_be_client
+from dask_gpu_mpi.cluster.session import _nest
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options import Options
-from dask_gpu_mpi.session import _nest
-from dask_gpu_mpi.ucx import (
+from dask_gpu_mpi.network import ucx
+from dask_gpu_mpi.network.ucx import (
     connection_config,
     hide_gpus,
     shown_transports,
@@ -32,7 +32,7 @@ from dask_gpu_mpi.ucx import (
     users_config,
     without_cuda,
 )
-from dask_gpu_mpi.workers import _workers_config
+from dask_gpu_mpi.options.table import Options
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 #: Resolves the options as a rank does, says what came of it and whether Dask was imported.
 RESOLVE = """
 import sys
-from dask_gpu_mpi.options import resolve
+from dask_gpu_mpi.options.table import resolve
 options = resolve({}, source="command line")
 print(options.nthreads, "dask" in sys.modules)
 """
@@ -170,7 +170,7 @@ def test_a_malformed_file_is_one_line(empty: dict[str, str], tmp_path: Path, tex
     file.write_text(text)
     code = (
         "from dask_gpu_mpi.errors import InputError\n"
-        "from dask_gpu_mpi.options import resolve\n"
+        "from dask_gpu_mpi.options.table import resolve\n"
         "try: resolve({}, source='keyword')\n"
         "except InputError as error: print(error)"
     )
@@ -227,10 +227,15 @@ def test_what_an_agent_waits_for_is_little() -> None:
     """The rank starts its agent before it imports what it needs to join; the agent begins with the driver before it imports."""
     for module, not_yet in [
         (
-            "cli, dask_gpu_mpi.entry",
-            ["dask", "dask_gpu_mpi.bringup", "dask_gpu_mpi.member", "dask_gpu_mpi.placement"],
+            "cli, dask_gpu_mpi.cluster.api",
+            [
+                "dask",
+                "dask_gpu_mpi.cluster.bringup",
+                "dask_gpu_mpi.cluster.member",
+                "dask_gpu_mpi.plan.planner",
+            ],
         ),
-        ("agentstart", ["dask_gpu_mpi.agent", "asyncio", "multiprocessing.forkserver", "distributed"]),
+        ("agentstart", ["dask_gpu_mpi.agent.main", "asyncio", "multiprocessing.forkserver", "distributed"]),
     ]:
         code = (
             f"import sys, dask_gpu_mpi.{module}; print([name for name in {not_yet} if name in sys.modules])"
@@ -241,7 +246,7 @@ def test_what_an_agent_waits_for_is_little() -> None:
 #: What rank 0 asks for the sake of large clusters.
 KEYS = """
 import sys
-from dask_gpu_mpi.crowd import configured_keys
+from dask_gpu_mpi.plan.scaling import configured_keys
 print(sorted(configured_keys()), "dask" in sys.modules)
 """
 

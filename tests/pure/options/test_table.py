@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 import dask_gpu_mpi
+from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.jobscript_command import JOB_OPTIONS
-from dask_gpu_mpi.options import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
 
 YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
 
@@ -113,7 +113,7 @@ def test_none_said_beats_configuration() -> None:
 def test_environment_beats_yaml(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("gpu-mpi: {layout: exclusive, nthreads: 2, worker-options: {a: 1}}")
     code = (
-        "from dask_gpu_mpi.options import resolve\n"
+        "from dask_gpu_mpi.options.table import resolve\n"
         "options = resolve({'cpu_workers': 1}, source='keyword')\n"
         "print(options.layout, options.nthreads, options.cpu_workers, options.worker_options, options.dashboard, options.name)"
     )
@@ -133,7 +133,7 @@ def test_environment_beats_yaml(tmp_path: Path) -> None:
 
 
 def test_importing_the_module_loads_no_dask() -> None:
-    code = "import sys, dask_gpu_mpi.options; print({'dask', 'mpi4py', 'yaml'} & set(sys.modules))"
+    code = "import sys, dask_gpu_mpi.options.table; print({'dask', 'mpi4py', 'yaml'} & set(sys.modules))"
     environ = dict(os.environ) | {"PYTHONPATH": str(YAML.parents[1])}
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env=environ, capture_output=True, text=True, timeout=60
@@ -442,7 +442,7 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
     assert keywords(timeline="/tmp/ö ☃", log_directory="/l\udce4t").log_directory == "/l\udce4t"
     for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
         assert "can't be used; needed: a path" in refused({"timeline": hidden})
-    code = "from dask_gpu_mpi.options import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
+    code = "from dask_gpu_mpi.options.table import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
     environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60

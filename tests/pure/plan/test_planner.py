@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
+from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, WorldTooSmallException
-from dask_gpu_mpi.gpus import Gpu
-from dask_gpu_mpi.inventory import Inventory
-from dask_gpu_mpi.placement import PlacementOptions, Plan, make_plan
-from dask_gpu_mpi.pretend import pretend
-from dask_gpu_mpi.ranges import fold_names, fold_numbers
-from dask_gpu_mpi.units import format_bytes, parse_bytes, parse_memory_limit
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.plan.synthetic import pretend
 
 GIB = 1024**3
 

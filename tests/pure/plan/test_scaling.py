@@ -7,7 +7,7 @@ import dask.config
 import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
 
-from dask_gpu_mpi import crowd
+from dask_gpu_mpi.plan import scaling as crowd
 
 
 def test_small_clusters_keep_dasks_defaults() -> None:
