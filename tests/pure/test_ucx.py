@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi import ucx
 from dask_gpu_mpi.bringup import _may_be_client
+from dask_gpu_mpi.dask_settings import _nest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options import Options
-from dask_gpu_mpi.session import _nest
 from dask_gpu_mpi.ucx import (
     connection_config,
     hide_gpus,
