@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.agent.worker_factory import _workers_config
 from dask_gpu_mpi.cluster.bringup import _may_be_client
-from dask_gpu_mpi.cluster.session import _nest
+from dask_gpu_mpi.cluster.dask_settings import _nest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
