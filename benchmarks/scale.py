@@ -107,9 +107,9 @@ def simulate(size: int) -> dict[str, Any]:
 
     plans: list[float] = []
 
-    def plan(found: Any) -> Any:
+    def plan(found: Any, has_client: bool) -> Any:
         begun = time.perf_counter()
-        made = make_plan(found, PlacementOptions())
+        made = make_plan(found, PlacementOptions(has_client=has_client))
         plans.append(time.perf_counter() - begun)
         return made
 
