@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi import session as session_module
 from dask_gpu_mpi.base.signal_actions import Action
 from dask_gpu_mpi.cluster import api as entry
+from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
 
