@@ -16,6 +16,7 @@ from . import excepthook, launchers
 from .driver import Driver
 from .early import start_agent, start_driver
 from .errors import InputError
+from .finalize import finalize
 from .handlers import install
 from .neighbours import is_child_of
 from .options import Options, resolve
@@ -503,7 +504,7 @@ def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
     from .session import Session
 
-    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__)
+    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__, finalize.__code__)
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception
     while frame is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import os
 import sys
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import launchers
 from .errors import InputError, MpiMissingError, StartupError
+from .finalize import finalize_at_exit
 from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
 from .pipes import wait_until_read
@@ -154,7 +154,7 @@ def _finalized_by_us(module: str | None) -> Iterator[None]:
         yield
     finally:
         rc.finalize = None
-    _finalize_at_exit()
+    finalize_at_exit()
 
 
 def _end_with_python() -> None:
@@ -163,20 +163,7 @@ def _end_with_python() -> None:
 
     rc: Any = mpi4py.rc
     if not (rc.initialize if rc.finalize is None else rc.finalize):
-        _finalize_at_exit()
-
-
-@functools.cache
-def _finalize_at_exit() -> None:
-    from mpi4py import MPI
-
-    owner = os.getpid()
-
-    def finalize() -> None:
-        if os.getpid() == owner and MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.Finalize()
-
-    atexit.register(finalize)
+        finalize_at_exit()
 
 
 def _is_initialized(module: str | None) -> bool:
