@@ -177,7 +177,9 @@ class Session:
         register_defaults()
         _shut_down_once()
         self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
-        _hook_finalize()
+        # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
+        # own, is called first.
+        before_finalize(self._finish)
         monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
         monitor.start()
         self._monitor = monitor
@@ -312,12 +314,6 @@ class Session:
         if self._member.launcher_gone() or self._member.robbed:
             flush()
             os._exit(1)  # MPI can't be left in an orderly way
-
-
-@functools.cache
-def _hook_finalize() -> None:
-    """End the cluster when the script calls ``MPI.Finalize()``: the other ranks don't call it before that."""
-    before_finalize(lambda: _current._finish() if _current is not None else None)
 
 
 def _disown() -> None:
