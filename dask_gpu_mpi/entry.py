@@ -490,21 +490,25 @@ def _on_term(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
     # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
     install(number, lambda *_: None)
+    if _script_has_ended(frame):
+        return
     from .session import current_session
 
     session = current_session()
     if session is not None:
-        if _script_has_ended(frame):
-            return
         session._on_signal(number, frame)
     raise SystemExit(128 + number)
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from .rendezvous import Mailbox
     from .session import Session
 
-    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__, finalize.__code__)
+    ours = {
+        function.__code__
+        for function in (excepthook.ExceptHook.__call__, Session._finish, Mailbox.close, finalize)
+    }
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception
     while frame is not None:

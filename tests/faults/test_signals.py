@@ -271,3 +271,30 @@ def test_a_signal_that_faulthandler_has(mpirun: Mpi) -> None:
         until(lambda n=number: job.stderr.count("Current thread") == n, 20)  # type: ignore[misc]
     (job.directory / "mark-go").touch()
     end(mpirun, job, 0, 5)
+
+
+#: The other rank comes late to the end of MPI, perhaps because it removes what its workers have spilled.
+LATE = """
+if rank() == 1:
+    from dask_gpu_mpi.rendezvous import Mailbox
+    close = Mailbox.close
+
+    def close_late(self):
+        wait_until(lambda: marked("go"))
+        close(self)
+
+    Mailbox.close = close_late
+"""
+
+
+def test_walltime_after_the_end(mpirun: Mpi) -> None:
+    """While the rank waits for the others: there is neither a script nor a cluster any more."""
+    body = "session.on_walltime(lambda: mark('checkpoint'))\nmark()\n"
+    job = start(mpirun, "initialize", body, before=LATE)
+    until(lambda: "ended after" in job.stderr, 40)
+    time.sleep(0.5)  # until it waits
+    os.kill(ranks_of(job)[0], signal.SIGTERM)
+    time.sleep(0.5)
+    (job.directory / "mark-go").touch()
+    end(mpirun, job, 0, 20, tracebacks=0)
+    assert not (job.directory / "mark-checkpoint").exists()
