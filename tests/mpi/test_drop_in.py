@@ -347,3 +347,21 @@ MPI.COMM_WORLD.Barrier()
         assert ours
         assert "needs at least 3 MPI ranks, found 2" in text
     assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_a_client_on_another_rank_than_0_that_has_closed_its_session_ends_at_once(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import atexit, time
+from dask_gpu_mpi import initialize
+
+# runs after our own, which are registered later
+atexit.register(lambda: tell(seconds=time.monotonic() - since) if session else None)
+session = initialize(exit=False, client_rank=1, worker_class="distributed.Worker", dashboard=False)
+if session:
+    session.close()
+since = time.monotonic()
+"""
+    )
+    assert facts(mpirun.run(program, 2).check())["seconds"] < 1.5
