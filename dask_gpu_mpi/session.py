@@ -69,6 +69,7 @@ class Session:
         self._started = started
         self._closed = False
         self._finished = False
+        self._owner = os.getpid()
         self._leaving = threading.Event()
         self._monitor: threading.Thread | None = None
         self._asked = False
@@ -288,7 +289,7 @@ class Session:
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
-        if self._finished:
+        if self._finished or os.getpid() != self._owner:
             return
         self._finished = True
         try:
@@ -320,7 +321,7 @@ def _disown() -> None:
     """In a child that the script has forked: the cluster is the parent's, and so are the threads that hold any lock of ours."""
     session = _current
     if session is not None:
-        session._closed = session._finished = True
+        session._closed = True
         # What Dask does with them at the end of a process waits for their event loop, which is not here.
         _give_up_clients(session.address)
 
