@@ -35,6 +35,8 @@ __all__ = ["Session", "announce", "current_session"]
 
 #: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
+#: Seconds to let out what a script has printed that is ended by force.
+FLUSHING = 1.0
 
 _current: Session | None = None
 
@@ -272,6 +274,11 @@ class Session:
         if not self._leaving.wait(seconds):
             say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
             self._member.post.drop_agent(1.0)
+            with contextlib.suppress(RuntimeError):  # Python ends already
+                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
+                flushing = threading.Thread(target=flush, daemon=True)
+                flushing.start()
+                flushing.join(FLUSHING)
             os._exit(1)
 
     def _stop_monitor(self) -> None:
