@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from .handlers import Action, install
+from .handlers import NUMBERS, Action, install
 
-__all__ = ["Signals"]
+__all__ = ["Signals", "undisturbed"]
 
 
 class Signals:
@@ -47,3 +49,19 @@ class Signals:
     def _remember(self, number: int, _: Any) -> None:
         if self.got is None:
             self.got = (number, time.monotonic())
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No SIGTERM or SIGINT is heard in here, nor what the script hears: a part of the end with a deadline of its own, for which
+    other ranks wait. An alarm of the script's may be left, or somebody in a hurry may interrupt twice.
+    """
+    before: list[Action] = []
+    if threading.current_thread() is threading.main_thread():
+        heard = [number for number in (*NUMBERS, signal.SIGALRM) if callable(signal.getsignal(number))]
+        before = [install(number, lambda *_: None) for number in {signal.SIGTERM, signal.SIGINT, *heard}]
+    try:
+        yield
+    finally:
+        for action in before:
+            action.restore()

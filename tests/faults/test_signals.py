@@ -189,6 +189,35 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
         mark_time(job, "atexit")
 
 
+@pytest.mark.parametrize(("when", "name"), [("ends", "INT"), ("parts", "INT"), ("ends", "ALRM")])
+def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -> None:
+    """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
+    wait for this one.
+    """
+    cls, method = {
+        "ends": ("member.Member", "client_done"),
+        "parts": ("rendezvous.Mailbox", "_exchange_last"),
+    }[when]
+    before = f"""
+import dask_gpu_mpi.member, dask_gpu_mpi.rendezvous
+before = dask_gpu_mpi.{cls}.{method}
+
+def interrupted(self, *args, **kwargs):
+    if self.rank == 0:
+        os.kill(os.getpid(), signal.SIG{name})
+        time.sleep(0.1)
+        mark("afterwards")
+    return before(self, *args, **kwargs)
+
+dask_gpu_mpi.{cls}.{method} = interrupted
+"""
+    body = "signal.signal(signal.SIGALRM, signal.default_int_handler)\nmark('running')"
+    job = start(mpirun, "initialize", body, before=before)
+    mark_time(job, "running")
+    end(mpirun, job, 0, 15, since=time.time(), tracebacks=False)
+    mark_time(job, "afterwards")
+
+
 FORKS = """
 import multiprocessing
 context = multiprocessing.get_context("fork")
