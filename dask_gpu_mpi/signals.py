@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from .handlers import NUMBERS, Action, install
 
-__all__ = ["Signals", "undisturbed"]
+__all__ = ["Signals", "insist_on", "python_ends", "undisturbed"]
 
 
 class Signals:
@@ -65,3 +66,17 @@ def undisturbed() -> Iterator[None]:
     finally:
         for action in before:
             action.restore()
+
+
+def python_ends() -> bool:
+    """Whether the main program has ended: Python waits for threads, or calls what `atexit` has, and drops what they raise."""
+    return getattr(threading, "_SHUTTING_DOWN", False) or not threading.main_thread().is_alive()
+
+
+def insist_on(code: int) -> None:
+    """End this process with that exit code although Python ends already, with another one; the last call counts."""
+    libc = ctypes.CDLL(None)
+    # Called last of all that Python and MPI do, in this order: the last one registered first.
+    with contextlib.suppress(AttributeError):
+        libc.__cxa_atexit(libc._exit, ctypes.c_void_p(code), None)
+        libc.__cxa_atexit(libc.fflush, None, None)

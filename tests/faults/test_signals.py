@@ -189,6 +189,37 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
         mark_time(job, "atexit")
 
 
+#: Where a script may be when its main program has ended.
+AFTERWARDS = {
+    "thread": "threading.Thread(target=works).start()",
+    "executor": "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(works)",
+    "atexit": "atexit.register(works)",
+}
+WORKS = """
+import threading
+
+def works():
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+    mark("running")
+    time.sleep(8)
+
+"""
+
+
+@pytest.mark.parametrize("where", AFTERWARDS)
+@pytest.mark.parametrize("code", [75, 143])
+def test_after_the_main_program(mpirun: Mpi, where: str, code: int) -> None:
+    """Python drops an exception there, and the exit code with it."""
+    body = "session.on_walltime(lambda: mark('checkpoint'))\n" if code == 75 else ""
+    job = start(mpirun, "initialize", body + WORKS + AFTERWARDS[where])
+    mark_time(job, "running")
+    fault = time.time()
+    os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    end(mpirun, job, code, 15, since=fault, tracebacks=None)
+    assert checkpointed(job, job.directory) == (["mark-checkpoint"] if code == 75 else [])
+
+
 @pytest.mark.parametrize(("when", "name"), [("ends", "INT"), ("parts", "INT"), ("ends", "ALRM")])
 def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -> None:
     """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
