@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 from . import excepthook, launchers
 from .driver import Driver
 from .early import start_agent, start_driver
-from .errors import InputError
+from .errors import DaskGpuMpiError, InputError
 from .finalize import finalize
 from .handlers import install
 from .neighbours import is_child_of
 from .options import Options, resolve
 from .script import run_script
-from .signals import Signals
+from .signals import Signals, insist_on, python_ends
 from .streams import open_missing
 from .supervisor import AgentProcess
 from .timeline import Timeline
@@ -496,8 +496,22 @@ def _on_term(number: int, frame: FrameType | None) -> None:
 
     session = current_session()
     if session is not None:
-        session._on_signal(number, frame)
+        ends = python_ends()
+        if ends and session._finished:
+            return
+        try:
+            session._on_signal(number, frame)
+        except BaseException as error:
+            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+                insist_on(_exit_code(error))
+            raise
     raise SystemExit(128 + number)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, DaskGpuMpiError):
+        return error.exit_code
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:

@@ -26,6 +26,7 @@ from .neighbours import allocated_hosts, neighbours
 from .openmpi import without_waiting
 from .pipes import wait_until_read
 from .ranges import ranks_text
+from .signals import undisturbed
 from .streams import flush
 from .ucx import load_library
 from .undertaker import look_after_launcher
@@ -417,6 +418,10 @@ class Mailbox:
         if self._comm is None or self._closed or not self._may_call():
             return
         self._closed = True
+        with undisturbed():
+            self._exchange_last(timeout)
+
+    def _exchange_last(self, timeout: float) -> None:
         others = set(range(1, self.size)) if self.rank == 0 else {0}
         limit = time.monotonic() + timeout
         if self.rank:

@@ -25,6 +25,7 @@ from .options import register_defaults
 from .placement import Plan
 from .post import BRISK, CALM
 from .rendezvous import abort, before_finalize
+from .signals import undisturbed
 from .streams import flush, say
 from .walltime import EXIT_CODE, end_time
 
@@ -300,7 +301,8 @@ class Session:
             return
         self._finished = True
         try:
-            self._end_the_job()
+            with undisturbed():
+                self._end_the_job()
         except BaseException:
             # The other ranks have not been told, and would wait for this one for ever.
             say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")

@@ -189,6 +189,66 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
         mark_time(job, "atexit")
 
 
+#: Where a script may be when its main program has ended.
+AFTERWARDS = {
+    "thread": "threading.Thread(target=works).start()",
+    "executor": "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(works)",
+    "atexit": "atexit.register(works)",
+}
+WORKS = """
+import threading
+
+def works():
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+    mark("running")
+    time.sleep(8)
+
+"""
+
+
+@pytest.mark.parametrize("where", AFTERWARDS)
+@pytest.mark.parametrize("code", [75, 143])
+def test_after_the_main_program(mpirun: Mpi, where: str, code: int) -> None:
+    """Python drops an exception there, and the exit code with it."""
+    body = "session.on_walltime(lambda: mark('checkpoint'))\n" if code == 75 else ""
+    job = start(mpirun, "initialize", body + WORKS + AFTERWARDS[where])
+    mark_time(job, "running")
+    fault = time.time()
+    os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    end(mpirun, job, code, 15, since=fault, tracebacks=None)
+    assert checkpointed(job, job.directory) == (["mark-checkpoint"] if code == 75 else [])
+
+
+@pytest.mark.parametrize(("when", "name"), [("ends", "INT"), ("parts", "INT"), ("ends", "ALRM")])
+def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -> None:
+    """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
+    wait for this one.
+    """
+    cls, method = {
+        "ends": ("member.Member", "client_done"),
+        "parts": ("rendezvous.Mailbox", "_exchange_last"),
+    }[when]
+    before = f"""
+import dask_gpu_mpi.member, dask_gpu_mpi.rendezvous
+before = dask_gpu_mpi.{cls}.{method}
+
+def interrupted(self, *args, **kwargs):
+    if self.rank == 0:
+        os.kill(os.getpid(), signal.SIG{name})
+        time.sleep(0.1)
+        mark("afterwards")
+    return before(self, *args, **kwargs)
+
+dask_gpu_mpi.{cls}.{method} = interrupted
+"""
+    body = "signal.signal(signal.SIGALRM, signal.default_int_handler)\nmark('running')"
+    job = start(mpirun, "initialize", body, before=before)
+    mark_time(job, "running")
+    end(mpirun, job, 0, 15, since=time.time(), tracebacks=False)
+    mark_time(job, "afterwards")
+
+
 FORKS = """
 import multiprocessing
 context = multiprocessing.get_context("fork")
