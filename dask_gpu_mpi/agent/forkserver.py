@@ -20,12 +20,12 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import current_process, resource_tracker, util
 from multiprocessing import forkserver as stdlib
-from multiprocessing import resource_tracker
 from typing import Any
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
-from dask_gpu_mpi.base.signal_actions import keep_in_children, kept
+from dask_gpu_mpi.base.signal_actions import NUMBERS, action_before, is_ours, keep_in_children, kept
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
@@ -33,6 +33,8 @@ __all__ = ["become_fork_server", "become_resource_tracker", "watch_fork_server"]
 
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
+#: Packages whose processes leave signals to the rank: scheduler and workers.
+_OURS = ("dask_gpu_mpi", "distributed")
 
 
 def become_resource_tracker(close: Sequence[int], scratch: str | None = None) -> None:
@@ -138,6 +140,19 @@ def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], obje
     loop.add_reader(server._forkserver_alive_fd, on_end)
 
 
+def _settle_signals() -> None:
+    """In a process of the server's, before anything else: a task's own process (in an in-process worker) is none of ours.
+
+    `Process.terminate`, and with it the end of a `Pool`, is a SIGTERM.
+    """
+    target: Any = getattr(current_process(), "_target", None)
+    if (getattr(target, "__module__", None) or "").partition(".")[0] not in _OURS:
+        for number in NUMBERS:
+            if is_ours(number):
+                action_before(number).restore()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)
+
+
 def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: int) -> None:
     """The child's side: never returns."""
     code = 1
@@ -155,8 +170,16 @@ def _serve(listener: socket.socket, alive_r: int, close: Sequence[int], parent: 
                 generation[0] = 1
                 die_with_parent(me)
 
+        def begin(_: object) -> None:
+            if generation[0] == 1:
+                generation[0] = 2
+                _settle_signals()
+
         os.register_at_fork(after_in_child=in_child)
         keep_in_children()
+        # In its children too, until they know what they are: nothing is lost meanwhile.
+        signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+        util.register_after_fork(begin, begin)
         stdlib.main(listener.detach(), alive_r, [])
         code = 0
     except SystemExit:

@@ -100,8 +100,10 @@ class Handler:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal, if it is for this process and now."""
-        if os.getpid() != _owner:  # a library has forked this process, and Python was not told
-            action_before(number).restore()
+        if os.getpid() != _owner:
+            # A library has forked this process, and Python was not told; or a handler of the script's, which replaced this one,
+            # has called it: what counts is what there was before this one.
+            self.first().restore()
             os.kill(os.getpid(), number)
         elif threading.get_ident() in _masks:
             # What is raised inside os.fork, where its hooks run, is thrown away.
@@ -110,6 +112,13 @@ class Handler:
             again.start()
         else:
             self._call(number, frame)
+
+    def first(self) -> Action:
+        """What the signal did before the first of our handlers of which this is the last."""
+        before = self.before
+        while isinstance(before.handler, Handler):
+            before = before.handler.before
+        return before
 
 
 def install(
@@ -149,10 +158,8 @@ def is_ours(number: int) -> bool:
 
 def action_before(number: int) -> Action:
     """What the signal did before the first handler of ours."""
-    action = Action(number, signal.getsignal(number))
-    while isinstance(action.handler, Handler):
-        action = action.handler.before
-    return action
+    handler = signal.getsignal(number)
+    return handler.first() if isinstance(handler, Handler) else Action(number, handler)
 
 
 @contextlib.contextmanager

@@ -18,10 +18,11 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.base.signal_actions import install
 from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
-from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.mpi.signals import Signals, insist_on, python_ends
 from dask_gpu_mpi.options.table import Options, resolve
 
 from . import excepthook
@@ -491,21 +492,40 @@ def _on_term(number: int, frame: FrameType | None) -> None:
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
     # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
     install(number, lambda *_: None)
+    if _script_has_ended(frame):
+        return
     from .session import current_session
 
     session = current_session()
     if session is not None:
-        if _script_has_ended(frame):
+        ends = python_ends()
+        if ends and session._finished:
             return
-        session._on_signal(number, frame)
+        try:
+            session._on_signal(number, frame)
+        except BaseException as error:
+            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+                insist_on(_exit_code(error))
+            raise
     raise SystemExit(128 + number)
+
+
+def _exit_code(error: BaseException) -> int:
+    if isinstance(error, DaskGpuMpiError):
+        return error.exit_code
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
+
     from .session import Session
 
-    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__)
+    ours = {
+        function.__code__
+        for function in (excepthook.ExceptHook.__call__, Session._finish, Mailbox.close, finalize)
+    }
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception
     while frame is not None:

@@ -309,7 +309,7 @@ class Member:
         """
         if self.rank == COORDINATOR:
             self._over(0, final)
-        elif not (self._scattered and self.leave_open):  # else nobody listens any more
+        elif self.ended is None and not (self._scattered and self.leave_open):  # else nobody listens any more
             self.post.send(COORDINATOR, "over", (0, final, None))
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             while self.ended is None and not (self.stopped and not final) and time.monotonic() < limit:

@@ -20,6 +20,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
 from dask_gpu_mpi.mpi.mailbox import abort, before_finalize
+from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
 
@@ -36,6 +37,8 @@ __all__ = ["Session", "announce", "current_session"]
 
 #: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
+#: Seconds to let out what a script has printed that is ended by force.
+FLUSHING = 1.0
 
 _current: Session | None = None
 
@@ -70,6 +73,7 @@ class Session:
         self._started = started
         self._closed = False
         self._finished = False
+        self._owner = os.getpid()
         self._leaving = threading.Event()
         self._monitor: threading.Thread | None = None
         self._asked = False
@@ -178,7 +182,9 @@ class Session:
         register_defaults()
         _shut_down_once()
         self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
-        _hook_finalize()
+        # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
+        # own, is called first.
+        before_finalize(self._finish)
         monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
         monitor.start()
         self._monitor = monitor
@@ -270,6 +276,11 @@ class Session:
         if not self._leaving.wait(seconds):
             say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
             self._member.post.drop_agent(1.0)
+            with contextlib.suppress(RuntimeError):  # Python ends already
+                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
+                flushing = threading.Thread(target=flush, daemon=True)
+                flushing.start()
+                flushing.join(FLUSHING)
             os._exit(1)
 
     def _stop_monitor(self) -> None:
@@ -287,11 +298,12 @@ class Session:
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
-        if self._finished:
+        if self._finished or os.getpid() != self._owner:
             return
         self._finished = True
         try:
-            self._end_the_job()
+            with undisturbed():
+                self._end_the_job()
         except BaseException:
             # The other ranks have not been told, and would wait for this one for ever.
             say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
@@ -315,17 +327,11 @@ class Session:
             os._exit(1)  # MPI can't be left in an orderly way
 
 
-@functools.cache
-def _hook_finalize() -> None:
-    """End the cluster when the script calls ``MPI.Finalize()``: the other ranks don't call it before that."""
-    before_finalize(lambda: _current._finish() if _current is not None else None)
-
-
 def _disown() -> None:
     """In a child that the script has forked: the cluster is the parent's, and so are the threads that hold any lock of ours."""
     session = _current
     if session is not None:
-        session._closed = session._finished = True
+        session._closed = True
         # What Dask does with them at the end of a process waits for their event loop, which is not here.
         _give_up_clients(session.address)
 

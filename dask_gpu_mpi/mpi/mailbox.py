@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import functools
 import importlib.util
 import os
 import sys
@@ -28,9 +27,11 @@ from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
 from dask_gpu_mpi.network.ucx import load_library
 
 from . import launchers
+from .finalize import finalize_at_exit
 from .launcher_watchdog import look_after_launcher
 from .local_ranks import allocated_hosts, neighbours
 from .openmpi import without_waiting
+from .signals import undisturbed
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
@@ -156,7 +157,7 @@ def _finalized_by_us(module: str | None) -> Iterator[None]:
         yield
     finally:
         rc.finalize = None
-    _finalize_at_exit()
+    finalize_at_exit()
 
 
 def _end_with_python() -> None:
@@ -165,20 +166,7 @@ def _end_with_python() -> None:
 
     rc: Any = mpi4py.rc
     if not (rc.initialize if rc.finalize is None else rc.finalize):
-        _finalize_at_exit()
-
-
-@functools.cache
-def _finalize_at_exit() -> None:
-    from mpi4py import MPI
-
-    owner = os.getpid()
-
-    def finalize() -> None:
-        if os.getpid() == owner and MPI.Is_initialized() and not MPI.Is_finalized():
-            MPI.Finalize()
-
-    atexit.register(finalize)
+        finalize_at_exit()
 
 
 def _is_initialized(module: str | None) -> bool:
@@ -432,6 +420,10 @@ class Mailbox:
         if self._comm is None or self._closed or not self._may_call():
             return
         self._closed = True
+        with undisturbed():
+            self._exchange_last(timeout)
+
+    def _exchange_last(self, timeout: float) -> None:
         others = set(range(1, self.size)) if self.rank == 0 else {0}
         limit = time.monotonic() + timeout
         if self.rank:

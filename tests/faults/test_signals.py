@@ -189,6 +189,66 @@ def test_walltime(mpirun: Mpi, form: str, how: str) -> None:
         mark_time(job, "atexit")
 
 
+#: Where a script may be when its main program has ended.
+AFTERWARDS = {
+    "thread": "threading.Thread(target=works).start()",
+    "executor": "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(works)",
+    "atexit": "atexit.register(works)",
+}
+WORKS = """
+import threading
+
+def works():
+    with open("pid", "w") as file:
+        file.write(str(os.getpid()))
+    mark("running")
+    time.sleep(8)
+
+"""
+
+
+@pytest.mark.parametrize("where", AFTERWARDS)
+@pytest.mark.parametrize("code", [75, 143])
+def test_after_the_main_program(mpirun: Mpi, where: str, code: int) -> None:
+    """Python drops an exception there, and the exit code with it."""
+    body = "session.on_walltime(lambda: mark('checkpoint'))\n" if code == 75 else ""
+    job = start(mpirun, "initialize", body + WORKS + AFTERWARDS[where])
+    mark_time(job, "running")
+    fault = time.time()
+    os.kill(int((job.directory / "pid").read_text()), signal.SIGTERM)
+    end(mpirun, job, code, 15, since=fault, tracebacks=None)
+    assert checkpointed(job, job.directory) == (["mark-checkpoint"] if code == 75 else [])
+
+
+@pytest.mark.parametrize(("when", "name"), [("ends", "INT"), ("parts", "INT"), ("ends", "ALRM")])
+def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -> None:
+    """A second Ctrl-C, or a late one, or an alarm that the script has left: the end has its own deadline, and the other ranks
+    wait for this one.
+    """
+    cls, method = {
+        "ends": ("cluster.member.Member", "client_done"),
+        "parts": ("mpi.mailbox.Mailbox", "_exchange_last"),
+    }[when]
+    before = f"""
+import dask_gpu_mpi.cluster.member, dask_gpu_mpi.mpi.mailbox
+before = dask_gpu_mpi.{cls}.{method}
+
+def interrupted(self, *args, **kwargs):
+    if self.rank == 0:
+        os.kill(os.getpid(), signal.SIG{name})
+        time.sleep(0.1)
+        mark("afterwards")
+    return before(self, *args, **kwargs)
+
+dask_gpu_mpi.{cls}.{method} = interrupted
+"""
+    body = "signal.signal(signal.SIGALRM, signal.default_int_handler)\nmark('running')"
+    job = start(mpirun, "initialize", body, before=before)
+    mark_time(job, "running")
+    end(mpirun, job, 0, 15, since=time.time(), tracebacks=False)
+    mark_time(job, "afterwards")
+
+
 FORKS = """
 import multiprocessing
 context = multiprocessing.get_context("fork")
@@ -271,3 +331,30 @@ def test_a_signal_that_faulthandler_has(mpirun: Mpi) -> None:
         until(lambda n=number: job.stderr.count("Current thread") == n, 20)  # type: ignore[misc]
     (job.directory / "mark-go").touch()
     end(mpirun, job, 0, 5)
+
+
+#: The other rank comes late to the end of MPI, perhaps because it removes what its workers have spilled.
+LATE = """
+if rank() == 1:
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
+    close = Mailbox.close
+
+    def close_late(self):
+        wait_until(lambda: marked("go"))
+        close(self)
+
+    Mailbox.close = close_late
+"""
+
+
+def test_walltime_after_the_end(mpirun: Mpi) -> None:
+    """While the rank waits for the others: there is neither a script nor a cluster any more."""
+    body = "session.on_walltime(lambda: mark('checkpoint'))\nmark()\n"
+    job = start(mpirun, "initialize", body, before=LATE)
+    until(lambda: "ended after" in job.stderr, 40)
+    time.sleep(0.5)  # until it waits
+    os.kill(ranks_of(job)[0], signal.SIGTERM)
+    time.sleep(0.5)
+    (job.directory / "mark-go").touch()
+    end(mpirun, job, 0, 20, tracebacks=0)
+    assert not (job.directory / "mark-checkpoint").exists()

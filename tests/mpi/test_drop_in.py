@@ -347,3 +347,43 @@ MPI.COMM_WORLD.Barrier()
         assert ours
         assert "needs at least 3 MPI ranks, found 2" in text
     assert scratch_of(mpirun.jobs[-1]) == []
+
+
+def test_a_client_on_another_rank_than_0_that_has_closed_its_session_ends_at_once(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+import atexit, time
+from dask_gpu_mpi import initialize
+
+# runs after our own, which are registered later
+atexit.register(lambda: tell(seconds=time.monotonic() - since) if session else None)
+session = initialize(exit=False, client_rank=1, worker_class="distributed.Worker", dashboard=False)
+if session:
+    session.close()
+since = time.monotonic()
+"""
+    )
+    assert facts(mpirun.run(program, 2).check())["seconds"] < 1.5
+
+
+def test_children_of_a_script_that_has_had_two_sessions(mpirun: Mpi) -> None:
+    program = (
+        TELL
+        + """
+from dask_gpu_mpi import initialize
+
+for turn in range(2):
+    session = initialize(exit=False, worker_class="distributed.Worker", dashboard=False)
+    if session and turn == 0:
+        session.close()
+if session:
+    child = os.fork()
+    if not child:
+        sys.exit(4)
+    tell(code=os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    )
+    done = mpirun.run(program, 2, timeout=60).check()
+    assert facts(done)["code"] == 4
+    assert done.stderr.count("ended after") == 2

@@ -31,3 +31,43 @@ def test_mpi_that_has_ended(mpirun: Mpi) -> None:
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: ")]
     assert "called MPI.Finalize() before initialize()" in line
     assert "Traceback" not in done.output
+
+
+def test_handlers_of_the_script_may_use_mpi(mpirun: Mpi) -> None:
+    """Those too that were there before the cluster, and so run after it has ended."""
+    program = """
+        import atexit
+        from dask_gpu_mpi import initialize
+
+        def last():
+            from mpi4py import MPI
+            print(f"rank {MPI.COMM_WORLD.rank}\\n", end="")
+
+        atexit.register(last)
+        initialize()
+    """
+    done = mpirun.run(program, 2, timeout=30).check()
+    assert sorted(done.stdout.splitlines()) == ["rank 0", "rank 1"]
+    assert only_our_lines(done.stderr)
+
+
+def test_a_second_cluster_that_the_end_of_mpi_ends(mpirun: Mpi) -> None:
+    program = """
+        import time
+        from dask_gpu_mpi import initialize
+
+        def cluster():
+            return initialize(exit=False, worker_class="distributed.Worker", dashboard=False)
+
+        if session := cluster():
+            session.close()
+        session = cluster()
+        from mpi4py import MPI
+        since = time.monotonic()
+        MPI.Finalize()
+        if session:
+            print(session.closed, time.monotonic() - since < 15)
+    """
+    done = mpirun.run(program, 2, timeout=60).check()
+    assert done.stdout == "True True\n"
+    assert only_our_lines(done.stderr)

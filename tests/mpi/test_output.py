@@ -81,6 +81,26 @@ def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_
     assert done.stdout == "the result\n"
 
 
+def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
+    program = """
+        import contextlib, os, signal, time
+        from dask_gpu_mpi import initialize, session
+
+        session.LOST_GRACE = 1.0
+        initialize()
+        from distributed import Client
+        client = Client()
+        print("the result")
+        os.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(60)
+    """
+    done = mpirun.run(program, 2, timeout=60).check(1)
+    assert "it is ended" in done.stderr
+    assert done.stdout == "the result\n"
+
+
 QUIET = """
 import os, subprocess
 from distributed import Client

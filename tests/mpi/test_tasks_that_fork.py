@@ -12,7 +12,7 @@ POOLS = """
 import multiprocessing, time
 
 def pools(count):
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("METHOD")
     for _ in range(count):
         with context.Pool(2) as pool:  # whose end is a SIGTERM
             pool.map(abs, range(4))
@@ -21,7 +21,7 @@ def pools(count):
     left.apply_async(time.sleep, (600,))
     stubborn = context.Process(target=time.sleep, args=(600,))
     stubborn.start()
-    stubborn.terminate()
+    stubborn.terminate()  # before it runs, perhaps
     stubborn.join(20)
     return count, stubborn.exitcode
 
@@ -33,11 +33,14 @@ with Client() as client:
 """
 
 
-@pytest.mark.parametrize("worker_class", ["distributed.Nanny", "distributed.Worker"])
-def test_pools(mpirun: Mpi, worker_class: str) -> None:
+@pytest.mark.parametrize(
+    ("worker_class", "method"),
+    [("distributed.Nanny", "fork"), ("distributed.Worker", "fork"), ("distributed.Worker", "forkserver")],
+)
+def test_pools(mpirun: Mpi, worker_class: str, method: str) -> None:
     """They end, and what a task has left running ends with its worker."""
     env = {"DASK_DISTRIBUTED__WORKER__DAEMON": "False"}
-    done = mpirun.run(POOLS.replace("CLASS", worker_class), 2, env=env).check()
+    done = mpirun.run(POOLS.replace("CLASS", worker_class).replace("METHOD", method), 2, env=env).check()
     assert done.stdout == "[(5, -15), (5, -15)]\n"
 
 

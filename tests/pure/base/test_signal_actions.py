@@ -81,6 +81,27 @@ def test_a_child_has_what_there_was_before() -> None:
     assert told.split("\n")[:6] == ["-15", "7", "3", "-15", "True", "set()"]
 
 
+@pytest.mark.parametrize("before", ["SIG_DFL", "SIG_IGN", "mine"])
+def test_a_child_whose_handler_calls_ours(before: str) -> None:
+    """A script's handler, set after ours, that calls the one it replaced: as it must for `on_walltime`."""
+    told = run(
+        f"""
+        def mine(number, frame):
+            os._exit(7)
+
+        signal.signal(signal.SIGTERM, {"mine" if before == "mine" else f"signal.{before}"})
+        install(signal.SIGTERM, hear)
+        install(signal.SIGTERM, hear)
+        replaced = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, frame: replaced(number, frame))
+        print(code_of(in_child(lambda: (os.kill(os.getpid(), signal.SIGTERM), time.sleep(0.1)))))
+        os.kill(os.getpid(), signal.SIGTERM)
+        print(len(heard))
+        """
+    )
+    assert told == {"SIG_DFL": "-15\n1\n", "SIG_IGN": "3\n1\n", "mine": "7\n1\n"}[before]
+
+
 @pytest.mark.parametrize("with_hooks", [True, False])
 def test_a_signal_before_python_runs_in_the_child(with_hooks: bool) -> None:
     """`Pool.terminate` right after the fork. Python throws away what its handler in C has noted until then."""
