@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError
 
-from .dask_config import import_config, interpret, is_unsaid
+from .dask_config import import_config
 from .rules import PROTOCOLS, settle
 from .types import Option, Source, convert, show, suggest
 
@@ -216,10 +216,6 @@ def parse_text(option: Option, text: str) -> Any:
     return convert(option, text, _origin(option, "command line"), "command line")
 
 
-#: What a rank reads of Dask's configuration before its agent starts: our section, and the agent's own environment.
-WORDS = ("gpu-mpi", "pre-spawn-environ")
-
-
 def register_defaults() -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
     import dask.config
@@ -291,18 +287,6 @@ def _origin(option: Option, source: Source) -> str:
     return f"{source} {option.name}"
 
 
-def _plain_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """The variables that say an option as a whole, as in job scripts, with its name and value: Dask is not needed for them."""
-    found = {}
-    for variable, text in environ.items():
-        name = variable.removeprefix("DASK_GPU_MPI__").lower()
-        if variable.startswith("DASK_GPU_MPI__") and name in OPTIONS and OPTIONS[name].config:
-            value = interpret(text)
-            if not isinstance(value, Mapping):  # which Dask would merge with others
-                found[variable] = name, value
-    return found
-
-
 def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
     """What Dask's configuration says, from files and environment alike, with the place of each for messages."""
     for variable in environ:
@@ -312,11 +296,6 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment: {variable} has no effect; needed: two underscores, DASK_GPU_MPI__{rest}"
             )
-    plain = _plain_variables(environ)
-    if is_unsaid(WORDS, besides=plain):
-        return [
-            (OPTIONS[name], value, f"environment {variable}") for variable, (name, value) in plain.items()
-        ]
     config = import_config()
     register_defaults()
     section = config.get("gpu-mpi", {}) or {}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.options.dask_config import import_config, is_configured, is_unsaid
+from dask_gpu_mpi.options.dask_config import import_config, is_configured
 
 if TYPE_CHECKING:
     from .model import WorkerPlan
@@ -29,8 +29,6 @@ __all__ = [
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
-#: Parts of their names: one is in every text that configures them.
-WORDS = ("timeouts", "socket-backlog")
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
 #: Seconds that the scheduler may take for one worker that joins: ten times what it took when measured (docs/measurements.md).
@@ -98,14 +96,12 @@ def start_delay(before: int, workers: int) -> float:
 
 
 def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured: without importing Dask, where there is nothing of the kind.
+    """Which of our keys the user has configured.
 
     Raises
     ------
     InputError
         A file of Dask's configuration is malformed.
     """
-    if is_unsaid(WORDS):
-        return frozenset()
     import_config()
     return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))
