@@ -1,4 +1,4 @@
-"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory and cores.
+"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory, cores and time on them.
 
 Batch systems and containers limit a job by cgroups. A limit may stand on any ancestor, so all are read, up to
 the mount point (which in a container is the container's own group). See cgroups(7), cgroup_namespaces(7), the
@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from .mounts import Mount, parse_mountinfo
 
-__all__ = ["allowed_cpus", "host_memory", "parse_cpu_list"]
+__all__ = ["allowed_cpus", "cpu_quota", "host_memory", "parse_cpu_list"]
 
 PROC = Path("/proc/self")
 
@@ -63,6 +63,33 @@ def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
             # An intersection of nothing would mean that the files belong to somebody else's group.
             cpus = cpus & parse_cpu_list(_read(group / file)) or cpus
     return tuple(sorted(cpus))
+
+
+def cpu_quota(proc: Path = PROC) -> float | None:
+    """Tell how much CPU time this process and its siblings may use: in cores, however many they may run on.
+
+    Containers are limited so (``docker run --cpus``, Kubernetes' ``limits.cpu``), and their affinity masks have all cores.
+
+    Parameters
+    ----------
+    proc : Path
+        The directory with the process's ``cgroup`` and ``mountinfo``.
+
+    Returns
+    -------
+    float or None
+        The smallest quota on the path (v2 ``cpu.max``; v1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``), such as 2.5;
+        None: there is none.
+    """
+    quotas = []
+    for group in _groups(proc, "cpu"):
+        # v2: "QUOTA PERIOD" in microseconds, in v1 a file for each; "max" and -1 are "no quota"
+        pair = _read(group / "cpu.max").split() or [
+            _read(group / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        ]
+        if len(pair) == 2 and all(text.isdigit() and int(text) > 0 for text in pair):
+            quotas.append(int(pair[0]) / int(pair[1]))
+    return min(quotas, default=None)
 
 
 def _affinity() -> set[int]:

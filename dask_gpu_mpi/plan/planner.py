@@ -33,6 +33,7 @@ class _Host:
     working: list[Inventory]
     gpus: list[Gpu]
     memory: int
+    cpu_quota: float | None
     share: dict[int, list[tuple[Gpu, ...]]] = field(default_factory=dict)
 
 
@@ -141,6 +142,9 @@ def _hosts(ranks: Sequence[Inventory], idle: set[int], *, use_gpus: bool) -> lis
                 working=[rank for rank in members if rank.rank not in idle],
                 gpus=gpus_of_host((rank.pid, rank.gpus) for rank in members) if use_gpus else [],
                 memory=min((rank.memory for rank in members if rank.memory > 0), default=0),
+                cpu_quota=min(
+                    (rank.cpu_quota for rank in members if rank.cpu_quota is not None), default=None
+                ),
             )
         )
     return hosts
@@ -289,7 +293,7 @@ def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
 
 def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
-    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus]))
+    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []
     for draft in drafts:
         on_gpu = bool(draft.gpus)
