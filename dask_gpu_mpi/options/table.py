@@ -31,8 +31,8 @@ _TABLE = (
     # dask-mpi's arguments, with their meaning. Changed on purpose: nthreads (1), worker_class (distributed.Worker or
     # Nanny), dashboard_address (":8787", all interfaces), exclusive_workers (True) and the command line's name ("dask_mpi").
     Option("interface", "str", None,
-           "Network interface, such as ib0 or hsn0. Default, or auto: a fast one that all hosts have, else that of the "
-           "default route.",
+           "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one host, else a fast one "
+           "that all hosts have, else that of the default route.",
            ("--interface",), pattern=r"[^\s/]+", needs="the name of a network interface, such as 'ib0'"),
     Option("nthreads", "int", None,
            "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the host's "
