@@ -28,7 +28,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi import launcher_check, launchers
 from dask_gpu_mpi.mpi.mailbox import Mailbox, abort, load_mpi, load_ucx_first
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
@@ -355,7 +355,7 @@ class Bringup:
         """What this rank sees, once its agent finds the options good."""
         if self._comm is None:
             library = load_mpi().Get_library_version()
-            launchers.cross_check(
+            launcher_check.cross_check(
                 self._environ, self._post.size, self._post.rank, self._host, library=library
             )
         if self._check is not None:
@@ -470,7 +470,11 @@ class Bringup:
             self._progress.clear()
             # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
             # foreign launcher, are all rank 0.)
-            if self._comm is not None or self._post.size > 1 or not launchers.keeps_silent(self._environ):
+            if (
+                self._comm is not None
+                or self._post.size > 1
+                or not launcher_check.wait_for_rank_0_to_report(self._environ)
+            ):
                 say(f"error: {error}")
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told

@@ -27,7 +27,7 @@ from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
 from dask_gpu_mpi.network.ucx import load_library
 
-from . import launchers
+from . import launcher_check
 from .launcher_watchdog import look_after_launcher
 from .local_ranks import allocated_hosts, neighbours
 from .openmpi import without_waiting
@@ -95,7 +95,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         return mpi
     except InputError as error:
         # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
-        error.reported = environ is not None and launchers.keeps_silent(environ)
+        error.reported = environ is not None and launcher_check.wait_for_rank_0_to_report(environ)
         raise
 
 
@@ -108,12 +108,12 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
         settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         spec = importlib.util.find_spec("mpi4py.MPI")
         if environ is not None and spec is not None and spec.origin:
-            launchers.check_library(environ, spec.origin, host)
+            launcher_check.check_library(environ, spec.origin, host)
             settings = without_waiting(
                 environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
             )
         with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
-            # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
+            # mpi4py's own word about a foreign launcher; `launcher_check.cross_check` says it with the remedy.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
 
