@@ -23,7 +23,8 @@ from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox, abort, load_mpi
+from dask_gpu_mpi.mpi.library import abort, load_mpi
+from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from dask_gpu_mpi.options.table import Options

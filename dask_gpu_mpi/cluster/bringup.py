@@ -29,7 +29,8 @@ from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
-from dask_gpu_mpi.mpi.mailbox import Mailbox, abort, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.library import abort, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_only, connect_to
