@@ -16,7 +16,8 @@ from typing import Any, Literal
 from dask_gpu_mpi.errors import OptionError
 
 from .dask_config import import_config
-from .rules import PROTOCOLS, settle
+from .protocols import Protocol
+from .rules import settle
 from .types import Option, Source, convert, show, suggest
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
@@ -58,7 +59,7 @@ _TABLE = (
     Option("protocol", "choice", None,
            "Network protocol of Dask: tls (the default), tcp (open to everyone on the network) or ucx "
            "(GPU to GPU, and open as well).",
-           ("--protocol",), choices=PROTOCOLS),
+           ("--protocol",), choices=tuple(Protocol)),
     Option("worker_class", "class", "auto",
            "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
            "GPUs, distributed.Nanny without.",
@@ -164,7 +165,7 @@ class Options:
     memory_limit: int | float | str | None = "auto"
     dashboard: bool = True
     dashboard_address: str = DASHBOARD_ADDRESS
-    protocol: str = "tls"
+    protocol: Protocol = Protocol.TLS
     worker_class: str | type = "auto"
     worker_options: dict[str, Any] = field(default_factory=dict)
     comm: Any = None
