@@ -253,6 +253,12 @@ def resolve(
     ------
     OptionError
         An option is unknown, of the wrong type, or contradicts another. The first one found is named.
+
+    Examples
+    --------
+    >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
+    >>> options.nthreads, options.protocol, options.security
+    (2, 'tcp', False)
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}

@@ -71,6 +71,12 @@ def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
     -------
     list of tuple of Gpu
         In the order of their first GPUs.
+
+    Examples
+    --------
+    >>> gpus = [Gpu(str(i), i, "A100", 0, cpus=(0, 1) if i in (0, 1, 3) else (2, 3)) for i in range(4)]
+    >>> [[gpu.index for gpu in group] for group in neighbours(gpus, 2)]
+    [[0, 1], [2, 3]]
     """
     nodes: dict[tuple[int, ...], list[int]] = {}
     for number, gpu in enumerate(gpus):

@@ -72,6 +72,13 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         An option has no meaning, or asks for more memory than a worker's GPU has.
     WorldTooSmallException
         Fewer ranks than the layout needs.
+
+    Examples
+    --------
+    >>> from dask_gpu_mpi.plan.synthetic import pretend
+    >>> plan = make_plan(pretend(nodes=2, ranks_per_node=1, gpus_per_node=2), PlacementOptions())
+    >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
+    [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]
     """
     ranks = in_order(inventories)
     check_options(options)

@@ -57,6 +57,13 @@ def connection_settings(workers: int, crowd: float = 0.0, configured: Collection
         `workers_per_core`.
     configured : collection of str
         Keys that the user has configured, which are left out.
+
+    Examples
+    --------
+    >>> connection_settings(64)
+    {}
+    >>> connection_settings(2000)
+    {'distributed.comm.timeouts.connect': '100s', 'distributed.comm.socket-backlog': 8000}
     """
     settings: dict[str, Any] = {}
     connect = min(LONGEST_CONNECT, max(PER_WORKER * workers, PER_NEIGHBOUR * crowd))
@@ -91,6 +98,11 @@ def start_delay(before: int, workers: int) -> float:
         Workers of the ranks before it.
     workers : int
         All planned workers.
+
+    Examples
+    --------
+    >>> start_delay(before=100, workers=200), start_delay(before=500, workers=1000)
+    (0.0, 2.0)
     """
     return 0.0 if workers <= AT_ONCE else APART * before
 

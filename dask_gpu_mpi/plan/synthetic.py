@@ -45,6 +45,11 @@ def pretend(
     ------
     OptionError
         A number is too small, or `visible` is unknown.
+
+    Examples
+    --------
+    >>> [(rank.rank, rank.host, rank.visible) for rank in pretend(1, 2, 4, "per-rank")]
+    [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """
     for option, number, least in (
         ("nodes", nodes, 1),
