@@ -58,7 +58,7 @@ def start_driver(options: Options, environ: Mapping[str, str]) -> Driver | None:
 
 def _begins(options: Options, environ: Mapping[str, str]) -> set[str]:
     """What the agent begins with: see `agentstart.main`."""
-    begins = {"ucx"} if options.protocol == "ucx" else set()
+    begins = {"ucx"} if options.protocol.moves_device_memory else set()
     if _may_use_cuda(options, environ):
         begins.add("cuda")
     return begins

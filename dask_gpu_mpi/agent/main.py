@@ -162,15 +162,15 @@ def _configure(configuration: Configuration) -> str:
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
-    if configuration.protocol == "ucx" and importlib.util.find_spec("distributed_ucxx") is None:
+    if configuration.protocol.moves_device_memory and importlib.util.find_spec("distributed_ucxx") is None:
         raise InputError(
             "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
             "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
         )
-    if configuration.protocol == "ucx":
+    if configuration.protocol.moves_device_memory:
         dask.config.set(connection_config(configuration.worker_options) | transfer_config())
         import_ucx()
-    if configuration.protocol == "tls" and sys.platform == "linux":  # on macOS it may start threads
+    if configuration.protocol.encrypts and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.
         # In older versions of tornado it is no function, and is read when that is imported.
         if callable(read := getattr(sys.modules.get("tornado.netutil"), "_client_ssl_defaults", None)):
@@ -202,7 +202,7 @@ def _may_have_spares(configuration: Configuration) -> bool:
         return False
     # So may the user's preloads, which come before the one that makes the context.
     # UCX dies on a context that was made in another thread, also where that has become the main thread's (ucxx 0.52).
-    return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
+    return not configuration.protocol.moves_device_memory and not configuration.worker_options.get("preload")
 
 
 def _end_children() -> None:
@@ -273,7 +273,9 @@ class Agent:
     async def run(self, frames: list[Any]) -> None:
         """Obey until the lifeline ends, then close everything within the grace."""
         loop = asyncio.get_running_loop()
-        if self.configuration.protocol == "ucx" and not _in_process(self.configuration.worker_class):
+        if self.configuration.protocol.moves_device_memory and not _in_process(
+            self.configuration.worker_class
+        ):
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from dask_gpu_mpi.options.protocols import Protocol
+
 __all__ = ["Configuration", "SchedulerSettings", "WorkerSettings"]
 
 
@@ -21,8 +23,8 @@ class Configuration:
         As the user said it.
     local_directory : str or None
         Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
-    protocol : str
-        ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    protocol : Protocol
+        Of Dask.
     log_level : str
         Level of the ``distributed`` loggers.
     dask_config : dict
@@ -43,7 +45,7 @@ class Configuration:
     worker_class: str | type
     worker_options: dict[str, Any]
     local_directory: str | None
-    protocol: str
+    protocol: Protocol
     log_level: str
     dask_config: dict[str, Any] = field(repr=False)
     grace: float = 2.0

@@ -56,7 +56,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         scheduler = Scheduler(
             host=settings.host,
             port=settings.port,
-            protocol=settings.protocol,
+            protocol=str(settings.protocol),
             # The dashboard's import (bokeh) takes longer than all the rest: it follows when the cluster is up.
             dashboard=False,
             dashboard_address=settings.dashboard_address,

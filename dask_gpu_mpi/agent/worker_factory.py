@@ -98,7 +98,7 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
     if is_cuda_worker(cls):
         return _make_cuda_worker(cls, plan, settings, base, options)
     if issubclass(cls, (distributed.Nanny, distributed.Worker)):
-        base |= {"host": settings.host, "protocol": settings.protocol, "dashboard": False}
+        base |= {"host": settings.host, "protocol": str(settings.protocol), "dashboard": False}
         base["dashboard_address"] = "127.0.0.1:0"  # plain HTTP, with or without a dashboard
         base["death_timeout"] = settings.death_timeout
         if plan.resources:
@@ -123,7 +123,7 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
         with users_config() if plan.kind == "gpu" else nullcontext():
             return cls(settings.address, **_merge(base, options))
     # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
-    base |= {"interface": settings.interface, "protocol": settings.protocol}
+    base |= {"interface": settings.interface, "protocol": str(settings.protocol)}
     return cls(**_merge(base, options))
 
 
@@ -188,7 +188,7 @@ def _make_cuda_worker(
     base |= {
         "scheduler": settings.address,
         "host": settings.host,
-        "protocol": settings.protocol,
+        "protocol": str(settings.protocol),
         "resources": resources,
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",

@@ -11,23 +11,39 @@ _TAIL = re.compile(r"(.*?)([0-9]*)", re.DOTALL)
 
 
 def counted(number: int, what: str) -> str:
-    """Write a number of things: ``"1 rank"``, ``"4 ranks"``."""
+    """Write a number of things.
+
+    >>> counted(1, "rank"), counted(4, "rank")
+    ('1 rank', '4 ranks')
+    """
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def fold_numbers(numbers: Iterable[int]) -> str:
-    """Write whole numbers as ranges: ``(0, 1, 2, 7)`` is ``"0-2,7"``; none is ``""``."""
+    """Write whole numbers as ranges.
+
+    >>> fold_numbers([7, 0, 1, 2, 2]), fold_numbers([])
+    ('0-2,7', '')
+    """
     return ",".join(_fold(sorted(set(numbers)), width=0))
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Write ranks: ``"rank 3"`` or ``"ranks 4-7"``."""
+    """Write ranks.
+
+    >>> ranks_text([3]), ranks_text(range(4, 8))
+    ('rank 3', 'ranks 4-7')
+    """
     found = sorted(set(ranks))
     return f"rank{'' if len(found) == 1 else 's'} {fold_numbers(found)}"
 
 
 def fold_names(names: Iterable[str]) -> str:
-    """Write host names as Slurm does: ``h1, h2, h3`` is ``"h[1-3]"``; zero-padding is kept (``n[08-11]``)."""
+    """Write host names as Slurm does; zero-padding is kept.
+
+    >>> fold_names(["h1", "h2", "h3"]), fold_names(["login", "n07", "n08", "n10"])
+    ('h[1-3]', 'login,n[07-08],n10')
+    """
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in dict.fromkeys(names):

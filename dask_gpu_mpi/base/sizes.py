@@ -18,7 +18,7 @@ for _power, _letter in enumerate("kmgtp", start=1):
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes: ``"4GB"``, ``"1.5 GiB"``, ``"100 M"``, ``"1e9"``, ``"512"``.
+    """Read a number of bytes.
 
     Units are Dask's (`dask.utils.parse_bytes`): decimal kB to PB, binary KiB to PiB, in any case, the B
     optional.
@@ -27,6 +27,11 @@ def parse_bytes(text: str) -> int:
     ------
     ValueError
         The text is no number of bytes.
+
+    Examples
+    --------
+    >>> parse_bytes("4GB"), parse_bytes("1.5 GiB"), parse_bytes("1e9"), parse_bytes("512")
+    (4000000000, 1610612736, 1000000000, 512)
     """
     found = _NUMBER.fullmatch(text.replace(" ", "").lower())
     if found is None or found[2] not in _UNITS:
@@ -38,7 +43,11 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(number: int) -> str:
-    """Write a number of bytes for people, in binary units: ``"64.00 GiB"``, ``"512 B"``."""
+    """Write a number of bytes for people, in binary units.
+
+    >>> format_bytes(64 * 1024**3), format_bytes(512)
+    ('64.00 GiB', '512 B')
+    """
     for power, unit in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if number >= 1024**power:
             return f"{number / 1024**power:.2f} {unit}"
@@ -63,6 +72,13 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
     ------
     OptionError
         The limit is none of these.
+
+    Examples
+    --------
+    >>> parse_memory_limit("4GiB"), parse_memory_limit(0.5), parse_memory_limit(1), parse_memory_limit(None)
+    (4294967296, 0.5, 1.0, 0)
+    >>> parse_memory_limit("auto") is None
+    True
     """
     if limit is None:
         return 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan
 
 from .kernel import KernelResult
@@ -102,7 +103,7 @@ class Evidence:
         Ranks that did not answer in time.
     kernel : bool
         Whether kernels were to be run.
-    protocol : str
+    protocol : Protocol
         Dask's.
     expect_gpus : int or None
         GPUs that each host is to have; None: as many as the batch system says, if it does.
@@ -122,7 +123,7 @@ class Evidence:
     tests: Mapping[int, Outcome] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
     kernel: bool = True
-    protocol: str = "tls"
+    protocol: Protocol = Protocol.TLS
     expect_gpus: int | None = None
 
     def host(self, rank: int) -> str:

@@ -9,6 +9,7 @@ from dask_gpu_mpi.base.hostlist import counted, fold_names, ranks_text
 from dask_gpu_mpi.base.sizes import format_bytes
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.options.protocols import Protocol
 
 from .known_issues import known_bad
 from .observations import MPI_LIBRARY, PROMISE, PYTHON, Facts
@@ -139,7 +140,7 @@ def _known_bad(evidence: Evidence) -> list[Finding]:
     circumstances = set()
     if any(facts.inventory and facts.inventory.gpus for facts in evidence.facts.values()):
         circumstances.add("gpus")
-    if evidence.protocol == "ucx":
+    if evidence.protocol == Protocol.UCX:
         circumstances.add("ucx")
     if len({facts.host for facts in evidence.facts.values()}) > 1:
         circumstances.add("hosts")
@@ -378,7 +379,7 @@ def _clocks(evidence: Evidence) -> Iterator[Finding]:
         # Rank 0 makes the certificates, and dates them back.
         since = ahead - clocks.get(0, 0.0)
         outside = since < -BACKDATED or since > VALID_DAYS * 86400
-        if outside and evidence.protocol == "tls":
+        if outside and evidence.protocol == Protocol.TLS:
             entries.append((rank, "error", f"{told}: the job's certificates are not valid there", remedy))
         elif abs(ahead) > SKEW:
             entries.append((rank, "warning", f"{told}: times of logs and of the walltime are off", remedy))

@@ -22,8 +22,9 @@ from typing import Any
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox, abort, load_mpi
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.library import abort, load_mpi
+from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from dask_gpu_mpi.options.table import Options
@@ -108,10 +109,10 @@ def run_check(
     library = mpi.Get_library_version()
     problems: list[tuple[str, str]] = []
     try:
-        launchers.cross_check(environ, size, rank, host, library=library)
+        launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
         if size == 1:  # ranks that can't tell each other
-            return _alone(error, launchers.keeps_silent(environ), show)
+            return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
         # Which rank this is, is said elsewhere.
         problems.append(("launcher", str(error).partition(f" on {host}: ")[2] or str(error)))
     try:
@@ -128,7 +129,7 @@ def run_check(
     # Rank 0 watches the others, and nobody else can tell what it was doing; a world of one has nobody else at all.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
-        me.look(options, launchers.library_name(library), problems)
+        me.look(options, launcher_check.library_name(library), problems)
         if rank == 0:
             return _Head(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.until_told(started + REPORT + GRACE)

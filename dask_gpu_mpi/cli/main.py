@@ -128,9 +128,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
 )
 @click.option(
     "--memory-per-node",
-    default="512GiB",
-    show_default=True,
-    help="Pretended memory of each, bytes or a text.",
+    help="Pretended memory of each, bytes or a text.  [default: 512GiB]",
 )
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
 def plan(
@@ -139,7 +137,7 @@ def plan(
     gpus_per_node: int,
     visible: Literal["all", "per-rank"],
     cpus_per_node: int,
-    memory_per_node: str,
+    memory_per_node: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -157,14 +155,14 @@ def plan(
             from dask_gpu_mpi.agent.worker_options import check_options_of
             from dask_gpu_mpi.base.sizes import parse_bytes
             from dask_gpu_mpi.plan.device_memory import device_options
-            from dask_gpu_mpi.plan.synthetic import pretend
+            from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, pretend
 
             if isinstance(options, InputError):
                 raise options
             if options.worker_options:
                 check_options_of(options.worker_class, options.worker_options, where="worker_options")
             try:
-                memory = parse_bytes(memory_per_node)
+                memory = NODE_MEMORY if memory_per_node is None else parse_bytes(memory_per_node)
             except ValueError as error:
                 raise InputError(f"command line: --memory-per-node {memory_per_node!r}: {error}") from None
             inventories = pretend(

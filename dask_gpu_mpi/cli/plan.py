@@ -15,8 +15,9 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_look
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.mailbox import Mailbox, load_mpi
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.library import load_mpi
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.from_options import placement_options
@@ -46,7 +47,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
     try:
         if isinstance(options, InputError):
             raise options
-        launchers.cross_check(
+        launcher_check.cross_check(
             os.environ,
             mailbox.size,
             mailbox.rank,

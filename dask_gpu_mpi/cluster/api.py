@@ -23,6 +23,7 @@ from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
 from dask_gpu_mpi.mpi.signals import Signals, insist_on, python_ends
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options, resolve
 
 from . import excepthook
@@ -408,7 +409,7 @@ def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
-    if target.protocol == "ucx":
+    if target.protocol == Protocol.UCX:
         dask.config.set(target.config)  # for as long as the client lives: UCX starts with it, and once
     elif target.config and "security" not in kwargs:
         with dask.config.set(target.config):

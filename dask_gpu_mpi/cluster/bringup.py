@@ -28,13 +28,15 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.mailbox import Mailbox, abort, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi import launcher_check, launchers
+from dask_gpu_mpi.mpi.library import abort, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_only, connect_to
 from dask_gpu_mpi.network.scheduler_file import Target, read_target, write_scheduler_file
 from dask_gpu_mpi.network.ucx import connection_config, install_hooks
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.from_options import placement_options
@@ -276,7 +278,7 @@ class Bringup:
             failure = Failure.of(options)
         if (
             isinstance(options, Options)
-            and options.protocol == "ucx"
+            and options.protocol.moves_device_memory
             and _may_be_client(options, self._environ)
         ):
             try:
@@ -355,7 +357,7 @@ class Bringup:
         """What this rank sees, once its agent finds the options good."""
         if self._comm is None:
             library = load_mpi().Get_library_version()
-            launchers.cross_check(
+            launcher_check.cross_check(
                 self._environ, self._post.size, self._post.rank, self._host, library=library
             )
         if self._check is not None:
@@ -363,7 +365,7 @@ class Bringup:
         if self._post.rank == COORDINATOR:
             # Now, while the agent imports: where the user has configured anything of the kind, it imports Dask.
             self._configured = configured_keys()
-            if options.scheduler and options.protocol == "tls":
+            if options.scheduler and options.protocol.encrypts:
                 self._credentials = _draw_credentials()
             self._timeline.lap("configuration, credentials")
         if self._post.rank == expected_client(options):
@@ -431,9 +433,9 @@ class Bringup:
             placement = placement_options(options, name=name)
             if options.timeline is not None:
                 check_path(options.timeline, self._host)
-            if options.protocol == "tls":
+            if options.protocol.encrypts:
                 credentials = self._drawn_credentials
-            elif options.protocol == "ucx":
+            elif options.protocol.moves_device_memory:
                 credentials = functools.partial(connection_config, options.worker_options)
 
         def plan(inventories: list[Inventory], has_client: bool) -> Plan:
@@ -442,7 +444,7 @@ class Bringup:
 
         return Coordinator(
             self._post.size,
-            protocol=options.protocol if isinstance(options, Options) else "tls",
+            protocol=options.protocol if isinstance(options, Options) else Protocol.TLS,
             plan=plan,
             send=self._post.send,
             credentials=credentials,
@@ -470,7 +472,11 @@ class Bringup:
             self._progress.clear()
             # Before anybody else exits, since a launcher ends all ranks when one fails. (Ranks that are worlds of one, under a
             # foreign launcher, are all rank 0.)
-            if self._comm is not None or self._post.size > 1 or not launchers.keeps_silent(self._environ):
+            if (
+                self._comm is not None
+                or self._post.size > 1
+                or not launcher_check.wait_for_rank_0_to_report(self._environ)
+            ):
                 say(f"error: {error}")
             error.reported = True
             if not error.fatal:  # else `run` aborts: who does not answer can't be told
@@ -656,14 +662,14 @@ def _draw_credentials() -> dict[str, Any]:
     return make_credentials().dask_config()
 
 
-def _import_for_client(protocol: str) -> None:
+def _import_for_client(protocol: Protocol) -> None:
     """What the script's client needs, in a thread of its own; what can't be had is told where it is used.
 
     Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
     """
     with contextlib.suppress(Exception):
         importlib.import_module("distributed")
-        if protocol == "ucx":
+        if protocol.moves_device_memory:
             install_hooks()
             importlib.import_module("distributed_ucxx")
 

@@ -22,6 +22,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
@@ -307,7 +308,7 @@ class Coordinator:
         if self._join is not None:
             address, _, theirs = self._join
             self._config = theirs | settings
-            if self._join[1] == "tcp":
+            if (known := Protocol.of(address)) is not None and known.allows_plain_probe:
                 self._prove(address.partition("://")[2], "of another job", None)
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._scheduler_is_up(address, None)
@@ -337,7 +338,7 @@ class Coordinator:
         assert self.plan is not None  # it says where
         role = self.plan.scheduler
         here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
-        device = here[0].uuid if here and self._protocol == "ucx" else ""
+        device = here[0].uuid if here and self._protocol == Protocol.UCX else ""
         self._send(role.rank, "scheduler", (self._listen[role.rank], self._config, device))
 
     def _same_options(self, hellos: list[Hello]) -> None:

@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.mailbox import abort
+from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 

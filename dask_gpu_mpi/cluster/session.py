@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.signal_actions import action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
-from dask_gpu_mpi.mpi.mailbox import abort, before_finalize
+from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan

@@ -1,4 +1,4 @@
-"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory and cores.
+"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory, cores and time on them.
 
 Batch systems and containers limit a job by cgroups. A limit may stand on any ancestor, so all are read, up to
 the mount point (which in a container is the container's own group). See cgroups(7), cgroup_namespaces(7), the
@@ -11,10 +11,11 @@ import os
 import re
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-__all__ = ["allowed_cpus", "host_memory", "parse_cpu_list"]
+from .mounts import Mount, parse_mountinfo
+
+__all__ = ["allowed_cpus", "cpu_quota", "host_memory", "parse_cpu_list"]
 
 PROC = Path("/proc/self")
 
@@ -64,6 +65,33 @@ def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
     return tuple(sorted(cpus))
 
 
+def cpu_quota(proc: Path = PROC) -> float | None:
+    """Tell how much CPU time this process and its siblings may use: in cores, however many they may run on.
+
+    Containers are limited so (``docker run --cpus``, Kubernetes' ``limits.cpu``), and their affinity masks have all cores.
+
+    Parameters
+    ----------
+    proc : Path
+        The directory with the process's ``cgroup`` and ``mountinfo``.
+
+    Returns
+    -------
+    float or None
+        The smallest quota on the path (v2 ``cpu.max``; v1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``), such as 2.5;
+        None: there is none.
+    """
+    quotas = []
+    for group in _groups(proc, "cpu"):
+        # v2: "QUOTA PERIOD" in microseconds, in v1 a file for each; "max" and -1 are "no quota"
+        pair = _read(group / "cpu.max").split() or [
+            _read(group / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        ]
+        if len(pair) == 2 and all(text.isdigit() and int(text) > 0 for text in pair):
+            quotas.append(int(pair[0]) / int(pair[1]))
+    return min(quotas, default=None)
+
+
 def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
@@ -71,7 +99,13 @@ def _affinity() -> set[int]:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Read the kernel's list of cores, ``"0-3,8"``; anything else is the empty set."""
+    """Read the kernel's list of cores; anything else is the empty set.
+
+    >>> sorted(parse_cpu_list("0-3,8"))
+    [0, 1, 2, 3, 8]
+    >>> parse_cpu_list("all")
+    set()
+    """
     cpus: set[int] = set()
     for part in text.strip().split(","):
         found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
@@ -88,30 +122,11 @@ def _physical() -> int:
         return 0
 
 
-@dataclass(frozen=True)
-class _Mount:
-    controllers: frozenset[str]  # of version 1; empty: version 2
-    root: str  # which group of the hierarchy is mounted
-    point: Path
-
-
-def _mounts(proc: Path) -> Iterator[_Mount]:
-    # proc(5): "31 23 0:28 ROOT POINT OPTIONS [TAGS...] - TYPE SOURCE SUPEROPTIONS"
-    for line in _read(proc / "mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 5 or len(kind) < 3:
-            continue
-        root, point = (re.sub(r"\\([0-7]{3})", lambda m: chr(int(m[1], 8)), text) for text in fields[3:5])
-        if kind[0] == "cgroup2":
-            yield _Mount(frozenset(), root, Path(point))
-        elif kind[0] == "cgroup":
-            yield _Mount(frozenset(kind[2].split(",")), root, Path(point))
-
-
 def _groups(proc: Path, controller: str) -> Iterator[Path]:
     """Give the directories of this process's groups and of all their mounted ancestors."""
-    mounts = tuple(_mounts(proc))
+    mounts = [
+        mount for mount in parse_mountinfo(_read(proc / "mountinfo")) if mount.kind in ("cgroup", "cgroup2")
+    ]
     # cgroups(7): "ID:CONTROLLERS:PATH"; version 2 has no controllers here
     for line in _read(proc / "cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -120,11 +135,13 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
         if controllers and controller not in controllers:
             continue
         for mount in mounts:
-            if controllers <= mount.controllers and bool(controllers) == bool(mount.controllers):
+            if mount.kind == ("cgroup" if controllers else "cgroup2") and (
+                not controllers or controllers <= set(mount.options)
+            ):
                 yield from _ancestors(mount, path)
 
 
-def _ancestors(mount: _Mount, path: str) -> Iterator[Path]:
+def _ancestors(mount: Mount, path: str) -> Iterator[Path]:
     root, group = PurePosixPath(mount.root), PurePosixPath(path)
     if ".." in root.parts or ".." in group.parts:
         # The mount, or the process, lies outside the cgroup namespace's root: what can be told is the mount
@@ -135,9 +152,10 @@ def _ancestors(mount: _Mount, path: str) -> Iterator[Path]:
     else:
         # A container that sees the host's path but has its own group mounted.
         relative = PurePosixPath()
-    yield mount.point
+    point = Path(mount.point)
+    yield point
     for depth in range(len(relative.parts)):
-        yield mount.point.joinpath(*relative.parts[: depth + 1])
+        yield point.joinpath(*relative.parts[: depth + 1])
 
 
 def _read(file: Path) -> str:

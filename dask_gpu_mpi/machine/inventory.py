@@ -12,7 +12,7 @@ from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
-from .cgroups import allowed_cpus, host_memory
+from .cgroups import allowed_cpus, cpu_quota, host_memory
 from .contexts import own_contexts
 from .gpus import Gpu
 from .visible_devices import VARIABLE, visible_gpus
@@ -38,6 +38,8 @@ class Inventory:
         The cores that the rank may use.
     memory : int
         Bytes of memory that the rank may use on this host; 0: unknown.
+    cpu_quota : float or None
+        CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
     gpus : tuple of Gpu
         The GPUs that the rank sees, in the order of visibility.
     visible : str or None
@@ -66,6 +68,7 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     contexts: tuple[str, ...] = ()
     device_options: Mapping[str, Any] = field(default_factory=dict)
+    cpu_quota: float | None = None
 
 
 def take_inventory(
@@ -128,6 +131,7 @@ def take_inventory(
         pid=os.getpid(),
         cpus=allowed_cpus(),
         memory=host_memory(),
+        cpu_quota=cpu_quota(),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=visible,
         local_directory=local_directory,

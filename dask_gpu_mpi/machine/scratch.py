@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import tempfile
 import time
@@ -13,6 +12,8 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.dask_config import import_config
+
+from .mounts import parse_mountinfo
 
 __all__ = [
     "Scratch",
@@ -134,15 +135,10 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
         texts: none fits.
     """
     best = ("", "")
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, kind = before.split(), after.split()
-        if len(fields) < 5 or not kind:
-            continue
-        point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields[4])
-        inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= len(best[1]):
-            best = (kind[0], point)
+    for mount in parse_mountinfo(mountinfo):
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if inside and len(mount.point) >= len(best[1]):
+            best = (mount.kind, mount.point)
     return best
 
 

@@ -20,7 +20,11 @@ VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def sees_none(value: str | None) -> bool:
-    """Tell whether the value hides every GPU: ``""``, ``-1`` first, or ``NoDevFiles`` (an old Slurm's word)."""
+    """Tell whether the value hides every GPU: empty, ``-1`` first, or ``NoDevFiles`` (an old Slurm's word).
+
+    >>> sees_none(None), sees_none("0,1"), sees_none(""), sees_none("-1,0"), sees_none("NoDevFiles")
+    (False, False, True, True, True)
+    """
     if value is None:
         return False
     return value.strip() in ("", "NoDevFiles") or value.split(",")[0].strip() == "-1"
@@ -75,6 +79,17 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
     -----
     The oldest MIG syntax, ``MIG-GPU-<uuid>/<gi>/<ci>``, is understood where the driver itself calls its
     instances so (before R470).
+
+    Examples
+    --------
+    >>> gpus = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=0) for i, letter in enumerate("abc")]
+    >>> [gpu.uuid for gpu in parse_visible("2,GPU-a", gpus)]
+    ['GPU-c0', 'GPU-a0']
+    >>> [gpu.index for gpu in parse_visible("1,-1,0", gpus)]
+    [1]
+    >>> parse_visible("0,3", gpus[:1])
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.InputError: CUDA_VISIBLE_DEVICES='0,3' names GPU '3', which is not there; NVML lists 0 (GPU-a0); ...
     """
     if value is None:
         return tuple(devices)

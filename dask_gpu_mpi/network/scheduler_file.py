@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options
 
 __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
@@ -42,8 +43,8 @@ class Target:
 
     @property
     def protocol(self) -> str:
-        """``"tls"``, ``"tcp"``, ``"ucx"`` …"""
-        return self.address.partition("://")[0]
+        """That of the address: a `Protocol`, or another that distributed has."""
+        return Protocol.of(self.address) or self.address.partition("://")[0]
 
     def unique_name(self, name: str | None) -> str:
         """A prefix for the names of workers that join, which no other job can have: the names there are not ours to know."""

@@ -13,14 +13,13 @@ from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
 
+from .protocols import Protocol
 from .types import Source, show
 
-__all__ = ["PROTOCOLS", "SWITCHES", "settle"]
+__all__ = ["SWITCHES", "settle"]
 
 #: CUDAWorker's switches of UCX, less the one that only says how connections are made (``enable_rdmacm``).
 SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
-
-PROTOCOLS = ("tls", "tcp", "ucx")
 
 
 def settle(
@@ -118,23 +117,24 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], spoken: frozense
 
 def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str]) -> list[str]:
     """`protocol` and `security` say one thing; what was said in the program wins over what was configured."""
-    protocol, security = values["protocol"], values["security"]
+    said, security = values["protocol"], values["security"]
+    protocol = None if said is None else Protocol(said)
     scheme, separator, _ = (values["scheduler_address"] or "").partition("://")
     if separator:
-        if scheme not in PROTOCOLS:
+        if scheme not in list(Protocol):
             raise OptionError(
-                f"{origins['scheduler_address']}: unknown protocol {scheme!r}; needed: one of {', '.join(PROTOCOLS)}"
+                f"{origins['scheduler_address']}: unknown protocol {scheme!r}; needed: one of {', '.join(Protocol)}"
             )
         if protocol not in (None, scheme) and "protocol" in spoken:
             raise OptionError(
                 f"{origins['protocol']}: {protocol!r} is not the protocol of the scheduler at "
                 f"{values['scheduler_address']!r}; needed: protocol={scheme!r}, or none"
             )
-        protocol, origins["protocol"] = scheme, origins["scheduler_address"]
+        protocol, origins["protocol"] = Protocol(scheme), origins["scheduler_address"]
         spoken = spoken | {"protocol"}
     where = origins.get("security", "")
     notes: list[str] = []
-    if protocol == "ucx":
+    if protocol is Protocol.UCX:
         # Refused whoever said it last: encryption that was asked for is never dropped without a word.
         if security:
             raise OptionError(
@@ -145,9 +145,9 @@ def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset
             notes.append(
                 "the protocol 'ucx' can't encrypt: everyone on the network can reach this cluster and run code as you"
             )
-    elif protocol is not None and security is not None and security != (protocol == "tls"):
+    elif protocol is not None and security is not None and security != protocol.encrypts:
         if ("protocol" in spoken) == ("security" in spoken):
-            fact = "is encrypted" if protocol == "tls" else "is not encrypted"
+            fact = "is encrypted" if protocol.encrypts else "is not encrypted"
             raise OptionError(
                 f"{origins['protocol']}: {protocol!r} {fact}, but {where} is {security}; needed: one of them, "
                 "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
@@ -155,8 +155,8 @@ def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset
         if "security" in spoken:
             protocol = None
     if protocol is None:
-        protocol = "tcp" if security is False else "tls"
-    values["protocol"], values["security"] = protocol, protocol == "tls"
+        protocol = Protocol.TCP if security is False else Protocol.TLS
+    values["protocol"], values["security"] = protocol, protocol.encrypts
     return notes
 
 
@@ -169,7 +169,7 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     where = origins["worker_options"]
     if not values["scheduler"] and "protocol" not in origins:
         return []  # the scheduler file says which protocol it is
-    if values["protocol"] != "ucx":
+    if values["protocol"] is not Protocol.UCX:
         return [
             f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}; needed: protocol='ucx' "
             "(--protocol ucx), or leave it out"

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError
 
-from .dask_config import import_config, interpret, is_unsaid
-from .rules import PROTOCOLS, settle
+from .dask_config import import_config
+from .protocols import Protocol
+from .rules import settle
 from .types import Option, Source, convert, show, suggest
 
 __all__ = ["OPTIONS", "Option", "Options", "parse_text", "register_defaults", "resolve", "suggest"]
@@ -31,8 +32,8 @@ _TABLE = (
     # dask-mpi's arguments, with their meaning. Changed on purpose: nthreads (1), worker_class (distributed.Worker or
     # Nanny), dashboard_address (":8787", all interfaces), exclusive_workers (True) and the command line's name ("dask_mpi").
     Option("interface", "str", None,
-           "Network interface, such as ib0 or hsn0. Default, or auto: a fast one that all hosts have, else that of the "
-           "default route.",
+           "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one host, else a fast one "
+           "that all hosts have, else that of the default route.",
            ("--interface",), pattern=r"[^\s/]+", needs="the name of a network interface, such as 'ib0'"),
     Option("nthreads", "int", None,
            "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the host's "
@@ -58,7 +59,7 @@ _TABLE = (
     Option("protocol", "choice", None,
            "Network protocol of Dask: tls (the default), tcp (open to everyone on the network) or ucx "
            "(GPU to GPU, and open as well).",
-           ("--protocol",), choices=PROTOCOLS),
+           ("--protocol",), choices=tuple(Protocol)),
     Option("worker_class", "class", "auto",
            "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
            "GPUs, distributed.Nanny without.",
@@ -164,7 +165,7 @@ class Options:
     memory_limit: int | float | str | None = "auto"
     dashboard: bool = True
     dashboard_address: str = DASHBOARD_ADDRESS
-    protocol: str = "tls"
+    protocol: Protocol = Protocol.TLS
     worker_class: str | type = "auto"
     worker_options: dict[str, Any] = field(default_factory=dict)
     comm: Any = None
@@ -216,10 +217,6 @@ def parse_text(option: Option, text: str) -> Any:
     return convert(option, text, _origin(option, "command line"), "command line")
 
 
-#: What a rank reads of Dask's configuration before its agent starts: our section, and the agent's own environment.
-WORDS = ("gpu-mpi", "pre-spawn-environ")
-
-
 def register_defaults() -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
     import dask.config
@@ -256,6 +253,12 @@ def resolve(
     ------
     OptionError
         An option is unknown, of the wrong type, or contradicts another. The first one found is named.
+
+    Examples
+    --------
+    >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
+    >>> options.nthreads, options.protocol, options.security
+    (2, 'tcp', False)
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
@@ -291,18 +294,6 @@ def _origin(option: Option, source: Source) -> str:
     return f"{source} {option.name}"
 
 
-def _plain_variables(environ: Mapping[str, str]) -> dict[str, tuple[str, Any]]:
-    """The variables that say an option as a whole, as in job scripts, with its name and value: Dask is not needed for them."""
-    found = {}
-    for variable, text in environ.items():
-        name = variable.removeprefix("DASK_GPU_MPI__").lower()
-        if variable.startswith("DASK_GPU_MPI__") and name in OPTIONS and OPTIONS[name].config:
-            value = interpret(text)
-            if not isinstance(value, Mapping):  # which Dask would merge with others
-                found[variable] = name, value
-    return found
-
-
 def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
     """What Dask's configuration says, from files and environment alike, with the place of each for messages."""
     for variable in environ:
@@ -312,11 +303,6 @@ def _configured(environ: Mapping[str, str]) -> list[tuple[Option, Any, str]]:
             raise OptionError(
                 f"environment: {variable} has no effect; needed: two underscores, DASK_GPU_MPI__{rest}"
             )
-    plain = _plain_variables(environ)
-    if is_unsaid(WORDS, besides=plain):
-        return [
-            (OPTIONS[name], value, f"environment {variable}") for variable, (name, value) in plain.items()
-        ]
     config = import_config()
     register_defaults()
     section = config.get("gpu-mpi", {}) or {}

@@ -95,7 +95,11 @@ class Option:
 
 
 def show(value: Any) -> str:
-    """Write a value into a message: one line, and not a long one."""
+    """Write a value into a message: one line, and not a long one.
+
+    >>> show("a value"), show([0] * 100)
+    ("'a value'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ... , 0, 0, 0, 0, 0]')
+    """
     text = repr(value)
     text = " ".join(text.split())
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
@@ -112,6 +116,11 @@ def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) 
         What may be said.
     spell : callable, optional
         How a valid name is to be written where the user will read it.
+
+    Examples
+    --------
+    >>> suggest("nthread", ["nthreads", "layout"]), suggest("x", ["tls", "tcp"])
+    ("; did you mean 'nthreads'?", '; valid: tcp, tls')
     """
     names = sorted(set(valid))
     for attempt in (name, name.replace("-", "_"), name.lower().replace("-", "_")):
@@ -144,6 +153,15 @@ def convert(option: Option, value: Any, origin: str, source: Source) -> Any:
     ------
     OptionError
         The value is of the wrong type, or out of bounds.
+
+    Examples
+    --------
+    >>> nthreads = Option("nthreads", "int", None, "", minimum=1)
+    >>> convert(nthreads, "4", "command line: --nthreads", "command line")
+    4
+    >>> convert(nthreads, 0, "keyword nthreads", "keyword")
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.OptionError: keyword nthreads: 0 (int) can't be used; needed: an integer of 1 or more, or None
     """
     if value is None:
         if option.allows_none:

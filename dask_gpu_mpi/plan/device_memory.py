@@ -55,6 +55,14 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
     -------
     int or None
         Bytes; 0 and None as they are.
+
+    Examples
+    --------
+    >>> memory = 80 * 10**9
+    >>> device_bytes("default", memory), device_bytes(0.5, memory), device_bytes("10GB", memory, alignment=256)
+    (64000000000, 40000000000, 10000000000)
+    >>> device_bytes(1, memory), device_bytes(1.0, memory)
+    (1, 80000000000)
     """
     if value is None:
         return None

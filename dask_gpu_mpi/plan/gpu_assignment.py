@@ -71,6 +71,12 @@ def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
     -------
     list of tuple of Gpu
         In the order of their first GPUs.
+
+    Examples
+    --------
+    >>> gpus = [Gpu(str(i), i, "A100", 0, cpus=(0, 1) if i in (0, 1, 3) else (2, 3)) for i in range(4)]
+    >>> [[gpu.index for gpu in group] for group in neighbours(gpus, 2)]
+    [[0, 1], [2, 3]]
     """
     nodes: dict[tuple[int, ...], list[int]] = {}
     for number, gpu in enumerate(gpus):
@@ -173,19 +179,36 @@ def _match(
     return {number: place for place, held in enumerate(holding) for number in held}
 
 
-def share_cores(masks: Sequence[tuple[int, ...]]) -> list[int]:
+def share_cores(masks: Sequence[tuple[int, ...]], quota: float | None = None) -> list[int]:
     """Give each of a host's CPU workers a number of threads, from the cores that each may use.
 
-    A core that k workers may use counts for one k-th with each. So four workers on the same two cores get one
-    thread each (the least), two workers on the same eight cores four each, and workers with cores of their
-    own all of them.
+    A core that k workers may use counts for one k-th with each. So workers with cores of their own get all of them; and no worker
+    less than one thread.
+
+    Parameters
+    ----------
+    masks : sequence of tuple of int
+        For each worker the cores that it may use.
+    quota : float, optional
+        CPU time that all of them together may use, in cores: where the threads are more, all get fewer alike.
+
+    Examples
+    --------
+    >>> cores = tuple(range(8))
+    >>> share_cores([cores, cores])
+    [4, 4]
+    >>> share_cores([(0, 1)] * 4)
+    [1, 1, 1, 1]
+    >>> share_cores([cores, cores], quota=5.0)
+    [2, 2]
     """
     users: Counter[int] = Counter()
     for mask in masks:
         users.update(mask)
-    known: dict[tuple[int, ...], int] = {}
-    for mask in masks:
-        if mask not in known:
-            parts = Counter(users[core] for core in mask)
-            known[mask] = max(1, int(sum(Fraction(cores, sharers) for sharers, cores in parts.items())))
-    return [known[mask] for mask in masks]
+    shares: dict[tuple[int, ...], Fraction] = {}
+    for mask in set(masks):
+        parts = Counter(users[core] for core in mask)
+        shares[mask] = sum((Fraction(cores, sharers) for sharers, cores in parts.items()), Fraction())
+    # Together the shares are the cores that any of them may use.
+    part = min(Fraction(1), Fraction(quota) / len(users)) if quota is not None and users else Fraction(1)
+    return [max(1, int(shares[mask] * part)) for mask in masks]

@@ -33,6 +33,7 @@ class _Host:
     working: list[Inventory]
     gpus: list[Gpu]
     memory: int
+    cpu_quota: float | None
     share: dict[int, list[tuple[Gpu, ...]]] = field(default_factory=dict)
 
 
@@ -71,6 +72,13 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         An option has no meaning, or asks for more memory than a worker's GPU has.
     WorldTooSmallException
         Fewer ranks than the layout needs.
+
+    Examples
+    --------
+    >>> from dask_gpu_mpi.plan.synthetic import pretend
+    >>> plan = make_plan(pretend(nodes=2, ranks_per_node=1, gpus_per_node=2), PlacementOptions())
+    >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
+    [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]
     """
     ranks = in_order(inventories)
     check_options(options)
@@ -141,6 +149,9 @@ def _hosts(ranks: Sequence[Inventory], idle: set[int], *, use_gpus: bool) -> lis
                 working=[rank for rank in members if rank.rank not in idle],
                 gpus=gpus_of_host((rank.pid, rank.gpus) for rank in members) if use_gpus else [],
                 memory=min((rank.memory for rank in members if rank.memory > 0), default=0),
+                cpu_quota=min(
+                    (rank.cpu_quota for rank in members if rank.cpu_quota is not None), default=None
+                ),
             )
         )
     return hosts
@@ -289,7 +300,7 @@ def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
 
 def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
-    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus]))
+    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []
     for draft in drafts:
         on_gpu = bool(draft.gpus)

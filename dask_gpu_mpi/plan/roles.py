@@ -64,7 +64,11 @@ def check_options(options: PlacementOptions) -> None:
 
 
 def default_client(layout: str, scheduler_rank: int, client_rank: int | None) -> int:
-    """The rank that runs the script: the user's choice, else 0; in layout ``exclusive`` the first without the scheduler."""
+    """The rank that runs the script: the user's choice, else 0; in layout ``exclusive`` the first without the scheduler.
+
+    >>> default_client("shared", 0, None), default_client("exclusive", 0, None), default_client("shared", 0, 3)
+    (0, 1, 3)
+    """
     if client_rank is not None:
         return client_rank
     return int(layout == "exclusive" and scheduler_rank != 1)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.options.dask_config import import_config, is_configured, is_unsaid
+from dask_gpu_mpi.options.dask_config import import_config, is_configured
 
 if TYPE_CHECKING:
     from .model import WorkerPlan
@@ -29,8 +29,6 @@ __all__ = [
 
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
-#: Parts of their names: one is in every text that configures them.
-WORDS = ("timeouts", "socket-backlog")
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
 #: Seconds that the scheduler may take for one worker that joins: ten times what it took when measured (docs/measurements.md).
@@ -59,6 +57,13 @@ def connection_settings(workers: int, crowd: float = 0.0, configured: Collection
         `workers_per_core`.
     configured : collection of str
         Keys that the user has configured, which are left out.
+
+    Examples
+    --------
+    >>> connection_settings(64)
+    {}
+    >>> connection_settings(2000)
+    {'distributed.comm.timeouts.connect': '100s', 'distributed.comm.socket-backlog': 8000}
     """
     settings: dict[str, Any] = {}
     connect = min(LONGEST_CONNECT, max(PER_WORKER * workers, PER_NEIGHBOUR * crowd))
@@ -93,19 +98,22 @@ def start_delay(before: int, workers: int) -> float:
         Workers of the ranks before it.
     workers : int
         All planned workers.
+
+    Examples
+    --------
+    >>> start_delay(before=100, workers=200), start_delay(before=500, workers=1000)
+    (0.0, 2.0)
     """
     return 0.0 if workers <= AT_ONCE else APART * before
 
 
 def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured: without importing Dask, where there is nothing of the kind.
+    """Which of our keys the user has configured.
 
     Raises
     ------
     InputError
         A file of Dask's configuration is malformed.
     """
-    if is_unsaid(WORDS):
-        return frozenset()
     import_config()
     return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

@@ -7,9 +7,11 @@ from typing import Literal
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Gpu, Inventory
 
-__all__ = ["pretend"]
+__all__ = ["NODE_MEMORY", "pretend"]
 
 GPU_MEMORY = 80 * 1024**3
+#: Bytes of memory of each node where nobody says: for ``plan --nodes`` and for what `jobscript` checks alike.
+NODE_MEMORY = 512 * 1024**3
 
 
 def pretend(
@@ -18,7 +20,7 @@ def pretend(
     gpus_per_node: int,
     visible: Literal["all", "per-rank"] = "all",
     cpus_per_node: int = 64,
-    memory_per_node: int = 256 * 1024**3,
+    memory_per_node: int = NODE_MEMORY,
 ) -> tuple[Inventory, ...]:
     """Make the inventories of a pretended job on alike hosts ``h1`` to ``hN``.
 
@@ -43,6 +45,11 @@ def pretend(
     ------
     OptionError
         A number is too small, or `visible` is unknown.
+
+    Examples
+    --------
+    >>> [(rank.rank, rank.host, rank.visible) for rank in pretend(1, 2, 4, "per-rank")]
+    [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """
     for option, number, least in (
         ("nodes", nodes, 1),

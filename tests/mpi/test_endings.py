@@ -60,7 +60,7 @@ def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
     """MPICH's launcher loses one such report in ten without the wait that tests/pure/test_pipes.py looks at."""
     program = """
         import sys, time
-        from dask_gpu_mpi.mpi.mailbox import abort, load_mpi
+        from dask_gpu_mpi.mpi.library import abort, load_mpi
 
         if load_mpi().COMM_WORLD.rank:
             time.sleep(60)

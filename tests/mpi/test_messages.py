@@ -8,7 +8,8 @@ from harness import Mpi
 
 LEAVES = """
     import atexit, os, sys, time
-    from dask_gpu_mpi.mpi.mailbox import Mailbox, load_mpi
+    from dask_gpu_mpi.mpi.library import load_mpi
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
 
     def look(*_):
         word = "messages are" if any(box._comm.iprobe() for _ in range(1000)) else "nothing is"

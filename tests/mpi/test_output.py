@@ -71,7 +71,7 @@ def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_
     """MPI knows nothing of Python's buffers."""
     program = """
         from dask_gpu_mpi import initialize
-        from dask_gpu_mpi.mpi.mailbox import abort
+        from dask_gpu_mpi.mpi.library import abort
 
         initialize()
         print("the result")

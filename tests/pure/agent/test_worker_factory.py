@@ -159,6 +159,7 @@ def test_tls_starts_with_any_tornado(
     import tornado.netutil
 
     from dask_gpu_mpi.agent import main as agent
+    from dask_gpu_mpi.options.protocols import Protocol
     from dask_gpu_mpi.options.table import Options
 
     if known is None:
@@ -167,6 +168,6 @@ def test_tls_starts_with_any_tornado(
         monkeypatch.setattr(tornado.netutil, "_client_ssl_defaults", known, raising=False)
     monkeypatch.setattr(agent.logs, "set_up", lambda *_, **__: None)
     with dask.config.set({}):
-        options = Options(protocol="tls", local_directory=str(tmp_path))
+        options = Options(protocol=Protocol.TLS, local_directory=str(tmp_path))
         scratch = agent._configure(configuration(options, speaks=False))
     assert Path(scratch).parent == tmp_path

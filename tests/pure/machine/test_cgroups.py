@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.machine.cgroups import allowed_cpus, host_memory, parse_cpu_list
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list
 
 GIB = 1024**3
 NO_LIMIT_V1 = "9223372036854771712"
@@ -143,6 +143,58 @@ def test_a_foreign_cpuset_is_passed_over(tree: Tree, monkeypatch: pytest.MonkeyP
     assert allowed_cpus(tree("0::/job\n", V2, {"0/job/cpuset.cpus.effective": "64-127"})) == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"0/job/step/cpu.max": "250000 100000"}, 2.5),
+        ({"0/job/step/cpu.max": "max 100000", "0/job/cpu.max": "400000 100000"}, 4.0),
+        ({"0/job/step/cpu.max": "800000 100000", "0/job/cpu.max": "400000 100000"}, 4.0),
+        ({"0/cpu.max": "10000 20000"}, 0.5),
+        ({"0/job/step/cpu.max": "max 100000"}, None),
+        ({"0/other/cpu.max": "100000 100000"}, None),
+        ({"0/job/cpu.max": "rubbish"}, None),
+        ({"0/job/cpu.max": "100000 0"}, None),
+        ({"0/job/cpu.max": ""}, None),
+        ({"0/job/cpu.weight": "100"}, None),  # a share of what others leave, not a limit
+        ({}, None),
+    ],
+)
+def test_the_cpu_quota_of_v2_is_the_smallest_on_the_path(
+    tree: Tree, files: dict[str, str], cores: float | None
+) -> None:
+    assert cpu_quota(tree("0::/job/step\n", V2, files)) == cores
+
+
+@pytest.mark.parametrize(
+    ("step", "job", "cores"),
+    [
+        (("150000", "100000"), ("-1", "100000"), 1.5),
+        (("-1", "100000"), ("300000", "50000"), 6.0),
+        (("-1", "100000"), ("-1", "100000"), None),
+    ],
+)
+def test_the_cpu_quota_of_v1(
+    tree: Tree, step: tuple[str, str], job: tuple[str, str], cores: float | None
+) -> None:
+    mounts = [("cgroup", "/", "rw,memory"), ("cgroup", "/", "rw,cpu,cpuacct")]
+    files = {
+        "0/job/step/cpu.cfs_quota_us": "1",  # another controller's hierarchy
+        "0/job/step/cpu.cfs_period_us": "1",
+        "1/job/step/cpu.cfs_quota_us": step[0],
+        "1/job/step/cpu.cfs_period_us": step[1],
+        "1/job/cpu.cfs_quota_us": job[0],
+        "1/job/cpu.cfs_period_us": job[1],
+        "1/cpu.cfs_period_us": "100000",  # the root has no quota
+    }
+    proc = tree("5:cpu,cpuacct:/job/step\n4:memory:/job/step\n", mounts, files)
+    assert cpu_quota(proc) == cores
+
+
+def test_the_cpu_quota_of_a_container(tree: Tree) -> None:
+    proc = tree("0::/docker/abc\n", [("cgroup2", "/docker/abc", "rw")], {"0/cpu.max": "200000 100000"})
+    assert cpu_quota(proc) == 2.0
+
+
 def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
@@ -159,3 +211,5 @@ def test_cpu_lists(text: str, cpus: set[int]) -> None:
 def test_this_machine() -> None:
     assert 0 < host_memory() <= os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert allowed_cpus()
+    quota = cpu_quota()
+    assert quota is None or quota > 0

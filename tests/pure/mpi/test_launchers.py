@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.launchers import LAUNCHERS, Launcher, check_library, cross_check, detect, scrub
+from dask_gpu_mpi.mpi import launcher_check, launchers
+from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
+from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, Launcher
+from dask_gpu_mpi.mpi.launchers import detect, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample
@@ -131,7 +133,7 @@ MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
 
 
 def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
-    monkeypatch.setattr(launchers, "_look_at_library", lambda path: (version, pmix))
+    monkeypatch.setattr(launcher_check, "_look_at_library", lambda path: (version, pmix))
 
 
 @pytest.mark.parametrize(
@@ -197,9 +199,9 @@ def test_who_speaks_for_ranks_that_cannot_talk(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool, silent: bool
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(launchers.time, "sleep", slept.append)
-    assert launchers.keeps_silent(environ) is silent
-    assert slept == [launchers.SECOND_WORD] * waits
+    monkeypatch.setattr(launcher_check.time, "sleep", slept.append)
+    assert launcher_check.wait_for_rank_0_to_report(environ) is silent
+    assert slept == [launcher_check.SECOND_WORD] * waits
 
 
 KEPT = [

@@ -17,6 +17,7 @@ import yaml
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
 
 YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
@@ -61,6 +62,31 @@ def test_every_key_of_the_yaml_is_explained() -> None:
     for before, line in itertools.pairwise(lines):
         if match := re.match(r" +(?=[a-z])", line):
             assert before.startswith(f"{match[0]}# "), line
+
+
+def test_the_default_interface_is_told_as_it_is_chosen() -> None:
+    """As `choose_addresses` does: one host, then a fast network that all have, then the default route."""
+    yaml_text = YAML.read_text()
+    text = " ".join(yaml_text[: yaml_text.index("  interface:")].replace("#", "").split())
+    order = "loopback if the job has one host, else a fast one that all hosts have, else that of the default route."
+    assert text.endswith(order)
+    assert OPTIONS["interface"].help.endswith(order)
+
+    def job(hosts: int, *networks: str) -> tuple[str | None, set[str]]:
+        own = {
+            rank: [Interface("lo", "127.0.0.1", "127.0.0.0/8")]
+            + [
+                Interface(name, f"10.{number}.0.{rank + 1}", f"10.{number}.0.0/24", name == "eth0")
+                for number, name in enumerate(networks)
+            ]
+            for rank in range(hosts)
+        }
+        name, addresses = choose_addresses([f"h{rank}" for rank in range(hosts)], own, [None] * hosts)
+        return name, set(addresses.values())
+
+    assert job(1, "eth0", "ib0") == (None, {"127.0.0.1"})
+    assert job(2, "eth0", "ib0") == ("ib0", {"10.1.0.1", "10.1.0.2"})
+    assert job(2, "aux0", "eth0") == ("eth0", {"10.1.0.1", "10.1.0.2"})
 
 
 def test_options_have_a_field_for_every_option() -> None:

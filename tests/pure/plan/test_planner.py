@@ -392,6 +392,17 @@ def test_the_smallest_memory_of_a_hosts_ranks_counts() -> None:
     assert [w.memory_limit for w in found.workers] == [3 * GIB] * 2
 
 
+def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
+    """The smallest that a rank of the host is told, as of memory; other hosts and the cores stay."""
+    ranks = list(pretend(2, 2, 0, cpus_per_node=16))
+    ranks[0] = replace(ranks[0], cpu_quota=6.0)
+    ranks[1] = replace(ranks[1], cpu_quota=4.0)
+    found = plan(ranks)
+    assert [worker.nthreads for worker in found.workers] == [2, 2, 8, 8]
+    assert {worker.cpus for worker in found.workers} == {tuple(range(16))}
+    assert {worker.nthreads for worker in plan(ranks, nthreads=5).workers} == {5}
+
+
 @pytest.mark.parametrize(
     ("limit", "each", "warned"),
     [

@@ -8,13 +8,13 @@ import types
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi import mailbox as rendezvous
-from dask_gpu_mpi.mpi.mailbox import load_ucx_first
+from dask_gpu_mpi.mpi import library
+from dask_gpu_mpi.mpi.library import load_ucx_first
 
 
 @pytest.fixture(autouse=True)
 def _nothing_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_ucx_is_first", False)
+    monkeypatch.setattr(library, "_ucx_is_first", False)
     monkeypatch.setenv("UCX_WARN_UNUSED_ENV_VARS", "n")
 
 

@@ -1,0 +1,170 @@
+"""Whether the launcher and the MPI library belong together, and what to say where they do not."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+
+from dask_gpu_mpi.errors import LauncherError
+
+from .launchers import Launched, all_launched, detect, number
+
+__all__ = ["check_library", "cross_check", "library_name", "wait_for_rank_0_to_report"]
+
+#: Seconds after which a rank takes it that rank 0 has said what there is to say.
+SECOND_WORD = 2.0
+
+
+def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:
+    """Refuse an MPI library that would abort in ``MPI_Init``, where nothing can be caught any more.
+
+    That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Found out
+    without initialising MPI: call it before mpi4py.MPI is imported.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of this process.
+    library_path : str
+        The MPI library, or something linked to it: ``importlib.util.find_spec("mpi4py.MPI").origin``.
+    host : str
+        Name of this host, for the message.
+
+    Raises
+    ------
+    LauncherError
+        The library would abort.
+
+    Notes
+    -----
+    The rule is MPICH's own (src/util/mpir_pmi.c, ``check_MPIR_CVAR_PMI_VERSION``), since 4.2. Before, each rank became a world
+    of one, which is right where the launcher has started one.
+    """
+    if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
+        return
+    library, speaks_pmix = _look_at_library(library_path)
+    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in ways of their own.
+    if speaks_pmix or not library.startswith("MPICH Version"):
+        return
+    launched = detect(environ)
+    if launched is None or launched.size is None:
+        who, started = "this process", "the launcher of this process"
+    else:
+        who = f"rank {launched.rank} of {launched.size}"
+        started = (
+            f"{launched.name}, which has started {launched.size} ({launched.size_variable}={launched.size}),"
+        )
+        if launched.size == 1 and re.match(r"MPICH Version:\s*[1-4]\.", library):
+            return
+    remedy = _remedy(launched, library) if launched is not None else f"use {_srun(library)}, or {_OWN_MPIRUN}"
+    raise LauncherError(
+        f"{who} on {host}: the MPI library ({library_name(library)}) does not speak PMIx, and {started} speaks nothing else: "
+        f"they do not belong together; {remedy}"
+    )
+
+
+def cross_check(
+    environ: Mapping[str, str], world_size: int, rank: int, host: str, *, library: str = ""
+) -> None:
+    """Compare MPI's world with the launcher's.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of this process.
+    world_size, rank : int
+        Size of MPI's ``COMM_WORLD``, and this process's rank in it.
+    host : str
+        Name of this host, for the message.
+    library : str, optional
+        What ``MPI.Get_library_version()`` says: with it the remedy is for this library only.
+
+    Raises
+    ------
+    LauncherError
+        The two disagree: each rank would be a cluster of its own, and all would run the script.
+    """
+    launched = all_launched(environ)
+    library = library_name(library)
+    mine = f"the MPI library ({library})" if library else "the MPI library"
+    if not launched:
+        tasks = number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
+        if world_size == 1 and tasks is not None and tasks > 1:
+            raise LauncherError(
+                f"rank {rank} on {host}: {mine} sees a world of 1 rank, but the Slurm job has SLURM_NTASKS={tasks} and this "
+                f"process was not started as one of them; start it with srun, as in {_srun(library)} -n {tasks} python ..., "
+                "or with mpirun"
+            )
+        return
+    inner = launched[0]
+    if inner.size is None or inner.size == world_size:
+        return
+    says = f"{inner.size_variable}={inner.size}"
+    if world_size == 1:
+        raise LauncherError(
+            f"rank {inner.rank} of {inner.size} on {host}: {mine} sees a world of 1 rank, but {inner.name} has started "
+            f"{inner.size} ({says}): they do not belong together; {_remedy(inner, library)}"
+        )
+    if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
+        # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
+        return
+    raise LauncherError(
+        f"rank {rank} on {host}: {mine} sees a world of {world_size} ranks, but {inner.name} has started {inner.size} "
+        f"({says}); {_remedy(inner, library)}"
+    )
+
+
+def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
+    """Sleep `SECOND_WORD` seconds in ranks other than 0; then tell whether this rank has nothing to add.
+
+    For ranks that can't tell each other what is wrong. None may leave before rank 0 has spoken, since a launcher ends all ranks
+    when one fails. Then the first rank of each other host speaks, in case it is its host alone that lacks something: where rank
+    0 has failed as well, most launchers have ended it by then.
+    """
+    launched = detect(environ)
+    if launched is None or not launched.rank:
+        return False
+    time.sleep(SECOND_WORD)
+    return launched.local_rank not in (0, None)
+
+
+def library_name(library: str) -> str:
+    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2" and a line break: their first few words."""
+    return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
+
+
+def _look_at_library(path: str) -> tuple[str, bool]:
+    """What an MPI library calls itself, and whether it is linked to a PMIx client; ("", False) if it can't be asked."""
+    import ctypes
+
+    try:
+        library = ctypes.CDLL(path)
+        text, length = (
+            ctypes.create_string_buffer(1 << 13),
+            ctypes.c_int(),
+        )  # MPI_MAX_LIBRARY_VERSION_STRING: 8192
+        # one of the few calls that MPI allows before MPI_Init
+        library.MPI_Get_library_version(text, ctypes.byref(length))
+    except (OSError, AttributeError):
+        return "", False
+    return text.value.decode(errors="replace"), hasattr(library, "PMIx_Init")
+
+
+def _srun(library: str) -> str:
+    """What was measured to work: Open MPI with PMIx, MPICH and Intel MPI with PMI-2 (docs: launcher × MPI)."""
+    kind = library.lower()
+    if "open mpi" in kind:
+        return "srun --mpi=pmix"
+    if "mpich" in kind or "intel" in kind:
+        return "srun --mpi=pmi2"
+    return "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"
+
+
+_OWN_MPIRUN = "the mpirun of the MPI library that mpi4py loads"
+
+
+def _remedy(launched: Launched, library: str) -> str:
+    if launched.name == "srun":
+        return f"use {_srun(library)}, or {_OWN_MPIRUN}"
+    return f"use {_OWN_MPIRUN} ('python -m mpi4py --mpi-library' names it), or install the MPI library of this launcher"

@@ -1,0 +1,52 @@
+"""The network protocols of Dask that a cluster may use, and what differs between them."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Protocol"]
+
+
+class Protocol(StrEnum):
+    """A protocol; equal to its name, which is what Dask, messages and files have.
+
+    Examples
+    --------
+    >>> Protocol("tls").encrypts, Protocol.UCX.encrypts
+    (True, False)
+    >>> f"{Protocol.UCX}://h1:8786"
+    'ucx://h1:8786'
+    """
+
+    TLS = "tls"
+    TCP = "tcp"
+    UCX = "ucx"
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether connections are encrypted, and both ends show the job's certificate: there are credentials to make and send."""
+        return self is Protocol.TLS
+
+    @property
+    def moves_device_memory(self) -> bool:
+        """Whether it goes from GPU to GPU: UCX, which has to be loaded before MPI, and set up alike in every process."""
+        return self is Protocol.UCX
+
+    @property
+    def allows_plain_probe(self) -> bool:
+        """Whether a listener minds nothing about a plain connection that says nothing and hangs up; others complain of it."""
+        return self is Protocol.TCP
+
+    @classmethod
+    def of(cls, address: str) -> Protocol | None:
+        """The protocol of an address; None: one of distributed's others, or none.
+
+        >>> Protocol.of("tcp://h1:8786"), Protocol.of("ws://h1:8786"), Protocol.of("h1:8786")
+        ('tcp', None, None)
+        """
+        scheme, separator, _ = address.partition("://")
+        return cls(scheme) if separator and scheme in list(cls) else None
+
+    def __repr__(self) -> str:
+        """As any text: messages show values so."""
+        return repr(self.value)
