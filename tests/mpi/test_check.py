@@ -272,6 +272,6 @@ def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     job = mpirun.start(program, 2, env={"PYTHONPATH": path})
     job.wait_for("ready(.|\n)*ready")
-    until(lambda: len(job.processes("gpukernel")) == 2, 20)
+    until(lambda: len(job.processes("check.kernel")) == 2, 20)
     os.kill(ranks_of(job)[1], signal.SIGKILL)
     job.wait(20)  # finds what is left
