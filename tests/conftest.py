@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from harness import Mpi, TestBed
+from tiers import QUICK
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -36,7 +37,7 @@ def hosts() -> Iterator[TestBed]:
         yield bed
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the tests of the tiers, so that `-m "not mpi"` and the like work."""
     for item in items:
         names = getattr(item, "fixturenames", ())
@@ -46,3 +47,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.hosts)
         if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
             item.add_marker(pytest.mark.slurm)
+    mark_quick(items, whole_files=not any("::" in argument for argument in config.args))
+
+
+def mark_quick(items: Sequence[pytest.Item], *, whole_files: bool) -> None:
+    """Mark the rows that `tiers.QUICK` names for this MPI; where whole files were collected, each of its lines must name one."""
+    mpi = Mpi.detect()
+    rows = {item: item.nodeid.removeprefix("tests/") for item in items}
+    named: set[str] = set()
+    for item, row in rows.items():
+        for name in {row, row.partition("[")[0], row.partition("::")[0]} & QUICK.keys():
+            named.add(name)
+            if mpi is not None and mpi.name in QUICK[name]:
+                item.add_marker(pytest.mark.quick)
+    files = {row.partition("::")[0] for row in rows.values()}
+    lost = [name for name in QUICK if name.partition("::")[0] in files and name not in named]
+    if lost and whole_files:
+        raise pytest.UsageError(f"tests/tiers.py: no such row: {', '.join(lost)}")

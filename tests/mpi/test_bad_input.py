@@ -388,7 +388,11 @@ ROWS = (
     ),
 )
 
-CASES = [pytest.param(row, form, id=f"{row.name}-{form}") for row in ROWS for form in row.forms]
+#: As a command under either MPI; the second form tells nothing of the MPI.
+MARKS = {"command": (), "initialize": (pytest.mark.one_mpi,)}
+CASES = [
+    pytest.param(row, form, id=f"{row.name}-{form}", marks=MARKS[form]) for row in ROWS for form in row.forms
+]
 
 
 @pytest.fixture(scope="module")
