@@ -22,12 +22,11 @@ QUICK = {
     "mpi/test_drop_in.py::test_arguments_are_dask_mpis_in_their_order": MPICH,
     "mpi/test_drop_in.py::test_positional_arguments_exit_false_and_mpi_afterwards": BOTH,
     "mpi/test_drop_in.py::test_execute_returns_the_result": MPICH,
-    # GPUs that are emulated: who has which, who makes contexts, and processes that are there before their workers
+    # GPUs that are emulated: who has which, and who makes contexts
     "mpi/test_gpus.py::test_one_rank_and_a_cpu_worker": BOTH,
     "mpi/test_gpus.py::test_each_rank_has_gpus_of_its_own": MPICH,
     "mpi/test_geometries.py::test_a_rank_per_socket_bound_to_its_cores": MPICH,
     "mpi/test_contexts.py": MPICH,
-    "mpi/test_spares.py::test_workers_are_spares_and_come_back_without[1]": MPICH,
     # bad input: of each place where it can be found one row, and launchers that do not fit the library
     "mpi/test_bad_input.py::test_refused[unknown CLI option-command]": BOTH,
     "mpi/test_bad_input.py::test_refused[unknown keyword-initialize]": MPICH,

@@ -28,7 +28,7 @@ def spare():
     # what the main thread has come through
     import sys, threading
     frame = sys._current_frames()[threading.main_thread().ident]
-    while frame is not None and not frame.f_code.co_filename.endswith("prestart.py"):
+    while frame is not None and not frame.f_code.co_filename.endswith("spares.py"):
         frame = frame.f_back
     return frame is not None
 
