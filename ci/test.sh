@@ -40,6 +40,23 @@ package() {
   "$work/venv/bin/python" -P ci/check_package.py "$work/venv" || return 1
 }
 
+# All pure tests, in two processes beside each other: the rooms that start many Pythons and shells, and all else.
+pure() {
+  local part rooms=() ignored=() log other rc=0
+  for part in agent base check cli cluster options; do
+    rooms+=("tests/pure/$part")
+    ignored+=("--ignore=tests/pure/$part")
+  done
+  log=$(mktemp)
+  tests openmpi "${rooms[@]}" > "$log" 2>&1 &
+  other=$!
+  tests openmpi "${ignored[@]}" tests/pure || rc=1
+  wait "$other" || rc=1
+  cat "$log"
+  rm "$log"
+  return "$rc"
+}
+
 environments
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
@@ -48,7 +65,7 @@ stage "imports" "$bin/lint-imports"
 stage "shellcheck" shellcheck_all
 stage "codespell" "$bin/codespell"
 stage "package" package
-stage "pure" tests openmpi tests/pure
+stage "pure" pure
 # The rows that tests/tiers.py names, and a dozen of the fault tier; ci/matrix.sh and ci/faults.sh have them all.
 both "mpi, hosts" quick tests/mpi tests/hosts
 ucx quick

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
 
+import dask_gpu_mpi
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE, TESTS = ROOT / "dask_gpu_mpi", ROOT / "tests" / "pure"
+FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 
 #: What other folders of tests start, or what has nothing to test; the tests of each module that has its own are in
 #: ``tests/pure/<room>/test_<module>.py``.
@@ -50,3 +55,20 @@ def test_every_test_file_in_a_room_has_its_module() -> None:
 def test_the_reasons_name_files_that_exist(module: str) -> None:
     paths = [word.strip(",;:") for word in ELSEWHERE[module].split() if word.startswith("tests/")]
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_names_of_modules_in_texts_are_those_of_modules() -> None:
+    """In imports, but in strings and comments as well, which no tool looks at when a module moves."""
+    modules = {name.replace("/", ".") for name in names(PACKAGE)}
+    known = modules | {module.partition(".")[0] for module in modules} | set(dask_gpu_mpi.__all__)
+    unknown = []
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(
+            r"\bfrom dask_gpu_mpi import ([a-z]\w*)|\bdask_gpu_mpi\.([a-z]\w*(?:\.[a-z]\w*)?)", text
+        )
+        for name in filter(None, itertools.chain(*named)):
+            room = name.partition(".")[0]
+            if name not in known and (room not in known or (PACKAGE / room).is_dir()):
+                unknown.append(f"{path.relative_to(ROOT)}: dask_gpu_mpi.{name}")
+    assert unknown == []

@@ -210,7 +210,7 @@ def test_what_the_program_has_set_counts(empty: dict[str, str]) -> None:
 
 def test_dask_looks_where_we_look(empty: dict[str, str], tmp_path: Path) -> None:
     code = (
-        "import dask.config; from dask_gpu_mpi import unsaid; "
+        "import dask.config; from dask_gpu_mpi.options import dask_config as unsaid; "
         "print(set(dask.config.paths) == set(unsaid._places()))"
     )
     assert run(code, **empty, DASK_CONFIG=str(tmp_path / "mine")) == "True"
