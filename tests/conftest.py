@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 from harness import Mpi, TestBed
+from simulated.nvml import compile_nvml
 from tiers import QUICK
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
@@ -28,6 +30,12 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
     """Starts MPI jobs (`mpirun.run`, `mpirun.start`); whatever happens, none of them outlives the test."""
     yield detected_mpi
     detected_mpi.close()
+
+
+@pytest.fixture(scope="session")
+def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML, compiled once."""
+    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")

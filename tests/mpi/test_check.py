@@ -15,16 +15,11 @@ import pytest
 
 from clusters import COMMAND, ranks_of, until
 from harness import CompletedJob, Mpi
-from simulated.nvml import GIB, SimGpu, SimHost, compile_nvml, make_gpus, simulated_environ
+from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
 compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
