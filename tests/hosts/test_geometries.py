@@ -11,7 +11,7 @@ import pytest
 from clusters import COMMAND, facts
 from gpujobs import SCRIPT, check_workers, gpu_environ
 from harness import Mpi, TestBed
-from simulated.nvml import GIB, ONLY_VARIABLE, SimHost, compile_nvml, make_gpus
+from simulated.nvml import GIB, ONLY_VARIABLE, SimHost, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
@@ -23,8 +23,7 @@ ALL = [gpu for gpus in GPUS.values() for gpu in gpus]
 
 
 @pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | None]:
-    libdir = compile_nvml(tmp_path_factory.mktemp("nvml"))
+def env(libdir: Path) -> dict[str, str | None]:
     return gpu_environ(libdir, {host: SimHost(gpus) for host, gpus in GPUS.items()})
 
 

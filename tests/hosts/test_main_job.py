@@ -12,7 +12,7 @@ import pytest
 
 from clusters import COMMAND, TELL, facts, listening, scratch_of, until, without_mpi, workers_of
 from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimGpu, SimHost, SimMig, compile_nvml, make_gpus, simulated_environ
+from simulated.nvml import GIB, SimGpu, SimHost, SimMig, make_gpus, simulated_environ
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
@@ -40,11 +40,6 @@ while not os.path.exists(go_on):
 sys.exit(7)
 """
 )
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import pytest
 from clusters import TELL, facts, workers_of
 from fakebatch import FakeBatch
 from harness import MARK, ROOT, TESTBED, CompletedJob, Mpi, TestBed
-from simulated.nvml import GIB, VARIABLE, SimHost, compile_nvml, make_gpus, simulated_environ
+from simulated.nvml import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
 
 JOB = "7.server"
 SCRIPT = (
@@ -122,10 +122,9 @@ def test_chunks_that_differ(pbs: Pbs) -> None:
 
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 @pytest.mark.parametrize(("visible", "second"), [("uuids", 2), ("uuids", 1), ("unset", 2), ("nothing", 2)])
-def test_gpus_of_every_host(pbs: Pbs, tmp_path: Path, visible: str, second: int) -> None:
+def test_gpus_of_every_host(pbs: Pbs, libdir: Path, visible: str, second: int) -> None:
     counts = {"h1": 2, "h2": second}
     gpus = {host: make_gpus(count, host=host, memory=80 * GIB) for host, count in counts.items()}
-    libdir = compile_nvml(tmp_path / "nvml")
     env: dict[str, str | None] = dict(simulated_environ(libdir, {h: SimHost(g) for h, g in gpus.items()}, {}))
     # the cgroup hook names the GPUs of the host where the script runs
     first = {"uuids": ",".join(gpu.uuid for gpu in gpus["h1"]), "unset": None, "nothing": ""}

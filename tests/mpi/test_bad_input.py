@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from harness import CompletedJob, Mpi
-from simulated.nvml import compile_nvml, make_gpus, simulated_environ
+from simulated.nvml import make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 RAN = "the script went on"
@@ -388,13 +388,11 @@ ROWS = (
     ),
 )
 
-CASES = [pytest.param(row, form, id=f"{row.name}-{form}") for row in ROWS for form in row.forms]
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML."""
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
+#: As a command under either MPI; the second form tells nothing of the MPI.
+MARKS = {"command": (), "initialize": (pytest.mark.one_mpi,)}
+CASES = [
+    pytest.param(row, form, id=f"{row.name}-{form}", marks=MARKS[form]) for row in ROWS for form in row.forms
+]
 
 
 @pytest.fixture

@@ -15,16 +15,11 @@ import pytest
 
 from clusters import COMMAND, ranks_of, until
 from harness import CompletedJob, Mpi
-from simulated.nvml import GIB, SimGpu, SimHost, compile_nvml, make_gpus, simulated_environ
+from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
 compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
@@ -272,6 +267,6 @@ def test_kernels_end_with_their_rank(mpirun: Mpi, tmp_path: Path) -> None:
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
     job = mpirun.start(program, 2, env={"PYTHONPATH": path})
     job.wait_for("ready(.|\n)*ready")
-    until(lambda: len(job.processes("gpukernel")) == 2, 20)
+    until(lambda: len(job.processes("check.kernel")) == 2, 20)
     os.kill(ranks_of(job)[1], signal.SIGKILL)
     job.wait(20)  # finds what is left

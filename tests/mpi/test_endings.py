@@ -57,7 +57,7 @@ def test_the_job_ends(
 
 @pytest.mark.one_mpi
 def test_what_was_printed_before_an_abort_arrives(mpirun: Mpi) -> None:
-    """MPICH's launcher loses one such report in ten without the wait that tests/pure/test_pipes.py looks at."""
+    """MPICH's launcher loses one such report in ten without the wait that tests/pure/base/test_frames.py looks at."""
     program = """
         import sys, time
         from dask_gpu_mpi.mpi.library import abort, load_mpi

@@ -13,7 +13,7 @@ import pytest
 from clusters import COMMAND, facts, scratch_of
 from gpujobs import CORES, SCRIPT, SITE, check_workers, gpu_environ
 from harness import Mpi
-from simulated.nvml import GIB, ONLY_VARIABLE, SimGpu, SimMig, compile_nvml, make_gpus
+from simulated.nvml import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
@@ -24,11 +24,6 @@ pytestmark = [
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 EIGHT = make_gpus(8, host="one", memory=80 * GIB, cores=SOCKETS * 4)
 ERROR = "dask_gpu_mpi: error: "
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def start(**options: Any) -> str:

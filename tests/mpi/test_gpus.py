@@ -12,7 +12,7 @@ import pytest
 from clusters import COMMAND, facts, scratch_of
 from gpujobs import CORES, SCRIPT, check_workers, gpu_environ
 from harness import Mpi
-from simulated.nvml import GIB, compile_library, compile_nvml, make_gpus
+from simulated.nvml import GIB, compile_library, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
@@ -33,11 +33,6 @@ tell(asked=pynvml.nvmlLib is not None, zombies=[state for state in states if ") 
 #: Two sockets, where this machine has cores for them.
 SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :])]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def test_component_is_opened_only_where_it_is_wanted(mpirun: Mpi, tmp_path: Path
     if mpirun.name != "openmpi":
         pytest.skip("Open MPI's component; with MPICH there is nothing to leave out")
     if any(map(glob.glob, NETWORKS)):
-        pytest.skip("this host has a network that libfabric drives; tests/pure/test_openmpi.py covers that")
+        pytest.skip(
+            "this host has a network that libfabric drives; tests/pure/mpi/test_openmpi.py covers that"
+        )
     # HOME: the settings of whoever runs the tests are not these
     env = {"OMPI_MCA_btl_base_verbose": "100", "OMPI_MCA_pml": None, "HOME": str(tmp_path), VARIABLE: chosen}
     done = mpirun.run(SCRIPT, 2, env=env).check()

@@ -54,7 +54,7 @@ def test_what_is_changed(mutate: ModuleType, source: str, mutants: list[str]) ->
 
 
 def test_every_mutation_of_a_module_is_another_program(mutate: ModuleType) -> None:
-    name = next(name for name in mutate.modules_of(ROOT) if name.endswith("sizes"))
+    name = "base.sizes"
     path = ROOT / mutate.PACKAGE / mutate.modules_of(ROOT)[name]
     source = path.read_bytes()
     programs = {ast.dump(ast.parse(mutation.apply(source))) for mutation in mutate.mutations(source)}

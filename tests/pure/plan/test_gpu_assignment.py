@@ -1,8 +1,111 @@
+"""Who gets which GPU of a host, and which cores."""
+
 from __future__ import annotations
 
 import pytest
 
+from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.plan.gpu_assignment import share_cores
+from inventories import gpu, names, one_host, plan, rank
+
+ABC = (gpu(0), gpu(1), gpu(2))
+
+
+def test_an_uneven_number_is_divided_in_blocks() -> None:
+    five = tuple(map(gpu, range(5)))
+    assert names(plan(one_host(five, five))) == ["0-0", "0-1", "0-2", "1-3", "1-4"]
+
+
+def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
+    assert names(plan(one_host(ABC, ABC[::-1], ABC))) == ["0-0", "1-1", "2-2"]
+
+
+def test_more_ranks_than_gpus() -> None:
+    found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
+    assert names(found) == ["0-0", "1-1", "2-2"]
+    assert any("no GPU is left for ranks 3-4 on h1: these 2 ranks start" in w for w in found.warnings)
+
+
+def test_groups_that_see_different_sets() -> None:
+    left, right = (gpu(0), gpu(1)), (gpu(2), gpu(3))
+    assert names(plan(one_host(left, right, left, right))) == ["0-0", "1-2", "2-1", "3-3"]
+
+
+def test_partial_overlap_says_who_saw_what() -> None:
+    inventories = [
+        rank(0, 3, ABC[:2], visible="0,1", host="n1"),
+        rank(1, 3, ABC[1:], visible="1,2", host="n1"),
+        rank(2, 3, ABC[:2], visible=None, host="n1"),
+    ]
+    with pytest.raises(PlacementError) as caught:
+        plan(inventories)
+    message = str(caught.value)
+    for words in [
+        "host n1",
+        "ranks 0,2 saw GPUs 0 (GPU-0000), 1 (GPU-0001)",
+        "='0,1'",
+        "rank 1 saw",
+        "='1,2'",
+    ]:
+        assert words in message
+    assert "\n" not in message
+    # CPU workers were asked for: nobody minds
+    assert names(plan(inventories, worker_kind="cpu")) == [0, 1, 2]
+
+
+def numa(count: int) -> tuple[Gpu, ...]:
+    """GPUs of which the first half is near cores 0-7, the second near cores 8-15."""
+    return tuple(gpu(i, cpus=tuple(range(8)) if 2 * i < count else tuple(range(8, 16))) for i in range(count))
+
+
+def bound(gpus: tuple[Gpu, ...], *masks: range) -> list[Inventory]:
+    return [rank(i, len(masks), gpus, cpus=tuple(mask)) for i, mask in enumerate(masks)]
+
+
+LOW, HIGH = range(8), range(8, 16)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "masks", "expected"),
+    [
+        (4, (LOW, HIGH), ["0-0", "0-1", "1-2", "1-3"]),
+        (4, (HIGH, LOW), ["0-2", "0-3", "1-0", "1-1"]),
+        (4, (LOW, HIGH, LOW, HIGH), ["0-0", "1-2", "2-1", "3-3"]),
+        (2, (LOW, LOW, HIGH, HIGH), ["0-0", "2-1"]),
+        (3, (HIGH, LOW), ["0-2", "1-0", "1-1"]),
+        (2, (range(6), range(5, 11), range(10, 16)), ["0-0", "2-1"]),
+        (3, (LOW, LOW), ["0-0", "0-1", "1-2"]),  # not bound differently: blocks
+    ],
+)
+def test_bound_ranks_get_the_nearest_gpus(gpus: int, masks: tuple[range, ...], expected: list[str]) -> None:
+    assert names(plan(bound(numa(gpus), *masks))) == expected
+
+
+def test_even_wins_over_near() -> None:
+    found = plan(bound(numa(4)[:2] + tuple(gpu(i, cpus=tuple(LOW)) for i in (2, 3)), LOW, HIGH))
+    assert names(found) == ["0-0", "0-1", "1-2", "1-3"]
+    (warning,) = found.warnings
+    assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
+    assert found.workers[2].cpus == tuple(HIGH)
+
+
+@pytest.mark.parametrize(
+    ("masks", "threads"),
+    [
+        ([(0, 1)] * 4, [1] * 4),
+        ([tuple(range(8))] * 2, [4, 4]),
+        ([(0, 1), (2, 3, 4)], [2, 3]),
+        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
+        ([tuple(range(8))] * 3, [2, 2, 2]),
+        ([(), (0,)], [1, 1]),
+    ],
+)
+def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
+    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
+    assert [w.nthreads for w in found.workers] == threads
+
 
 ALL = tuple(range(8))
 

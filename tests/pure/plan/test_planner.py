@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import random
 import re
 from collections import Counter
@@ -14,44 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
-from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, WorldTooSmallException
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 from dask_gpu_mpi.plan.synthetic import pretend
-
-GIB = 1024**3
-
-
-def gpu(index: int, **more: Any) -> Gpu:
-    return Gpu(**{"uuid": f"GPU-{index:04}", "index": index, "name": "A100", "memory": 40 * GIB, **more})
-
-
-def rank(number: int, world: int, gpus: tuple[Gpu, ...] = (), **more: Any) -> Inventory:
-    fixed = {
-        "host": "h1",
-        "boot_id": "b",
-        "pid": 1,
-        "cpus": (0, 1),
-        "memory": 64 * GIB,
-        "visible": None,
-    }
-    return Inventory(**{**fixed, **more, "rank": number, "world_size": world, "gpus": gpus})
-
-
-def one_host(*seen: tuple[Gpu, ...], **more: Any) -> list[Inventory]:
-    return [rank(number, len(seen), gpus, **more) for number, gpus in enumerate(seen)]
-
-
-def names(plan: Plan) -> list[str | int]:
-    return [worker.name for worker in plan.workers]
-
-
-def plan(inventories: Any, **options: Any) -> Plan:
-    return make_plan(inventories, PlacementOptions(**options))
-
+from inventories import GIB, gpu, names, one_host, plan, rank
 
 # -- names, roles, hosts
 
@@ -117,64 +84,6 @@ def test_layout_exclusive_is_dask_mpis_role_map() -> None:
     assert found.warnings == ()
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_layout_exclusive_needs_three_ranks(size: int) -> None:
-    with pytest.raises(WorldTooSmallException, match=rf"at least 3 MPI ranks, found {size}"):
-        plan(pretend(1, size, 0), layout="exclusive")
-
-
-@pytest.mark.parametrize(
-    ("size", "options", "scheduler", "workers"),
-    [
-        # without a script no rank is kept for it
-        (2, {"has_client": False}, 0, [1]),
-        (4, {"has_client": False}, 0, [1, 2, 3]),
-        (2, {"has_client": False, "scheduler_rank": 1}, 1, [0]),
-        # nor for a scheduler that is there already
-        (1, {"has_client": False, "has_scheduler": False}, 0, [0]),
-        (2, {"has_client": False, "has_scheduler": False, "scheduler_rank": 7}, 0, [0, 1]),
-        (3, {"has_scheduler": False}, 0, [0, 2]),
-        # both on one rank
-        (3, {"scheduler_rank": 2, "client_rank": 2}, 2, [0, 1]),
-    ],
-)
-def test_layout_exclusive_keeps_ranks_for_what_there_is(
-    size: int, options: dict[str, Any], scheduler: int, workers: list[int]
-) -> None:
-    found = plan(pretend(1, size, 0), layout="exclusive", **options)
-    assert found.scheduler.rank == scheduler
-    assert names(found) == workers
-    assert found.client.rank == (
-        scheduler if not options.get("has_client", True) else options.get("client_rank", 1)
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"has_client": False}, "with the scheduler on rank 0 needs at least 2 MPI ranks, found 1"),
-        ({"client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 MPI ranks"),
-        ({"has_scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
-    ],
-)
-def test_layout_exclusive_has_a_worker(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(WorldTooSmallException, match=said):
-        plan(pretend(1, 1, 0), layout="exclusive", **options)
-
-
-def test_other_ranks_for_the_roles() -> None:
-    found = plan(pretend(3, 1, 0), scheduler_rank=2, client_rank=1)
-    assert (found.scheduler.rank, found.scheduler.host, found.client.rank) == (2, "h3", 1)
-    assert plan(pretend(3, 1, 0), layout="exclusive", scheduler_rank=1).client.rank == 0
-    # scheduler and client together: two ranks do
-    assert names(plan(pretend(2, 1, 0), layout="exclusive", client_rank=0)) == [1]
-    for wrong in ({"client_rank": 3}, {"scheduler_rank": 7}):
-        with pytest.raises(WorldTooSmallException, match="found 3"):
-            plan(pretend(3, 1, 0), **wrong)
-    with pytest.raises(OptionError):
-        plan(pretend(3, 1, 0), client_rank=-1)
-
-
 def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
     found = plan(pretend(1, 4, 4, "per-rank"), layout="exclusive")
     assert names(found) == ["2-2", "3-3"]
@@ -202,33 +111,11 @@ def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
 
 # -- who gets which GPU
 
-ABC = (gpu(0), gpu(1), gpu(2))
-
-
-def test_an_uneven_number_is_divided_in_blocks() -> None:
-    five = tuple(map(gpu, range(5)))
-    assert names(plan(one_host(five, five))) == ["0-0", "0-1", "0-2", "1-3", "1-4"]
-
-
-def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
-    assert names(plan(one_host(ABC, ABC[::-1], ABC))) == ["0-0", "1-1", "2-2"]
-
-
-def test_more_ranks_than_gpus() -> None:
-    found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
-    assert names(found) == ["0-0", "1-1", "2-2"]
-    assert any("no GPU is left for ranks 3-4 on h1: these 2 ranks start" in w for w in found.warnings)
-
 
 def test_a_rank_that_sees_none_starts_none() -> None:
     found = plan(one_host((gpu(0),), ()))
     assert names(found) == ["0-0"]
     assert any("rank 1 on h1: this rank starts no GPU worker" in w for w in found.warnings)
-
-
-def test_groups_that_see_different_sets() -> None:
-    left, right = (gpu(0), gpu(1)), (gpu(2), gpu(3))
-    assert names(plan(one_host(left, right, left, right))) == ["0-0", "1-2", "2-1", "3-3"]
 
 
 def test_index_order_is_pci_index_slice_uuid() -> None:
@@ -250,64 +137,6 @@ def test_under_cgroups_every_rank_has_index_0() -> None:
         ("1-1", "GPU-1"),
         ("2-2", "GPU-2"),
     ]
-
-
-def test_partial_overlap_says_who_saw_what() -> None:
-    inventories = [
-        rank(0, 3, ABC[:2], visible="0,1", host="n1"),
-        rank(1, 3, ABC[1:], visible="1,2", host="n1"),
-        rank(2, 3, ABC[:2], visible=None, host="n1"),
-    ]
-    with pytest.raises(PlacementError) as caught:
-        plan(inventories)
-    message = str(caught.value)
-    for words in [
-        "host n1",
-        "ranks 0,2 saw GPUs 0 (GPU-0000), 1 (GPU-0001)",
-        "='0,1'",
-        "rank 1 saw",
-        "='1,2'",
-    ]:
-        assert words in message
-    assert "\n" not in message
-    # CPU workers were asked for: nobody minds
-    assert names(plan(inventories, worker_kind="cpu")) == [0, 1, 2]
-
-
-def numa(count: int) -> tuple[Gpu, ...]:
-    """GPUs of which the first half is near cores 0-7, the second near cores 8-15."""
-    return tuple(gpu(i, cpus=tuple(range(8)) if 2 * i < count else tuple(range(8, 16))) for i in range(count))
-
-
-def bound(gpus: tuple[Gpu, ...], *masks: range) -> list[Inventory]:
-    return [rank(i, len(masks), gpus, cpus=tuple(mask)) for i, mask in enumerate(masks)]
-
-
-LOW, HIGH = range(8), range(8, 16)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "masks", "expected"),
-    [
-        (4, (LOW, HIGH), ["0-0", "0-1", "1-2", "1-3"]),
-        (4, (HIGH, LOW), ["0-2", "0-3", "1-0", "1-1"]),
-        (4, (LOW, HIGH, LOW, HIGH), ["0-0", "1-2", "2-1", "3-3"]),
-        (2, (LOW, LOW, HIGH, HIGH), ["0-0", "2-1"]),
-        (3, (HIGH, LOW), ["0-2", "1-0", "1-1"]),
-        (2, (range(6), range(5, 11), range(10, 16)), ["0-0", "2-1"]),
-        (3, (LOW, LOW), ["0-0", "0-1", "1-2"]),  # not bound differently: blocks
-    ],
-)
-def test_bound_ranks_get_the_nearest_gpus(gpus: int, masks: tuple[range, ...], expected: list[str]) -> None:
-    assert names(plan(bound(numa(gpus), *masks))) == expected
-
-
-def test_even_wins_over_near() -> None:
-    found = plan(bound(numa(4)[:2] + tuple(gpu(i, cpus=tuple(LOW)) for i in (2, 3)), LOW, HIGH))
-    assert names(found) == ["0-0", "0-1", "1-2", "1-3"]
-    (warning,) = found.warnings
-    assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
-    assert found.workers[2].cpus == tuple(HIGH)
 
 
 def test_cores_of_gpu_workers() -> None:
@@ -366,22 +195,6 @@ def test_worker_kind() -> None:
 # -- threads and memory
 
 
-@pytest.mark.parametrize(
-    ("masks", "threads"),
-    [
-        ([(0, 1)] * 4, [1] * 4),
-        ([tuple(range(8))] * 2, [4, 4]),
-        ([(0, 1), (2, 3, 4)], [2, 3]),
-        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
-        ([tuple(range(8))] * 3, [2, 2, 2]),
-        ([(), (0,)], [1, 1]),
-    ],
-)
-def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
-    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
-    assert [w.nthreads for w in found.workers] == threads
-
-
 def test_threads_given() -> None:
     assert {w.nthreads for w in plan(pretend(1, 2, 2), nthreads=3, cpu_workers=1).workers} == {3}
 
@@ -435,161 +248,13 @@ def test_memory_limits_that_mean_nothing(limit: Any) -> None:
         plan(pretend(1, 1, 0), memory_limit=limit)
 
 
-@pytest.mark.parametrize(
-    "options", [{"layout": "x"}, {"worker_kind": "x"}, {"cpu_workers": -1}, {"nthreads": 0}]
-)
-def test_options_that_mean_nothing(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=next(iter(options))):
-        plan(pretend(1, 1, 0), **options)
-
-
-@pytest.mark.parametrize(
-    ("inventories", "words"),
-    [
-        ([], "no rank answered"),
-        ([rank(0, 3), rank(2, 3)], "rank 1 of 3 did not answer"),
-        ([rank(0, 2), rank(1, 2), rank(1, 2, host="h9")], r"rank 1 answered more than once, from h\[1,9\]"),
-        ([rank(0, 2), rank(1, 3)], "disagree on the world size: 2, 3"),
-        ([rank(0, 1), rank(1, 1)], "ranks 0-1 answered; needed: ranks 0 to 0"),
-    ],
-)
-def test_every_rank_answers_once(inventories: list[Inventory], words: str) -> None:
-    with pytest.raises(PlacementError, match=words):
-        plan(inventories)
-
-
-# -- the plan as data and as a table
-
-
-def test_json_has_the_schema_of_the_design() -> None:
-    found = plan(pretend(2, 2, 2), cpu_workers=1)
-    document = json.loads(json.dumps(found.as_json()))
-    assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
-    assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}
-    assert document["hosts"][1] == {
-        "host": "h2",
-        "ranks": [2, 3],
-        "gpus": [
-            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory": g.memory}
-            for g in found.hosts[1].gpus
-        ],
-        "memory": 256 * GIB,
-    }
-    assert document["workers"][0] == {
-        "name": "0-0",
-        "rank": 0,
-        "host": "h1",
-        "kind": "gpu",
-        "gpu_index": 0,
-        "device": found.hosts[0].gpus[0].uuid,
-        "nthreads": 1,
-        "memory_limit": 256 * GIB // 3,
-        "cpus": list(range(32)),
-        "resources": {"GPU": 1.0},
-    }
-
-
-def test_a_plan_travels() -> None:
-    found = plan(pretend(2, 2, 2))
-    before = len(pickle.dumps(found))
-    found.for_rank(0)
-    assert len(pickle.dumps(found)) == before
-    assert pickle.loads(pickle.dumps(found)) == found
-
-
-def test_table() -> None:
-    found = plan(
-        one_host((gpu(0, uuid="GPU-12345678-9abc"), gpu(1, processes=((999, 5),))), host="n1"), cpu_workers=1
-    )
-    assert found.table().splitlines() == [
-        "layout shared: 1 rank on 1 host, 3 workers",
-        "scheduler: rank 0 on n1; client: rank 0 on n1",
-        "",
-        "host n1: rank 0, 64.00 GiB, 2 GPUs",
-        "  worker   rank  device               threads     memory  cores",
-        "  0-0         0  0 A100 GPU-12345678        1  21.33 GiB  0-1",
-        "  0-1         0  1 A100 GPU-0001            1  21.33 GiB  0-1",
-        "  0-cpu-0     0  -                          2  21.33 GiB  0-1",
-        "",
-        "warning: host n1: GPU 1 (GPU-0001) has 5 bytes (5 B) in use by other processes",
-    ]
-
-
-def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
-    table = plan(pretend(64, 2, 4), layout="exclusive", memory_limit=0).table()
-    assert "host h1: ranks 0-1, 256.00 GiB, 4 GPUs\n  no worker\n" in table
-    assert "63 hosts h[2-64]: ranks 2-127; on each 256.00 GiB, 4 GPUs" in table
-    assert "  3-3 .. 127-3  3 .. 127  3 GPU         1  unlimited  32-63" in table
-    assert len(table.splitlines()) < 15
-    assert "h1: " in plan(pretend(16, 1, 1)).table()
+# -- many ranks
 
 
 def test_warnings_of_a_large_job_stay_short() -> None:
     (warning,) = plan(pretend(500, 8, 4)).warnings
     assert "and 492 more: these 2000 ranks" in warning
     assert len(warning) < 400
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [((), ""), ((3,), "3"), ((2, 0, 1), "0-2"), ((0, 2, 3, 9), "0,2-3,9")]
-)
-def test_fold_numbers(numbers: tuple[int, ...], text: str) -> None:
-    assert fold_numbers(numbers) == text
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [
-        (["h1"], "h1"),
-        (["h1", "h2", "h3", "h7"], "h[1-3,7]"),
-        (["n08", "n09", "n10"], "n[08-09],n10"),
-        (["a", "b2"], "a,b2"),
-        (["h1", "h1"], "h1"),
-        (["node#2"], "node#2"),
-    ],
-)
-def test_fold_names(hosts: list[str], text: str) -> None:
-    assert fold_names(hosts) == text
-
-
-@pytest.mark.parametrize(
-    "text", ["100", "100 MB", "100M", "5kB", "5.4 kB", "1kiB", "1e6", "1e6 kB", "MB", "5 GB", "7Ti"]
-)
-def test_bytes_are_read_as_dask_reads_them(text: str) -> None:
-    utils = pytest.importorskip("dask.utils")
-    assert parse_bytes(text) == utils.parse_bytes(text)
-
-
-@pytest.mark.parametrize("text", ["", "5 foos", "1.2.3GB", "e3", "-1"])
-def test_bytes_that_mean_nothing(text: str) -> None:
-    with pytest.raises(ValueError, match="number of bytes"):
-        parse_bytes(text)
-
-
-def test_bytes_for_people() -> None:
-    assert [format_bytes(n) for n in (0, 2048, 3 * 1024**2, GIB, 2 * 1024**4)] == [
-        "0 B",
-        "2.00 KiB",
-        "3.00 MiB",
-        "1.00 GiB",
-        "2.00 TiB",
-    ]
-    assert parse_memory_limit("auto") is None
-
-
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [((0, 1, 1), "nodes"), ((1, 0, 1), "ranks"), ((1, 1, -1), "gpus"), ((1, 1, 1, "x"), "visible")],
-)
-def test_pretended_jobs_are_checked(shape: Any, words: str) -> None:
-    with pytest.raises(OptionError, match=words):
-        pretend(*shape)
-
-
-def test_pretended_ranks_see_blocks() -> None:
-    assert [len(found.gpus) for found in pretend(1, 3, 4, "per-rank")] == [2, 1, 1]
-    assert [found.visible for found in pretend(1, 3, 4, "per-rank")] == ["0,1", "2", "3"]
-    assert len({g.uuid for found in pretend(3, 2, 2) for g in found.gpus}) == 6
 
 
 # -- properties

@@ -1,0 +1,41 @@
+"""Ranks as they answer, and the plan that is made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+
+__all__ = ["GIB", "gpu", "names", "one_host", "plan", "rank"]
+
+GIB = 1024**3
+
+
+def gpu(index: int, **more: Any) -> Gpu:
+    return Gpu(**{"uuid": f"GPU-{index:04}", "index": index, "name": "A100", "memory": 40 * GIB, **more})
+
+
+def rank(number: int, world: int, gpus: tuple[Gpu, ...] = (), **more: Any) -> Inventory:
+    fixed = {
+        "host": "h1",
+        "boot_id": "b",
+        "pid": 1,
+        "cpus": (0, 1),
+        "memory": 64 * GIB,
+        "visible": None,
+    }
+    return Inventory(**{**fixed, **more, "rank": number, "world_size": world, "gpus": gpus})
+
+
+def one_host(*seen: tuple[Gpu, ...], **more: Any) -> list[Inventory]:
+    return [rank(number, len(seen), gpus, **more) for number, gpus in enumerate(seen)]
+
+
+def names(plan: Plan) -> list[str | int]:
+    return [worker.name for worker in plan.workers]
+
+
+def plan(inventories: Any, **options: Any) -> Plan:
+    return make_plan(inventories, PlacementOptions(**options))

@@ -1,0 +1,122 @@
+"""What the ranks of a preflight have observed, all well or nearly so, and what is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dask_gpu_mpi.check.kernel import KernelResult
+from dask_gpu_mpi.check.observations import (
+    DISTRIBUTIONS,
+    MPI_LIBRARY,
+    NOT_INSTALLED,
+    PYTHON,
+    Facts,
+)
+from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome
+from dask_gpu_mpi.check.rules import judge
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+
+__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "facts", "gpu", "only", "reaching"]
+
+GIB = 2**30
+
+
+VERSIONS = {
+    **dict.fromkeys(DISTRIBUTIONS, NOT_INSTALLED),
+    PYTHON: "3.12.9",
+    MPI_LIBRARY: "Open MPI v5.0.11",
+    "dask": "2026.7.1",
+    "distributed": "2026.7.1",
+    "dask-cuda": "26.10.0",
+    "cuda-bindings": "13.0.0",
+    "bokeh": "3.9.2",
+}
+
+
+GREEN = (
+    "launcher",
+    "versions",
+    "known versions",
+    "GPUs",
+    "placement",
+    "kernel",
+    "ports",
+    "network",
+    "clocks",
+    "scratch",
+)
+
+
+def gpu(host: str, index: int, **more: Any) -> Gpu:
+    uuid = f"GPU-{host}-{index}"
+    return Gpu(uuid=uuid, index=index, name="NVIDIA H200", memory=141 * GIB, cpus=(0, 1), **more)
+
+
+def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any) -> Facts:
+    host = f"h{rank + 1}"
+    inventory = Inventory(
+        rank, 2, host, host, 1, (0, 1), 64 * GIB, tuple(gpu(host, index) for index in range(gpus)), None
+    )
+    made = Facts(
+        rank=rank,
+        host=host,
+        boot_id=host,
+        versions=VERSIONS | dict(versions or {}),
+        inventory=inventory,
+        scratch=Scratch("/scratch", "ext4", "/", 100 * GIB),
+        driver="580.1" if gpus else "",
+        ecc={f"GPU-{host}-{index}": 0 for index in range(gpus)},
+    )
+    return replace(made, **more)
+
+
+def evidence(*found: Facts, **more: Any) -> Evidence:
+    """Two hosts where all is well, unless said otherwise."""
+    found = found or (facts(0), facts(1))
+    inventories = [one.inventory for one in found if one.inventory is not None]
+    plan = make_plan(inventories, PlacementOptions()) if len(inventories) == 2 else None
+    tests = {
+        one.rank: Outcome(
+            Reach("", 0.01 * one.rank, 0.001),
+            tuple(KernelResult(gpu.uuid, seconds=1.0) for gpu in one.inventory.gpus) if one.inventory else (),
+        )
+        for one in found
+    }
+    made = Evidence(
+        size=len(found),
+        facts={one.rank: one for one in found},
+        plan=plan,
+        address="10.0.0.1",
+        dashboard_address="127.0.0.1:8787",
+        listening=Listening(4711),
+        tests=tests,
+    )
+    return replace(made, **more)
+
+
+def bad(found: Evidence) -> list[Finding]:
+    """What is not green; whatever is red has a remedy."""
+    findings = judge(found)
+    assert all(finding.remedy for finding in findings if finding.level == "error")
+    return [finding for finding in findings if finding.level != "ok"]
+
+
+def only(found: Evidence) -> Finding:
+    """The one finding that is not green."""
+    findings = bad(found)
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+def reaching(**reaches: Reach) -> Evidence:
+    good = evidence()
+    tests = {
+        rank: replace(test, reach=reaches.get(f"r{rank}", test.reach)) for rank, test in good.tests.items()
+    }
+    return replace(good, tests=tests)

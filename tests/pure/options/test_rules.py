@@ -1,0 +1,128 @@
+"""Options that belong together, and those that exclude each other."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import dask.config
+import pytest
+
+from dask_gpu_mpi.options.table import resolve
+from resolving import keywords, refused
+
+pytestmark = pytest.mark.usefixtures("unconfigured")
+
+
+@pytest.mark.parametrize(
+    ("given", "protocol", "security"),
+    [
+        ({}, "tls", True), ({"security": True}, "tls", True), ({"security": False}, "tcp", False),
+        ({"protocol": "tcp"}, "tcp", False), ({"protocol": "tls"}, "tls", True), ({"protocol": "ucx"}, "ucx", False),
+        ({"protocol": "ucx", "security": False}, "ucx", False),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", False),
+        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", True),
+    ],
+)  # fmt: skip
+def test_protocol_and_security(given: dict[str, Any], protocol: str, security: bool) -> None:
+    options = keywords(**given)
+    assert (options.protocol, options.security) == (protocol, security)
+    # an open transport that nobody asked for by name is told
+    open_unasked = protocol == "ucx" and "security" not in given
+    assert any("ucx" in warning for warning in options.warnings) == open_unasked
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
+         ("enable_infiniband, enable_rdmacm", "'tcp'")),
+        ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
+         ("enable_rdmacm", "enable_infiniband")),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "worker_options": {"enable_nvlink": True}},
+         ("enable_nvlink", "'tls'")),
+        ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}}, ()),
+        ({"protocol": "ucx", "worker_options": {"enable_nvlink": False, "enable_rdmacm": True}}, ()),
+        # its scheduler file says which protocol it is
+        ({"scheduler": False, "scheduler_file": "s.json", "worker_options": {"enable_nvlink": True}}, ()),
+    ],
+)  # fmt: skip
+def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: tuple[str, ...]) -> None:
+    found = [warning for warning in keywords(**given).warnings if "enable_" in warning]
+    assert len(found) == bool(words)
+    for word in words:
+        assert word in found[0]
+        assert "worker_options" in found[0]
+
+
+def test_the_interface_auto_is_none() -> None:
+    assert keywords(interface="auto").interface is None
+    assert resolve({"interface": "auto"}, source="command line").interface is None
+    with dask.config.set({"gpu-mpi.interface": "ib0"}):
+        assert keywords().interface == "ib0"
+        assert keywords(interface="auto").interface is None
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"protocol": "ucx", "security": True}, "cannot encrypt"), ({"protocol": "tls", "security": False}, "is encrypted"),
+        ({"protocol": "tcp", "security": True}, "is not encrypted"), ({"scheduler": False}, "none is named"),
+        ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
+        ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
+        ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
+    ],
+)  # fmt: skip
+def test_contradictions(given: dict[str, Any], said: str) -> None:
+    assert said in refused(given)
+
+
+def test_a_keyword_wins_a_contradiction_with_the_configuration() -> None:
+    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.layout": "exclusive"}):
+        options = keywords(security=True, exclusive_workers=False)
+    assert (options.protocol, options.layout) == ("tls", "shared")
+    with dask.config.set({"gpu-mpi.security": True}):
+        assert keywords(protocol="tcp").security is False
+    with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
+        assert keywords(scheduler=True).scheduler_address is None
+
+
+def test_encryption_that_was_asked_for_is_never_dropped_for_ucx() -> None:
+    with dask.config.set({"gpu-mpi.security": True}):
+        assert "configuration gpu-mpi.security" in refused({"protocol": "ucx"})
+
+
+def test_exclusive_workers_is_a_layout() -> None:
+    assert keywords(exclusive_workers=True).layout == "exclusive"
+    assert keywords(exclusive_workers=False, layout="shared").layout == "shared"
+    both = keywords(exclusive_workers=True, scheduler_rank=2, client_rank=2)
+    assert (both.scheduler_rank, both.client_rank) == (2, 2)
+
+
+@pytest.mark.parametrize(("nanny", "cls"), [(True, "distributed.Nanny"), (False, "distributed.Worker")])
+def test_nanny_is_deprecated_and_works(nanny: bool, cls: str) -> None:
+    with pytest.warns(DeprecationWarning, match=cls) as caught:
+        options = resolve(
+            {"nanny": nanny}, source="keyword"
+        )  # as initialize() does, in the line that is told
+    assert caught[0].filename == __file__
+    assert (options.worker_class, options.worker_kind, options.warnings) == (cls, "cpu", ())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "deprecated" in resolve({"nanny": nanny}, source="command line").warnings[0]
+        assert keywords(nanny=None).worker_class == "auto"
+
+
+def test_a_class_beats_nanny() -> None:
+    with pytest.warns(DeprecationWarning, match="ignored"):
+        assert (
+            keywords(nanny=False, worker_class="dask_cuda.CUDAWorker").worker_class == "dask_cuda.CUDAWorker"
+        )

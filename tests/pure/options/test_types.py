@@ -1,0 +1,136 @@
+"""Values of options, from keywords and from texts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dask.config
+import pytest
+
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.table import OPTIONS, parse_text
+from resolving import keywords, refused
+
+pytestmark = pytest.mark.usefixtures("unconfigured")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("nthreads", 0), ("nthreads", "4"), ("nthreads", True), ("nthreads", 1.5), ("interface", ""), ("interface", "ib 0"),
+        ("interface", 3), ("memory_limit", "much"), ("memory_limit", -1), ("memory_limit", True), ("memory_limit", [1]),
+        ("memory_limit", float("nan")), ("dashboard", "yes"), ("dashboard", None), ("dashboard_address", "here"),
+        ("dashboard_address", ":99999"), ("dashboard_address", "http://h:1"), ("protocol", "udp"), ("layout", "shard"),
+        ("layout", None), ("worker_class", 3), ("worker_class", "a b"), ("worker_class", ""), ("worker_options", "{}"),
+        ("worker_options", [1]), ("worker_options", {1: 2}), ("scheduler", 1), ("scheduler_port", 65536), ("scheduler_rank", -1),
+        ("scheduler_rank", None), ("scheduler_file", 3), ("scheduler_file", "a\nb"), ("cpu_workers", -1), ("name", "a b"),
+        ("name", "a/b"), ("name", "a\nb"), ("name", "../a"), ("startup_timeout", 0), ("startup_timeout", "soon"),
+        ("startup_timeout", "-5s"), ("startup_timeout", float("inf")), ("startup_timeout", None), ("startup_timeout", ""),
+        ("log_level", "loud"), ("security", "yes"), ("client_rank", 1.0),
+    ],
+)  # fmt: skip
+def test_wrong_values(name: str, value: Any) -> None:
+    message = refused({name: value})
+    assert message.startswith(f"keyword {name}: ")
+    assert "needed: " in message
+
+
+def test_a_choice_names_choices_and_the_nearest() -> None:
+    assert refused({"layout": "exlusive"}).endswith(
+        "needed: one of shared, exclusive (did you mean 'exclusive'?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meaning"),
+    [
+        ("memory_limit", 0.5, 0.5), ("memory_limit", None, None), ("memory_limit", "4GB", "4GB"), ("memory_limit", 0, 0),
+        ("local_directory", "", None), ("local_directory", Path("/x"), "/x"), ("protocol", "TLS", "tls"),
+        ("startup_timeout", "5 minutes", 300.0), ("startup_timeout", "90s", 90.0), ("startup_timeout", ".5s", 0.5),
+        ("dashboard_address", ":8787", ":8787"), ("dashboard_address", "9000", "127.0.0.1:9000"),
+        ("dashboard_address", 9000, "127.0.0.1:9000"), ("dashboard_address", None, "127.0.0.1:8787"),
+        ("dashboard_address", "[::1]:8787", "[::1]:8787"), ("worker_options", None, {}), ("log_level", "DEBUG", "debug"),
+        ("name", "a.b-c_1", "a.b-c_1"), ("scheduler_port", 0, 0), ("worker_class", dict, dict),
+    ],
+)  # fmt: skip
+def test_right_values(name: str, value: Any, meaning: Any) -> None:
+    assert getattr(keywords(**{name: value}), name) == meaning
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    options = keywords(nthreads=numpy.int64(2), memory_limit=numpy.float64(0.5))
+    assert (options.nthreads, options.memory_limit) == (2, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "meaning"),
+    [
+        ("nthreads", "4", 4), ("dashboard", "false", False), ("startup_timeout", "2m", 120.0), ("memory_limit", "none", None),
+        ("worker_options", '{"a": [1, null]}', {"a": [1, None]}), ("worker_class", "a.B", "a.B"), ("layout", "shared", "shared"),
+    ],
+)  # fmt: skip
+def test_parse_text(name: str, text: str, meaning: Any) -> None:
+    assert parse_text(OPTIONS[name], text) == meaning
+
+
+def test_a_message_names_the_flag() -> None:
+    with pytest.raises(
+        OptionError, match=r"^command line: --nthreads: 'x' can't be used; needed: an integer of 1 or more"
+    ):
+        parse_text(OPTIONS["nthreads"], "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1', "line 1, column 8, near the end"), ("{a: 1}", "line 1, column 2"), ("", "column 1"),
+        ('{"a": 1,\n "b" 2}', "line 2, column 6"), ('{"a": 1, "a": 2}', "twice"), ("[1]", "an object"), ("3", "an object"),
+    ],
+)  # fmt: skip
+def test_malformed_json_says_where(text: str, said: str) -> None:
+    message = refused({"worker_options": text}, "command line")
+    assert message.startswith("command line: --worker-options: ")
+    assert said in message
+
+
+def test_a_hostile_value_stays_one_short_line() -> None:
+    message = refused({"name": "x\n" * 5000})
+    assert len(message) < 300
+
+
+def test_a_class_object_is_for_programs_only() -> None:
+    with dask.config.set({"gpu-mpi.worker-class": dict}):
+        assert "dotted path" in refused({})
+
+
+def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    assert keywords(timeline="t.json").timeline is not None
+    gone.rmdir()
+    assert keywords(timeline="/t.json", scheduler_file="~/f").timeline == "/t.json"
+    message = refused({"timeline": "t.json"})
+    assert (
+        "'t.json' can't be used; needed: an absolute path, since the working directory was deleted" in message
+    )
+
+
+def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
+    assert keywords(timeline="/tmp/ö ☃", log_directory="/l\udce4t").log_directory == "/l\udce4t"
+    for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
+        assert "can't be used; needed: a path" in refused({"timeline": hidden})
+    code = "from dask_gpu_mpi.options.table import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
+    environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
+    )
+    assert (
+        "can't be used; needed: a path in ascii, by which Python names files here, or PYTHONUTF8=1"
+        in done.stderr
+    )

@@ -1,0 +1,22 @@
+"""What a plan is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dask_gpu_mpi.plan.model import PlacementOptions, WorkerPlan
+
+WORKER = WorkerPlan("0-0", 0, "h1", "gpu", 0, "GPU-a", 1, 0, (0,), {"GPU": 1.0})
+
+
+def test_the_devices_of_a_worker() -> None:
+    assert WORKER.devices == ("GPU-a",)
+    assert replace(WORKER, device="GPU-b,GPU-a").devices == ("GPU-b", "GPU-a")
+    assert replace(WORKER, device=None).devices == ()
+
+
+def test_the_defaults_are_a_worker_on_every_gpu() -> None:
+    default = PlacementOptions()
+    assert (default.layout, default.worker_kind, default.gpus_per_worker) == ("shared", "auto", 1)
+    assert (default.cpu_workers, default.nthreads, default.memory_limit) == (0, None, "auto")
+    assert (default.scheduler_rank, default.client_rank) == (0, None)

@@ -1,0 +1,45 @@
+"""The plan as data."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+from dask_gpu_mpi.plan.synthetic import pretend
+from inventories import GIB, plan
+
+
+def test_json_has_the_schema_of_the_design() -> None:
+    found = plan(pretend(2, 2, 2), cpu_workers=1)
+    document = json.loads(json.dumps(found.as_json()))
+    assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
+    assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}
+    assert document["hosts"][1] == {
+        "host": "h2",
+        "ranks": [2, 3],
+        "gpus": [
+            {"index": g.index, "uuid": g.uuid, "name": g.name, "memory": g.memory}
+            for g in found.hosts[1].gpus
+        ],
+        "memory": 256 * GIB,
+    }
+    assert document["workers"][0] == {
+        "name": "0-0",
+        "rank": 0,
+        "host": "h1",
+        "kind": "gpu",
+        "gpu_index": 0,
+        "device": found.hosts[0].gpus[0].uuid,
+        "nthreads": 1,
+        "memory_limit": 256 * GIB // 3,
+        "cpus": list(range(32)),
+        "resources": {"GPU": 1.0},
+    }
+
+
+def test_a_plan_travels() -> None:
+    found = plan(pretend(2, 2, 2))
+    before = len(pickle.dumps(found))
+    found.for_rank(0)
+    assert len(pickle.dumps(found)) == before
+    assert pickle.loads(pickle.dumps(found)) == found

@@ -1,0 +1,74 @@
+"""``tests/pure`` mirrors the rooms: each module has a test file of its own, or stands here with where its tests are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+import dask_gpu_mpi
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE, TESTS = ROOT / "dask_gpu_mpi", ROOT / "tests" / "pure"
+FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
+
+#: What other folders of tests start, or what has nothing to test; the tests of each module that has its own are in
+#: ``tests/pure/<room>/test_<module>.py``.
+ELSEWHERE = {
+    "__main__": "two lines; tests/pure/cluster/test_script.py runs it",
+    "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
+    "agent/early": "which processes begin before MPI: tests/pure/agent/test_cuda_keepalive.py, tests/mpi/test_contexts.py",
+    "agent/main": "a process with Dask in it: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
+    "agent/orders": "plain data, no logic",
+    "agent/scheduler": "a process with Dask's scheduler: tests/mpi/test_joining.py, tests/faults/test_kills.py",
+    "agent/worker_plugins": "of workers that run: tests/faults/test_kills.py, tests/mpi/test_surroundings.py",
+    "base/failures": "tests/pure/cluster/test_coordinator.py, whose reports they are",
+    "check/run": "starts MPI: tests/mpi/test_check.py, tests/hosts/test_check.py",
+    "cli/check": "starts MPI: tests/mpi/test_check.py",
+    "cli/jobscript": "tests/pure/cli/test_templates.py looks at what the command writes",
+    "cli/main": "tests/pure/cli/test_templates.py, tests/mpi/test_bad_input.py, tests/mpi/test_main_job.py",
+    "cli/plan": "starts MPI: tests/mpi/test_main_job.py, tests/mpi/test_bad_input.py",
+    "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its signals: tests/pure/mpi/test_batch.py",
+    "cluster/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
+    "cluster/session": "needs a cluster: tests/mpi; before the walltime: tests/pure/mpi/test_batch.py",
+}
+
+
+def names(folder: Path, prefix: str = "") -> set[str]:
+    """Modules or test files below a folder, ``room/name``."""
+    found = {path.relative_to(folder).with_suffix("") for path in folder.rglob(f"{prefix}*.py")}
+    return {str(path.with_name(path.name.removeprefix(prefix))) for path in found if path.name != "__init__"}
+
+
+def test_every_module_has_a_test_file_or_a_reason() -> None:
+    assert names(PACKAGE) - names(TESTS, "test_") == ELSEWHERE.keys()
+
+
+def test_every_test_file_in_a_room_has_its_module() -> None:
+    in_rooms = {name for name in names(TESTS, "test_") if "/" in name}
+    assert in_rooms - names(PACKAGE) == set()
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_the_reasons_name_files_that_exist(module: str) -> None:
+    paths = [word.strip(",;:") for word in ELSEWHERE[module].split() if word.startswith("tests/")]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_names_of_modules_in_texts_are_those_of_modules() -> None:
+    """In imports, but in strings and comments as well, which no tool looks at when a module moves."""
+    modules = {name.replace("/", ".") for name in names(PACKAGE)}
+    known = modules | {module.partition(".")[0] for module in modules} | set(dask_gpu_mpi.__all__)
+    unknown = []
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(
+            r"\bfrom dask_gpu_mpi import ([a-z]\w*)|\bdask_gpu_mpi\.([a-z]\w*(?:\.[a-z]\w*)?)", text
+        )
+        for name in filter(None, itertools.chain(*named)):
+            room = name.partition(".")[0]
+            if name not in known and (room not in known or (PACKAGE / room).is_dir()):
+                unknown.append(f"{path.relative_to(ROOT)}: dask_gpu_mpi.{name}")
+    assert unknown == []
