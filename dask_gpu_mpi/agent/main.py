@@ -48,9 +48,8 @@ from dask_gpu_mpi.plan.planner import WorkerPlan
 from . import logs
 from .forkserver import become_fork_server, become_resource_tracker, watch_fork_server
 from .orders import Configuration, SchedulerSettings, WorkerSettings
-from .prestart import Spares
 from .scheduler import run_scheduler
-from .worker_factory import has_spare, kill_at_once, listen_on_tcp, make_worker, measure_less
+from .worker_factory import kill_at_once, listen_on_tcp, make_worker, measure_less
 from .worker_watch import closing_reason, watch_nanny
 
 __all__ = ["run"]
@@ -143,8 +142,7 @@ def run(
             # From here on the lifeline tells, and leaves time to clean up; a task inside the agent could keep it unread.
             die_with_parent(0)
         write_frame(reply, ("prepared", scratch))
-        spares = Spares(os.environ) if known and cuda and _may_have_spares(configuration) else None
-        agent = Agent(configuration, scratch, lifeline, reply, reader, timeline, spares, watched=known)
+        agent = Agent(configuration, scratch, lifeline, reply, reader, timeline, watched=known)
         asyncio.run(agent.run(rest))
     finally:
         _end_children()
@@ -192,19 +190,6 @@ def _configure(configuration: Configuration) -> str:
     return scratch
 
 
-def _may_have_spares(configuration: Configuration) -> bool:
-    """Whether processes of GPU workers may begin before their nannies."""
-    import dask
-
-    # CUDA reads its variables once, and a nanny sets them when it starts its process.
-    told = dask.config.get("distributed.nanny.environ", None) or {}
-    if any(os.environ.get(key) != str(value) for key, value in told.items()):
-        return False
-    # So may the user's preloads, which come before the one that makes the context.
-    # UCX dies on a context that was made in another thread, also where that has become the main thread's (ucxx 0.52).
-    return configuration.protocol != "ucx" and not configuration.worker_options.get("preload")
-
-
 def _end_children() -> None:
     """End what tasks in this process have left running, pools for example, as Python does at its exit, which is left out here."""
     for process in active_children():
@@ -248,13 +233,11 @@ class Agent:
         reply: int,
         reader: FrameReader,
         timeline: Timeline,
-        spares: Spares | None,
         *,
         watched: bool,
     ) -> None:
         self.configuration = configuration
         self._watched = watched
-        self._spares = spares
         self._timeline = timeline
         self.scratch = scratch
         self._lifeline = lifeline
@@ -335,12 +318,6 @@ class Agent:
 
     def _obey(self, frame: tuple[str, Any]) -> None:
         command, payload = frame
-        if command == "devices":
-            # before MPI is there: a guess
-            if self._spares is not None:
-                self._spares.start(payload)
-                threading.Thread(target=_touch, args=(payload,), name="NVML", daemon=True).start()
-            return
         self._joined = True
         if command == "joined":
             return
@@ -417,10 +394,6 @@ class Agent:
             await self._ucx  # it changes the environment meanwhile, which the constructors read
         if settings.delay:
             await asyncio.sleep(settings.delay)
-        if self._spares is not None:
-            devices = [plan.device for plan in plans if plan.device and has_spare(plan, settings)]
-            self._spares.keep(devices)
-            self._spares.start(devices)
         for plan in plans:
             # One after the other: the constructors read the environment. They start together, below.
             with self._timeline.step("make", f"worker {plan.name}"):
@@ -433,7 +406,6 @@ class Agent:
         reasons = {id(nanny): closing_reason(nanny) for nanny in _nannies(self._workers)}
         workers = list(zip(plans, self._workers, strict=True))
         await asyncio.gather(*(self._start_worker(plan, worker) for plan, worker in workers))
-        self._need_no_more()
         if self._ucx is not None and plans:
             stop_watching_ucx()  # its nannies have registered, over connections of their own
         self.tell("ready", len(plans), self._timeline.take())
@@ -471,13 +443,7 @@ class Agent:
             self.tell("worker-failed", plan.name, why or "its nanny could not start it again")
         return failed
 
-    def _need_no_more(self) -> None:
-        """End what was there for the start of workers."""
-        if self._spares is not None:
-            self._spares.keep(())
-
     async def _show_dashboard(self, _: Any) -> None:
-        self._need_no_more()  # a guess, and all went to other ranks
         if self._scheduler_pipe is not None:
             self._scheduler_pipe.send("dashboard")
 
@@ -544,16 +510,6 @@ def _leave_files(worker: Any) -> None:
     for nanny in _nannies([worker]):
         if (process := getattr(nanny, "process", None)) is not None:
             process.worker_dir = None
-
-
-def _touch(devices: tuple[str, ...]) -> None:
-    """Have NVML look at these GPUs, of which every worker that is made asks it; the first time takes longest."""
-    import pynvml
-
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        for device in devices:
-            pynvml.nvmlDeviceGetHandleByUUID(device)
 
 
 async def _collect_pids(worker: Any, pids: set[int]) -> None:

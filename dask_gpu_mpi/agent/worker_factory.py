@@ -34,7 +34,7 @@ from .worker_options import (
     normalise_worker_options,
 )
 
-__all__ = ["has_spare", "kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
+__all__ = ["kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -125,11 +125,6 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
     # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
     base |= {"interface": settings.interface, "protocol": settings.protocol}
     return cls(**_merge(base, options))
-
-
-def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
-    """Whether this worker's process makes a CUDA context when it starts, so that it may begin before its nanny."""
-    return plan.kind == "gpu" and is_cuda_worker(worker_class_for(plan.kind, settings.worker_class))
 
 
 def measure_less(nanny: Any) -> None:
