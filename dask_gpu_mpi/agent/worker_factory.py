@@ -34,7 +34,14 @@ from .worker_options import (
     normalise_worker_options,
 )
 
-__all__ = ["kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
+__all__ = [
+    "kill_at_once",
+    "listen_on_tcp",
+    "make_worker",
+    "measure_less",
+    "tasks_run_in_agent",
+    "worker_class_for",
+]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -57,6 +64,19 @@ def worker_class_for(kind: str, worker_class: str | type) -> type:
         # --cpu-workers beside GPU workers
         return import_worker_class("distributed.Nanny")
     return import_worker_class(worker_class)
+
+
+def tasks_run_in_agent(worker_class: str | type) -> bool:
+    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
+
+    ``"auto"`` is CUDAWorker or Nanny, worker by worker as the plan says. A CUDAWorker is no Nanny, but makes some.
+    """
+    if worker_class == "auto":
+        return False
+    from distributed import Nanny
+
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
 
 
 def _may_be_cuda_worker(worker_class: str | type) -> bool:
@@ -140,7 +160,7 @@ def measure_less(nanny: Any) -> None:
 def kill_at_once() -> None:
     """Have nannies kill a worker where Dask's send it SIGTERM: above its memory limit, and when it has not come up.
 
-    Our workers leave SIGTERM to the rank (`agentstart.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
+    Our workers leave SIGTERM to the rank (`boot.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
     """
     from distributed.process import AsyncProcess
 
