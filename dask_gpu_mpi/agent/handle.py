@@ -132,7 +132,7 @@ class AgentProcess:
                 theirs.append(gpus_write)
             argv = [
                 sys.executable,
-                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                *getattr(subprocess, "_args_from_interpreter_flags", list)(),
                 "-c",
                 _BOOT,
                 json.dumps(_import_path()),

@@ -139,7 +139,8 @@ def _import_dask(*, cuda: bool) -> None:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     # Every worker tells the scheduler; what it has found out it keeps: eight files, and `uname`.
-    sys.modules["distributed.versions"].get_versions()
+    with contextlib.suppress(AttributeError, KeyError):
+        sys.modules["distributed.versions"].get_versions()
 
 
 def _configure(configuration: Configuration) -> str:
@@ -187,10 +188,12 @@ def _leave_gpus_alone() -> None:
     By way of the configuration, which is read once and is as it was for the workers.
     """
     import dask
-    from distributed.diagnostics import nvml
 
-    with dask.config.set({"distributed.diagnostics.nvml": False}):
-        nvml.init_once()  # type: ignore[no-untyped-call]
+    with (
+        dask.config.set({"distributed.diagnostics.nvml": False}),
+        contextlib.suppress(ImportError, AttributeError),
+    ):
+        importlib.import_module("distributed.diagnostics.nvml").init_once()
 
 
 def _end_children() -> None:

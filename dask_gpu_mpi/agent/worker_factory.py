@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -153,8 +153,9 @@ def measure_less(nanny: Any) -> None:
     The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, 0.1 %. What scheduler and workers
     measure stays, and so does the nanny's look at its worker's memory.
     """
+    callbacks = getattr(nanny, "periodic_callbacks", {})
     for name in ("tick", "ticks", "monitor"):
-        nanny.periodic_callbacks.pop(name, None)
+        callbacks.pop(name, None)
 
 
 def kill_at_once() -> None:
@@ -162,9 +163,10 @@ def kill_at_once() -> None:
 
     Our workers leave SIGTERM to the rank (`boot.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
     """
-    from distributed.process import AsyncProcess
+    with suppress(ImportError, AttributeError):
+        from distributed.process import AsyncProcess
 
-    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
+        AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
 
 
 def listen_on_tcp(nanny: Any) -> None:

@@ -180,7 +180,7 @@ class _Worker:
 
 
 def _is_nanny(nanny: Any) -> bool:
-    return hasattr(nanny, "instantiate")
+    return hasattr(nanny, "instantiate") and hasattr(nanny, "pid")
 
 
 def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
