@@ -22,15 +22,15 @@ from dask_gpu_mpi.network.ucx import install_hooks, load_library
 __all__ = ["main"]
 
 
-def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
+def main(reply: int, begin: Collection[str], *, parent: int, gpus: int) -> None:
     """Run the agent; never returns.
 
     Parameters
     ----------
     reply : int
         File descriptor for answers.
-    early : collection of str
-        What to begin with before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"ucx"`` (load UCX).
+    begin : collection of str
+        What to begin with, before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"ucx"`` (load UCX).
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
     gpus : int
@@ -49,12 +49,12 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
 
         with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
             look = start_look(gpus, close=[reply], rank=os.getppid())
-    lifeline = os.dup(0)
+    control = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.set_inheritable(reply, False)
-    if "cuda" in early:
+    if "cuda" in begin:
         # RAPIDS libraries must not make a context in the process that all workers are forked from.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     timeline = Timeline("agent")
@@ -62,22 +62,24 @@ def main(reply: int, early: Collection[str], *, parent: int, gpus: int) -> None:
     code = 0
     try:
         hooks: threading.Thread | None = None
-        if "ucx" in early and load_library():
+        if "ucx" in begin and load_library():
             hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
             hooks.start()
             timeline.lap("load UCX")
         from .main import run
 
-        run(lifeline, reply, timeline, cuda="cuda" in early, hooks=hooks, look=look)
+        run(control, reply, timeline, cuda="cuda" in begin, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
         from dask_gpu_mpi.base.frames import write_frame
 
-        failed = ("failed", f"{type(error).__name__}: {error}", 1)
+        from .orders import Answer
+
+        failed = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
         if isinstance(error, DaskGpuMpiError):
-            failed = ("failed", str(error), error.exit_code)
+            failed = (Answer.FAILED, str(error), error.exit_code)
         with contextlib.suppress(OSError):
             write_frame(reply, failed)
     finally:

@@ -1,4 +1,4 @@
-"""A process that has the CUDA driver initialised while those of the workers come up.
+"""The CUDA keep-alive process: it has the CUDA driver initialised while the processes of the workers come up.
 
 The first process on a host to call ``cuInit`` waits for the driver to bring up its GPUs one after the other, even in persistence
 mode (on 4xH200 a second); while one has it, the others wait for a tenth of that. Neither the rank nor its agent can be that one:
@@ -9,15 +9,17 @@ the first moment on, makes no context, and ends when the workers are there.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 
-from dask_gpu_mpi.mpi.launchers import scrub
+from dask_gpu_mpi.mpi.launchers import first_on_host, scrub
+from dask_gpu_mpi.options.table import Options
 
-__all__ = ["Driver", "may_be_kept_up"]
+__all__ = ["CudaKeepalive", "may_be_kept_up", "may_use_cuda", "start_cuda_keepalive"]
 
 #: Seconds after which it ends in any case: nothing but the start wants it.
 LONGEST = 120.0
@@ -47,12 +49,46 @@ end()
 """
 
 
+def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> CudaKeepalive | None:
+    """Have the GPUs of this host brought up, where that is this rank's to do.
+
+    Parameters
+    ----------
+    options : Options
+        What the user asked for.
+    environ : mapping
+        The process's environment.
+
+    Returns
+    -------
+    CudaKeepalive or None
+        To be released once the workers are there.
+    """
+    if may_use_cuda(options, environ) and first_on_host(environ) and may_be_kept_up(environ):
+        with contextlib.suppress(OSError):  # no process can be had: whoever needs one will say so
+            return CudaKeepalive(environ)
+    return None
+
+
+def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
+    """Whether the workers may be GPU workers, as far as is known now: a guess that costs nothing but time where it is wrong."""
+    if options.worker_kind == "cpu" or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+        return False
+    if options.worker_kind == "gpu":
+        return True
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
 def may_be_kept_up(environ: Mapping[str, str]) -> bool:
     """Whether there is nothing to be said against it: with MPS ``cuInit`` starts a server, which others take for a stranger's."""
     return "CUDA_MPS_PIPE_DIRECTORY" not in environ and not os.path.exists(MPS)
 
 
-class Driver:
+class CudaKeepalive:
     """The process that has called ``cuInit``.
 
     An interpreter without anything else, which is up long before an agent: the GPUs are what the start of many waits for.

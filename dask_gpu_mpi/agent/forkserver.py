@@ -50,13 +50,15 @@ def become_resource_tracker(close: Sequence[int], scratch: str | None = None) ->
     scratch : str, optional
         A directory to remove, which is to be made after this: so there is no moment without somebody who removes it.
     """
+    tracker: Any = getattr(resource_tracker, "_resource_tracker", None)
+    if not {"_fd", "_pid"} <= set(getattr(tracker, "__dict__", ())):
+        return  # the standard one starts by itself; the rank removes the scratch
     read, write = os.pipe()
     with kept():
         pid = os.fork()
     if pid == 0:
         _track(read, [write, *close], scratch)
     os.close(read)
-    tracker: Any = resource_tracker._resource_tracker
     tracker._fd, tracker._pid = write, pid
 
 
@@ -100,12 +102,14 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     bool
         False where the standard fork server has to be used.
     """
-    server: Any = stdlib._forkserver
+    server: Any = getattr(stdlib, "_forkserver", None)
     flush()
     # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
     # every page of it, and nothing would be shared any more.
     gc.freeze()
-    known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(vars(server))
+    known = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"} <= set(
+        getattr(server, "__dict__", ())
+    )
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
         stdlib.ensure_running()

@@ -1,4 +1,7 @@
-"""The rank's side of its agent: start it, talk to it, end it within a deadline."""
+"""The rank's side of its agent: start it, talk to it, end it within a deadline.
+
+A rank starts its agent as soon as it knows its options: the agent imports meanwhile what the rank never does.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,17 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.launchers import scrub
+from dask_gpu_mpi.options.table import Options
+
+from .cuda_keepalive import may_use_cuda
+from .orders import Answer, Order
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
 
     from .orders import Configuration
 
-__all__ = ["AgentProcess"]
+__all__ = ["AgentProcess", "start_agent"]
 
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
@@ -45,16 +52,34 @@ PRE_SPAWN = {
 }
 
 
+#: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
+KILLING = 2.0
+
+
+def start_agent(options: Options, environ: Mapping[str, str], *, again: bool = False) -> AgentProcess:
+    """Start the agent of this rank; it still has to be configured.
+
+    Parameters
+    ----------
+    options : Options
+        What the user asked for.
+    environ : mapping
+        The process's environment.
+    again : bool
+        In place of one that was lost: what the rank sees is known.
+    """
+    begin = {"ucx"} if options.protocol.moves_device_memory else set()
+    if may_use_cuda(options, environ):
+        begin.add("cuda")
+    return AgentProcess(environ, begin, look="cuda" in begin and not again)
+
+
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The rank's environment, without the launcher's identity, with what workers need from the start."""
     loaded = sys.modules.get("dask.config")
     configured = loaded.get("distributed.nanny.pre-spawn-environ", {}) if loaded is not None else {}
     wanted = {key: str(value) for key, value in {**PRE_SPAWN, **configured}.items() if value is not None}
     return {**wanted, **scrub(environ)}
-
-
-#: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
-KILLING = 2.0
 
 
 def _import_path() -> list[str]:
@@ -75,23 +100,20 @@ class AgentProcess:
     ----------
     environ : mapping
         Environment of the rank; the agent gets it without the launcher's identity.
-    early : collection of str
-        What it is to begin with, before it is told what to do: see `agentstart.main`.
+    begin : collection of str
+        What it is to begin with, before it is configured: see `boot.main`.
     look : bool
         Whether a child of it is to look at the GPUs: see `gpus`.
 
     Attributes
     ----------
-    early : frozenset of str
-        What it began with.
     looks : bool
         Whether a child of it was to look at the GPUs.
     scratch : str or None
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
-    def __init__(self, environ: Mapping[str, str], early: Collection[str], *, look: bool = False) -> None:
-        self.early = frozenset(early)
+    def __init__(self, environ: Mapping[str, str], begin: Collection[str], *, look: bool = False) -> None:
         gpus_read = gpus_write = -1
         ours: list[int] = []
         theirs: list[int] = []
@@ -110,12 +132,12 @@ class AgentProcess:
                 theirs.append(gpus_write)
             argv = [
                 sys.executable,
-                *subprocess._args_from_interpreter_flags(),  # type: ignore[attr-defined]
+                *getattr(subprocess, "_args_from_interpreter_flags", list)(),
                 "-c",
                 _BOOT,
                 json.dumps(_import_path()),
                 str(write),
-                " ".join(sorted(early)),
+                " ".join(sorted(begin)),
                 str(os.getpid() if follow else 0),
                 str(gpus_write),
             ]
@@ -139,7 +161,7 @@ class AgentProcess:
         self.looks = look
         self._look = Look(gpus_read) if look else None
         self._lock = threading.Lock()
-        # A child that the script forks must not hold the lifeline open when this process is gone.
+        # A child that the script forks must not hold the control pipe open when this process is gone.
         self._open = True
         os.register_at_fork(after_in_child=self._close_stdin)
         self.scratch: str | None = None
@@ -165,9 +187,9 @@ class AgentProcess:
         """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
         self._write(configuration)
 
-    def send(self, command: str, payload: Any = None) -> None:
-        """Send a command (see `agent.Agent`); it may hold a class of the script, as the configuration may."""
-        self._write((command, payload))
+    def send(self, order: str, payload: Any = None) -> None:
+        """Send an `Order`; what goes with it may hold a class of the script, as the configuration may."""
+        self._write((order, payload))
 
     def _write(self, frame: Any) -> None:
         import cloudpickle
@@ -178,24 +200,24 @@ class AgentProcess:
                 write_frame(self._stdin, frame, dumps=cloudpickle.dumps)
 
     def _close_stdin(self) -> None:
-        """End of file on the agent's lifeline."""
+        """End of file on the agent's control pipe."""
         ours, self._open = self._open and identity(self._stdin) == self._identity, False
         if ours:
             os.close(self._stdin)
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
-        """What the agent has said since, after waiting at most `timeout` seconds for it to say something."""
+        """The agent's answers since, each with its payload, after waiting at most `timeout` seconds for it to say something."""
         with self._lock:
             frames = self._reader.read(timeout)
         for frame in frames:
-            if frame[0] == "prepared":
+            if frame[0] == Answer.PREPARED:
                 self.scratch = frame[1]
-            elif frame[0] == "ended":
+            elif frame[0] == Answer.ENDED:
                 self._why = frame[1]
-        return [frame for frame in frames if frame[0] != "ended"]
+        return [frame for frame in frames if frame[0] != Answer.ENDED]
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What a child of the agent has seen of the GPUs, as `gpulook.Look.gpus` says it; None also where nobody was to look."""
+        """What a child of the agent has seen of the GPUs (`gpu_probe.Look.gpus`); None also where nobody was to look."""
         return self._look.gpus(seconds) if self._look is not None else None
 
     def exit_text(self) -> str:
@@ -217,7 +239,7 @@ class AgentProcess:
         self._process.kill()
 
     def close(self, timeout: float) -> bool:
-        """End the agent and all below it, and remove its scratch: end of file on its lifeline, `timeout` seconds, then SIGKILL.
+        """End the agent and all below it, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL.
 
         Returns
         -------
@@ -225,7 +247,7 @@ class AgentProcess:
             False when it had to be killed.
         """
         # In words first: a process of the script's that was not forked through Python may hold the other end as well.
-        self.send("close")
+        self.send(Order.CLOSE)
         self._close_stdin()
         if self._look is not None:
             self._look.close()

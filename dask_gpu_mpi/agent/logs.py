@@ -56,7 +56,7 @@ def _worker_is_closing() -> bool:
         return False
     return any(
         worker.status.name in ("closing", "closed", "closing_gracefully")
-        for worker in list(module.Worker._instances)
+        for worker in list(getattr(module.Worker, "_instances", ()))
     )
 
 

@@ -1,130 +1,137 @@
-"""What a rank tells its agent: plain data, light to import on both sides."""
+"""What a rank tells its agent (`Order`) and what the agent says (`Answer`): plain data, light to import on both sides."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.options.protocols import Protocol
 
-__all__ = ["Configuration", "SchedulerSettings", "WorkerSettings"]
+__all__ = ["Answer", "Configuration", "Order", "SchedulerSettings", "WorkerSettings"]
+
+
+class Order(StrEnum):
+    """What a rank tells its agent, after the `Configuration`; each goes with one object.
+
+    >>> Order.START_WORKERS == "workers"  # as it is sent
+    True
+    """
+
+    #: None: MPI has come together, and the rank no longer has to be watched.
+    JOINED = "joined"
+    #: `SchedulerSettings`.
+    START_SCHEDULER = "scheduler"
+    #: ``(path, scheduler id)`` of the scheduler file, which the agent removes if the rank does not get so far.
+    SCHEDULER_FILE = "scheduler-file"
+    #: ``(WorkerSettings, (WorkerPlan, ...), Dask configuration)``.
+    START_WORKERS = "workers"
+    #: None: the cluster is up, the dashboard may follow. The agent passes it on to the scheduler's process.
+    DASHBOARD = "dashboard"
+    #: None: the scheduler stays.
+    CLOSE_WORKERS = "close-workers"
+    #: None: what the end of the control pipe says as well. So is the scheduler's process told.
+    CLOSE = "close"
+
+
+class Answer(StrEnum):
+    """What an agent says of itself, of its workers and of the scheduler's process; each goes with its own payload."""
+
+    #: Path of the scratch directory: it has imported, and finds its configuration good.
+    PREPARED = "prepared"
+    #: Address, port of the HTTP server or None, id.
+    SCHEDULER_UP = "scheduler"
+    #: Exit code; not said while the agent closes.
+    SCHEDULER_ENDED = "scheduler-ended"
+    #: Number of workers, steps of the timeline.
+    READY = "ready"
+    #: Name, reason: its nanny will not restart it.
+    WORKER_FAILED = "worker-failed"
+    #: Whether one of them has failed.
+    WORKERS_ENDED = "workers-ended"
+    #: Steps of the timeline.
+    WORKERS_CLOSED = "closed"
+    #: Text, exit code: an order could not be obeyed.
+    FAILED = "failed"
+    #: Why the agent ends now, of itself; `handle.AgentProcess` keeps it for `exit_text`.
+    ENDED = "ended"
+    #: How it died, whether the script has closed the pipe. The rank says it to itself (`cluster.events`).
+    LOST = "agent-lost"
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The first frame: what the agent must know before it starts anything.
+    """The first frame: what the agent must know before it starts anything."""
 
-    Attributes
-    ----------
-    worker_class : str or type
-        As the user said it.
-    worker_options : dict
-        As the user said it.
-    local_directory : str or None
-        Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
-    protocol : Protocol
-        Of Dask.
-    log_level : str
-        Level of the ``distributed`` loggers.
-    dask_config : dict
-        The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
-    grace : float
-        Seconds that workers get to close.
-    shutdown_timeout : float
-        Seconds that removing the scratch may take.
-    log_directory : str or None
-        Where log files go, instead of standard error.
-    mpi_deadline : float
-        When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
-        same for all processes of a host, so that all its agents count alike.
-    speaks : bool
-        Whether to say so then: one rank's word is enough.
-    """
-
+    #: As the user set it.
     worker_class: str | type
+    #: As the user set it.
     worker_options: dict[str, Any]
+    #: Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
     local_directory: str | None
     protocol: Protocol
+    #: Level of the ``distributed`` loggers.
     log_level: str
+    #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
     dask_config: dict[str, Any] = field(repr=False)
+    #: Seconds that workers get to close.
     grace: float = 2.0
+    #: Seconds that removing the scratch may take.
     shutdown_timeout: float = 10.0
+    #: Where log files go, instead of standard error.
     log_directory: str | None = None
+    #: When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
+    #: same for all processes of a host, so that all its agents count alike.
     mpi_deadline: float = math.inf
+    #: Whether to say so then: one rank's word is enough.
     speaks: bool = True
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the scheduler's process needs to know.
+    """What the scheduler's process needs to know."""
 
-    Attributes
-    ----------
-    host : str
-        Address to listen on.
-    port : int
-        0 = any free one.
-    protocol : str
-        ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    dashboard : bool
-        Whether to serve the dashboard, once the cluster is up.
-    dashboard_address : str
-        ``host:port`` of the dashboard.
-    config : dict
-        Dask configuration, the credentials among it.
-    device : str
-        UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (``client.run``, say); it makes no
-        context before. Empty: none.
-    """
-
+    #: Address to listen on.
     host: str
+    #: 0 = any free one.
     port: int
+    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
+    #: Whether to serve the dashboard, once the cluster is up.
     dashboard: bool
+    #: ``host:port`` of the dashboard.
     dashboard_address: str
+    #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
+    #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (``client.run``, say); it makes no
+    #: context before. Empty: none.
     device: str = ""
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What all workers of a rank have in common.
+    """What all workers of a rank have in common."""
 
-    Attributes
-    ----------
-    address : str
-        The scheduler's.
-    protocol : str
-        ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    host : str or None
-        Address to listen on; None where the user's class chooses by itself.
-    interface : str or None
-        The interface that the user asked for.
-    local_directory : str
-        Scratch of this rank; each worker makes a directory of its own in it.
-    death_timeout : float
-        Seconds after which a worker that can't reach the scheduler gives up.
-    worker_class : str or type
-        As the user said it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
-    worker_options : dict
-        As the user said it, checked.
-    device_memory : dict
-        Bytes of each device, by UUID.
-    log_directory : str or None
-        Where each worker's log file goes.
-    delay : float
-        Seconds to wait before they are started.
-    """
-
+    #: The scheduler's.
     address: str
+    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
+    #: Address to listen on; None where the user's class chooses by itself.
     host: str | None
+    #: The interface that the user asked for.
     interface: str | None
+    #: Scratch of this rank; each worker makes a directory of its own in it.
     local_directory: str
+    #: Seconds after which a worker that can't reach the scheduler gives up.
     death_timeout: float
+    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
     worker_class: str | type
+    #: As the user set it, checked.
     worker_options: dict[str, Any] = field(default_factory=dict)
+    #: Bytes of each device, by UUID.
     device_memory: dict[str, int] = field(default_factory=dict)
+    #: Where each worker's log file goes.
     log_directory: str | None = None
+    #: Seconds to wait before they are started.
     delay: float = 0.0

@@ -1,4 +1,7 @@
-"""The scheduler's process: a child of the head rank's agent, so that neither a busy script nor busy nannies slow it down."""
+"""The scheduler's process: a child of the agent of its rank, so that neither a busy script nor busy nannies slow it down.
+
+`SchedulerProcess` is the agent's side, `run_scheduler` what runs in the process; between them is a pipe.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,19 @@ import asyncio
 import contextlib
 import errno
 import os
+import time
 import warnings
+from collections.abc import Callable
+from multiprocessing import get_context
 from typing import Any
 
 from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.network.ucx import hide_gpus
 
-from .orders import SchedulerSettings
+from .orders import Answer, Order, SchedulerSettings
 
-__all__ = ["run_scheduler"]
+__all__ = ["SchedulerProcess", "run_scheduler"]
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
@@ -22,11 +29,77 @@ CLOSE_GRACE = 1.0
 CLIENT_GRACE = 5.0
 
 
+class SchedulerProcess:
+    """The scheduler's process, as its agent sees it; until `start`, `send` and `close` do nothing.
+
+    Parameters
+    ----------
+    timeline : Timeline
+        Of the agent.
+    on_end : callable
+        ``on_end(exit_code)``, when the process ends after it has come up.
+    """
+
+    def __init__(self, timeline: Timeline, on_end: Callable[[int | None], None]) -> None:
+        self._timeline = timeline
+        self._on_end = on_end
+        self._process: Any = None
+        self._pipe: Any = None
+
+    async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:
+        """Start it; what the rank is to be told once it is up, or has failed: an `Answer` with its payload."""
+        begun = time.time()
+        context = get_context("forkserver")
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(
+            target=run_scheduler, args=(settings, child_end), name="dask_gpu_mpi scheduler", daemon=True
+        )
+        self._process.start()
+        child_end.close()
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[tuple[Any, ...]] = loop.create_future()
+
+        def on_message() -> None:
+            try:
+                message = self._pipe.recv()
+            except (EOFError, OSError):
+                message = (Answer.FAILED, "the scheduler's process ended before it listened", 1)
+            loop.remove_reader(self._pipe.fileno())
+            told.set_result(message)
+
+        loop.add_reader(self._pipe.fileno(), on_message)
+        answer = await told
+        self._timeline.add([Step("scheduler", "start", begun, time.time())])
+        if answer[0] == Answer.SCHEDULER_UP:
+            loop.add_reader(self._process.sentinel, self._on_sentinel)
+        return answer
+
+    def _on_sentinel(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._process.sentinel)
+        self._process.join()
+        self._on_end(self._process.exitcode)
+
+    def send(self, order: Order) -> None:
+        """Pass on `Order.DASHBOARD` or `Order.CLOSE`."""
+        if self._pipe is not None:
+            self._pipe.send(order)
+
+    def close(self, grace: float) -> None:
+        """End it within the grace, if need be by force."""
+        if self._process is not None and self._process.is_alive():
+            with contextlib.suppress(OSError):
+                self.send(Order.CLOSE)
+            self._process.join(timeout=grace)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join(timeout=1)
+
+
 def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends ``("up", address, dashboard_port, id)`` or ``("failed", text, exit_code)`` through `pipe`, takes ``"dashboard"`` and
-    ``"close"`` from it, and ends at its end of file.
+    Sends one answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, takes `Order.DASHBOARD` and
+    `Order.CLOSE` from it, and ends at its end of file.
     """
 
     async def serve_and_exit() -> None:
@@ -67,23 +140,23 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         return 1
     http_server: Any = scheduler.http_server
     http_port = http_server.port if http_server is not None else None
-    pipe.send(("up", scheduler.address, http_port, scheduler.id))
+    pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     tasks: list[asyncio.Task[None]] = []  # the loop itself only holds them weakly
 
-    def on_command() -> None:
+    def on_order() -> None:
         try:
-            command = pipe.recv()
+            order = pipe.recv()
         except (EOFError, OSError):
-            command = "close"
-        if command == "dashboard" and settings.dashboard:
+            order = Order.CLOSE
+        if order == Order.DASHBOARD and settings.dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
-        elif command == "close":
+        elif order == Order.CLOSE:
             loop.remove_reader(pipe.fileno())
             asked.set()
 
-    loop.add_reader(pipe.fileno(), on_command)
+    loop.add_reader(pipe.fileno(), on_order)
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -94,17 +167,17 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     return 0
 
 
-def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[str, str, int]:
+def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer, str, int]:
     while error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
-            "failed",
+            Answer.FAILED,
             f"port {settings.port} at {settings.host} is in use, the scheduler can't listen there: choose another with "
             "scheduler_port (--scheduler-port), or leave it out for any free port",
             2,
         )
-    return ("failed", f"the scheduler did not start: {type(error).__name__}: {error}", 1)
+    return (Answer.FAILED, f"the scheduler did not start: {type(error).__name__}: {error}", 1)
 
 
 async def _attach_dashboard(scheduler: Any) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -34,7 +34,14 @@ from .worker_options import (
     normalise_worker_options,
 )
 
-__all__ = ["has_spare", "kill_at_once", "listen_on_tcp", "make_worker", "measure_less", "worker_class_for"]
+__all__ = [
+    "kill_at_once",
+    "listen_on_tcp",
+    "make_worker",
+    "measure_less",
+    "tasks_run_in_agent",
+    "worker_class_for",
+]
 
 #: What options of CUDAWorker import in the worker, where it would be a traceback, or (cuDF) passed over in silence.
 MODULES = {
@@ -57,6 +64,19 @@ def worker_class_for(kind: str, worker_class: str | type) -> type:
         # --cpu-workers beside GPU workers
         return import_worker_class("distributed.Nanny")
     return import_worker_class(worker_class)
+
+
+def tasks_run_in_agent(worker_class: str | type) -> bool:
+    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
+
+    ``"auto"`` is CUDAWorker or Nanny, worker by worker as the plan says. A CUDAWorker is no Nanny, but makes some.
+    """
+    if worker_class == "auto":
+        return False
+    from distributed import Nanny
+
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
 
 
 def _may_be_cuda_worker(worker_class: str | type) -> bool:
@@ -127,29 +147,26 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
     return cls(**_merge(base, options))
 
 
-def has_spare(plan: WorkerPlan, settings: WorkerSettings) -> bool:
-    """Whether this worker's process makes a CUDA context when it starts, so that it may begin before its nanny."""
-    return plan.kind == "gpu" and is_cuda_worker(worker_class_for(plan.kind, settings.worker_class))
-
-
 def measure_less(nanny: Any) -> None:
     """Leave out what a nanny measures of itself, before it starts: its event loop, and its process, which nobody reads.
 
     The one is 50 wake-ups a second, 1.5 % of a core, for a warning; the other two of them, 0.1 %. What scheduler and workers
     measure stays, and so does the nanny's look at its worker's memory.
     """
+    callbacks = getattr(nanny, "periodic_callbacks", {})
     for name in ("tick", "ticks", "monitor"):
-        nanny.periodic_callbacks.pop(name, None)
+        callbacks.pop(name, None)
 
 
 def kill_at_once() -> None:
     """Have nannies kill a worker where Dask's send it SIGTERM: above its memory limit, and when it has not come up.
 
-    Our workers leave SIGTERM to the rank (`agentstart.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
+    Our workers leave SIGTERM to the rank (`boot.ignore_signals`); Dask's have no handler, and it ends them as SIGKILL does.
     """
-    from distributed.process import AsyncProcess
+    with suppress(ImportError, AttributeError):
+        from distributed.process import AsyncProcess
 
-    AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
+        AsyncProcess.terminate = AsyncProcess.kill  # type: ignore[method-assign]
 
 
 def listen_on_tcp(nanny: Any) -> None:

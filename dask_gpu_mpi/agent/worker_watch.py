@@ -60,12 +60,14 @@ async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -
 def _asked_for(nanny: Any) -> set[int | None]:
     """The processes that somebody has asked this nanny to end (``client.restart()``), from now on: those do not die."""
     asked: set[int | None] = set()
-    kill = nanny.kill
+    kill, handlers = getattr(nanny, "kill", None), getattr(nanny, "handlers", {})
+    if kill is None:  # in another version of distributed
+        return asked
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         asked.add(nanny.pid)
         return await kill(*args, **kwargs)
 
     # `Nanny.restart` calls the one, and the scheduler the other.
-    nanny.kill = nanny.handlers["kill"] = remembering
+    nanny.kill = handlers["kill"] = remembering
     return asked

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.agent.cuda_keepalive import Driver
-from dask_gpu_mpi.agent.early import start_agent, start_driver
-from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
+from dask_gpu_mpi.agent.handle import AgentProcess, start_agent
 from dask_gpu_mpi.base.signal_actions import install
 from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.base.timeline import Timeline
@@ -108,12 +107,12 @@ def start(
     os.environ[_RANK] = str(os.getpid())  # for the script's children only: the agent is given `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
-    driver: Driver | None = None
+    keepalive: CudaKeepalive | None = None
     agent: AgentProcess | None = None
     try:
         if isinstance(options, Options):
             # Before everything else: they go on while this process imports, and while MPI initialises.
-            driver = start_driver(options, environ)
+            keepalive = start_cuda_keepalive(options, environ)
             agent = start_agent(options, environ)
             timeline.lap("start the agent")
         from .bringup import Bringup
@@ -139,8 +138,8 @@ def start(
         signals.give_back()
         raise
     finally:
-        if driver is not None:
-            driver.release()
+        if keepalive is not None:
+            keepalive.release()
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     member.write_timeline()  # of the start, in case nobody gets so far as to write the end
     if not joined.start.is_client:

@@ -57,8 +57,6 @@ COORDINATOR_GRACE = 30.0
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
 #: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`startwatch.NAMING`).
 MPI_GRACE = 6.0
-#: Seconds for NVML to show the GPUs before MPI is initialised.
-EARLY_LOOK = 5.0
 #: Seconds for the ranks to find each other and report, where the options that say so can't be read.
 WITHOUT_OPTIONS = 60.0
 #: Options that must be the same on all ranks.
@@ -273,7 +271,6 @@ class Bringup:
                 )
             )
             self._timeline.lap("configure the agent")
-            self._guess_devices(options)
         else:
             failure = Failure.of(options)
         if (
@@ -330,28 +327,6 @@ class Bringup:
                 raise _signalled(self._signals.got[0]).error(reported=False)
             if time.monotonic() > self._deadline - nvml_grace(self._timeout):
                 raise hangs(where)
-
-    def _guess_devices(self, options: Options) -> None:
-        """Tell the agent of a rank that has GPUs for itself of them: it may begin with their contexts while MPI initialises.
-
-        A guess, from what the launcher says: GPUs that the plan gives to no worker of this rank are let go again. Those that
-        others use are left to the plan, which may refuse them.
-        """
-        if (
-            not launchers.alone_on_host(self._environ)
-            or self._agent is None
-            or "cuda" not in self._agent.early
-            or options.layout == "exclusive"
-            or options.gpus_per_worker != 1
-            or (options.worker_class != "auto" and options.worker_kind != "gpu")
-        ):
-            return
-        with contextlib.suppress(InputError, StartupError):  # it is told where the inventory is taken
-            seen = self._agent.gpus(min(EARLY_LOOK, (self._deadline - time.monotonic()) / 4)) or ()
-            devices = tuple(gpu.uuid for gpu in seen if gpu.uuid and not gpu.processes)
-            if devices:
-                self._agent.send("devices", devices)
-        self._timeline.lap("look at the GPUs")
 
     def _look(self, options: Options) -> Inventory:
         """What this rank sees, once its agent finds the options good."""

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.agent.early import start_agent
+from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import write

@@ -78,7 +78,7 @@ def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> l
 def _stacklevel() -> int:
     """How far up the caller of this package is, as `warnings.warn` counts, seen from here."""
     package = __name__.partition(".")[0]
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = sys._getframe() if hasattr(sys, "_getframe") else None
     level = 1
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == package:
         frame, level = frame.f_back, level + 1

@@ -12,7 +12,7 @@ import pytest
 
 from clusters import alive, until
 from dask_gpu_mpi.agent import cuda_keepalive as driver
-from dask_gpu_mpi.agent.early import start_driver
+from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
 from dask_gpu_mpi.mpi.local_ranks import launched_as
 from dask_gpu_mpi.options.table import resolve
 from simulated.nvml import compile_library
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.skipif(
 #: Makes one, in its main thread or in another, says who it is, and lets it go or dies without a word.
 PROGRAM = """
 import os, sys, threading, time
-from dask_gpu_mpi.agent.cuda_keepalive import Driver
+from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive
 
 def make():
     global driver
-    driver = Driver(os.environ)
+    driver = CudaKeepalive(os.environ)
 
 if sys.argv[2] == "main":
     make()
@@ -126,7 +126,7 @@ def test_one_on_each_host_with_gpus(
 ) -> None:
     monkeypatch.setattr(driver, "MPS", str(tmp_path / "none"))
     options = resolve(given, source="keyword")
-    found = start_driver(options, {"PATH": os.environ["PATH"]} | environ)
+    found = start_cuda_keepalive(options, {"PATH": os.environ["PATH"]} | environ)
     assert (found is not None) is begun
     if found is not None:
         assert found._process is not None

@@ -1,4 +1,4 @@
-"""Processes of GPU workers that begin before their nannies: the context is made once, and a wrong guess costs nothing."""
+"""CUDA contexts of GPU workers: each worker makes one, in its own environment, and so does its successor."""
 
 from __future__ import annotations
 
@@ -24,18 +24,8 @@ import signal, time
 from distributed import Client
 from dask_gpu_mpi import initialize
 
-def spare():
-    # what the main thread has come through
-    import sys, threading
-    frame = sys._current_frames()[threading.main_thread().ident]
-    while frame is not None and not frame.f_code.co_filename.endswith("spares.py"):
-        frame = frame.f_back
-    return frame is not None
-
 def rows():
-    spares = client.run(spare)
-    found = [{**row, "spare": spares[address]} for address, row in client.run(look).items()]
-    return sorted(found, key=lambda row: row["name"])
+    return sorted(client.run(look).values(), key=lambda row: row["name"])
 
 session = initialize()
 client = Client()
@@ -57,7 +47,7 @@ def contexts(tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_workers_are_spares_and_come_back_without(
+def test_each_worker_makes_one_and_so_does_its_successor(
     mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path, ranks: int
 ) -> None:
     body = """
@@ -77,13 +67,11 @@ tell(after=after)
     done = mpirun.run(SCRIPT + body, ranks, env=environ).check()
     told = facts(done)
     before, after = told["before"], told["after"]
-    assert [row["spare"] for row in before] == [True, True]
     assert (
         [row["visible"] for row in before] == [row["visible"] for row in after] == [gpu.uuid for gpu in GPUS]
     )
-    assert [row["spare"] for row in after] == [False, True]
     assert before[1]["pid"] == after[1]["pid"]
-    # each has made one, and nobody else: a spare's context is not made a second time, a new process makes its own
+    # each has made one, and nobody else
     assert contexts(tmp_path) == sorted({row["pid"] for row in (*before, *after)})
     assert "Traceback" not in done.stderr
 
@@ -108,31 +96,6 @@ tell(others=sorted(others), left=sorted(left))
     assert told["others"][0] not in contexts(tmp_path)
 
 
-def test_devices_that_the_plan_gives_to_others(
-    mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
-) -> None:
-    # both ranks are told that they are alone on their host: each begins on both GPUs
-    alone = "import os\nos.environ.update(OMPI_COMM_WORLD_LOCAL_SIZE='1', MPI_LOCALNRANKS='1')\n"
-    body = """
-from pathlib import Path
-mine = rows()
-made = {int(line.split()[0]) for line in Path(os.environ["LOG"]).read_text().splitlines()}
-limit = time.monotonic() + 20
-alive = lambda: sorted(pid for pid in made if Path(f"/proc/{pid}").exists())
-while len(alive()) > 2 and time.monotonic() < limit:
-    time.sleep(0.1)
-tell(rows=mine, made=len(made), alive=alive())
-"""
-    env = {**environ, "LOG": str(tmp_path / "log")}
-    done = mpirun.run(alone + SCRIPT + body, 2, env=env).check()
-    told = facts(done)
-    assert [row["name"] for row in told["rows"]] == ["0-0", "1-1"]
-    assert [row["spare"] for row in told["rows"]] == [True, True]
-    assert told["made"] > 2
-    assert told["alive"] == sorted(row["pid"] for row in told["rows"])
-    assert "Traceback" not in done.stderr
-
-
 def test_environment_of_the_users_for_workers(
     mpirun: Mpi, environ: dict[str, str | None], tmp_path: Path
 ) -> None:
@@ -145,5 +108,4 @@ tell(rows=rows(), seen=sorted(seen.values()))
 """
     told = facts(mpirun.run(SCRIPT + body, 1, env=env).check())
     assert told["seen"] == ["1", "1"]
-    assert [row["spare"] for row in told["rows"]] == [False, False]
     assert contexts(tmp_path) == sorted(row["pid"] for row in told["rows"])

@@ -1,0 +1,220 @@
+"""What an agent does once it is up: obey its rank, in one event loop, until the control pipe ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from typing import Any
+
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.network.ucx import hide_gpus, start_ucx_aside, stop_watching_ucx
+from dask_gpu_mpi.plan.planner import WorkerPlan
+
+from . import logs
+from .forkserver import watch_fork_server
+from .orders import Answer, Configuration, Order, SchedulerSettings, WorkerSettings
+from .scheduler import SchedulerProcess
+from .workers import Workers
+
+__all__ = ["Agent"]
+
+logger = logging.getLogger("dask_gpu_mpi")
+
+#: Seconds between looks whether the rank is still the parent.
+LOOK = 1.0
+
+
+class Agent:
+    """The event loop's side of an agent: orders come in, answers go out.
+
+    Parameters
+    ----------
+    configuration : Configuration
+        The rank's first frame.
+    scratch : str
+        The agent's directory.
+    reader : FrameReader
+        Of the control pipe.
+    reply : int
+        File descriptor for answers.
+    timeline : Timeline
+        Of this process.
+    own_server : bool
+        Whether the fork server is ours, and is to be watched.
+    tasks_here : bool
+        Whether tasks run in this process: see `worker_factory.tasks_run_in_agent`.
+    """
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        scratch: str,
+        reader: FrameReader,
+        reply: int,
+        timeline: Timeline,
+        *,
+        own_server: bool,
+        tasks_here: bool,
+    ) -> None:
+        self._configuration = configuration
+        self._reader = reader
+        self._reply = reply
+        self._timeline = timeline
+        self._own_server = own_server
+        self._tasks_here = tasks_here
+        self._parent = os.getppid()
+        self._stop = asyncio.Event()
+        self._obeying: set[asyncio.Task[None]] = set()
+        self._joined = False
+        self._scheduler_file: tuple[str, str] | None = None
+        self._ucx: asyncio.Future[None] | None = None
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end)
+        self._workers = Workers(scratch, configuration.grace, timeline, self._on_worker_failed)
+
+    async def run(self, orders: list[Any]) -> None:
+        """Obey these orders and all that come, until the control pipe ends; then close everything within the grace."""
+        loop = asyncio.get_running_loop()
+        if self._configuration.protocol.moves_device_memory and not self._tasks_here:
+            # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
+            # process is given its own GPU.
+            hide_gpus(os.environ)
+            self._ucx = start_ucx_aside()
+        os.set_blocking(self._reader.fd, False)
+        self._look_for_parent()
+        if self._own_server:
+            watch_fork_server(loop, self._on_fork_server_end)
+        for order in orders:
+            self._obey(*order)
+        if not self._joined:
+            StartWatch(
+                self._parent,
+                self._configuration.mpi_deadline,
+                speaks=self._configuration.speaks,
+                over=lambda: self._joined or self._stop.is_set(),
+            ).begin()
+        loop.add_reader(self._reader.fd, self._on_control)
+        await self._stop.wait()
+        loop.remove_reader(self._reader.fd)
+        await self._close()
+
+    def answer(self, answer: Answer, *payload: Any) -> None:
+        """Tell the rank."""
+        try:
+            write_frame(self._reply, (answer, *payload))
+        except OSError:
+            self._stop.set()  # the rank is gone
+
+    # -- what happens -------------------------------------------------------------------------------------------
+
+    def _look_for_parent(self) -> None:
+        # The control pipe tells at once; but a process that the rank has forked may hold it open.
+        if os.getppid() != self._parent:
+            self._stop.set()
+        else:
+            asyncio.get_running_loop().call_later(LOOK, self._look_for_parent)
+
+    def _on_fork_server_end(self) -> None:
+        """Nothing can be started here any more, and what was has died: the rank starts another agent."""
+        self.answer(Answer.ENDED, "its fork server has died")
+        os._exit(1)
+
+    def _on_scheduler_end(self, exit_code: int | None) -> None:
+        if not self._stop.is_set():
+            self.answer(Answer.SCHEDULER_ENDED, exit_code)
+
+    def _on_worker_failed(self, name: str | int, why: str) -> None:
+        if not self._stop.is_set():
+            self.answer(Answer.WORKER_FAILED, name, why)
+
+    def _on_control(self) -> None:
+        try:
+            chunk = os.read(self._reader.fd, 1 << 16)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._stop.set()
+            return
+        try:
+            orders = self._reader.feed(chunk)
+        except Exception as error:  # a class that can't be found again here, say
+            self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
+            return
+        for order in orders:
+            self._obey(*order)
+
+    # -- orders -------------------------------------------------------------------------------------------------
+
+    def _obey(self, order: Order, payload: Any) -> None:
+        self._joined = True
+        match order:
+            case Order.JOINED:
+                pass
+            case Order.CLOSE:
+                self._stop.set()
+            case Order.SCHEDULER_FILE:
+                self._scheduler_file = payload
+            case Order.DASHBOARD:
+                self._scheduler.send(Order.DASHBOARD)
+            case Order.START_SCHEDULER:
+                self._begin(self._start_scheduler(payload))
+            case Order.START_WORKERS:
+                self._begin(self._run_workers(*payload))
+            case Order.CLOSE_WORKERS:
+                self._begin(self._close_workers())
+
+    def _begin(self, action: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._guard(action))
+        self._obeying.add(task)
+        task.add_done_callback(self._obeying.discard)
+
+    async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
+        try:
+            await action
+        except DaskGpuMpiError as error:
+            self.answer(Answer.FAILED, str(error), error.exit_code)
+        except Exception as error:
+            logger.debug("the agent failed", exc_info=True)
+            self.answer(Answer.FAILED, f"{type(error).__name__}: {error}", 1)
+
+    async def _start_scheduler(self, settings: SchedulerSettings) -> None:
+        self.answer(*await self._scheduler.start(settings))
+
+    async def _run_workers(
+        self, settings: WorkerSettings, plans: tuple[WorkerPlan, ...], config: dict[str, Any]
+    ) -> None:
+        """Start the workers, and wait until all have ended."""
+        import dask
+
+        dask.config.set({"scheduler-address": settings.address, **config})
+        if settings.log_directory is not None and plans:
+            logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
+        if self._ucx is not None:
+            await self._ucx  # it changes the environment meanwhile, which the constructors read
+        if settings.delay:
+            await asyncio.sleep(settings.delay)
+        await self._workers.start(plans, settings)
+        if self._ucx is not None and plans:
+            stop_watching_ucx()  # its nannies have registered, over connections of their own
+        self.answer(Answer.READY, len(plans), self._timeline.take())
+        failed = await self._workers.follow()
+        if plans and not self._workers.closing and not self._stop.is_set():
+            self.answer(Answer.WORKERS_ENDED, failed)
+
+    async def _close_workers(self) -> None:
+        await self._workers.close()
+        self.answer(Answer.WORKERS_CLOSED, self._timeline.take())
+
+    async def _close(self) -> None:
+        """Close what is still open: workers first, so that they find the scheduler until they are gone."""
+        if self._scheduler_file is not None:
+            remove_scheduler_file(*self._scheduler_file)
+        for task in self._obeying:
+            task.cancel()
+        await self._close_workers()
+        self._scheduler.close(self._configuration.grace)

@@ -1,0 +1,195 @@
+"""The workers of one rank, from the plan until they have ended: started together, followed, closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.plan.planner import WorkerPlan
+
+from . import logs
+from .orders import WorkerSettings
+from .worker_factory import kill_at_once, listen_on_tcp, make_worker, measure_less
+from .worker_watch import closing_reason, watch_nanny
+
+__all__ = ["Workers"]
+
+logger = logging.getLogger("dask_gpu_mpi")
+
+#: Seconds between looks at the processes of a worker that is starting.
+LOOK = 0.02
+#: Part of the grace in which Dask closes a worker of itself.
+POLITE = 0.8
+
+
+class Workers:
+    """All workers of a rank.
+
+    Parameters
+    ----------
+    scratch : str
+        The agent's directory.
+    grace : float
+        Seconds that they get to close.
+    timeline : Timeline
+        Of this process.
+    on_failed : callable
+        ``on_failed(name, why)``, of a worker that is not restarted any more.
+
+    Attributes
+    ----------
+    closing : bool
+        Whether they have been told to close.
+    """
+
+    def __init__(
+        self, scratch: str, grace: float, timeline: Timeline, on_failed: Callable[[str | int, str], None]
+    ) -> None:
+        self._scratch = scratch
+        self._grace = grace
+        self._timeline = timeline
+        self._on_failed = on_failed
+        self._workers: list[_Worker] = []
+        self.closing = False
+
+    async def start(self, plans: Iterable[WorkerPlan], settings: WorkerSettings) -> None:
+        """Make them, and start them together.
+
+        Raises
+        ------
+        DaskGpuMpiError
+            One of them could not be made, or did not start.
+        """
+        for plan in plans:
+            # One after the other: the constructors read the environment.
+            with self._timeline.step("make", f"worker {plan.name}"):
+                self._workers.append(_Worker(plan, settings))
+        kill_at_once()
+        for worker in self._workers:
+            worker.adjust()
+        await asyncio.gather(*(worker.start(self._scratch, self._timeline) for worker in self._workers))
+
+    async def follow(self) -> bool:
+        """Wait until all have ended for good; whether one has failed."""
+        return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
+
+    async def _follow(self, worker: _Worker) -> bool:
+        why = await worker.failure()
+        if why is not None and not self.closing:
+            self._on_failed(worker.plan.name, why)
+        return why is not None
+
+    async def close(self) -> None:
+        """Close them, and kill what is left after the grace."""
+        logs.set_ending()
+        self.closing = True
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.leave_files()
+        closing = [asyncio.ensure_future(worker.close(self._grace * POLITE)) for worker in workers]
+        with self._timeline.step("close workers"):
+            if closing:
+                await asyncio.wait(closing, timeout=self._grace)
+        for pid in [pid for worker in workers for pid in worker.pids()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class _Worker:
+    """One of them: Dask's object, with the nannies that it consists of."""
+
+    def __init__(self, plan: WorkerPlan, settings: WorkerSettings) -> None:
+        self.plan = plan
+        self._worker: Any = _make(plan, settings)
+        #: CUDAWorker has them; every other class is taken for one.
+        self._nannies: list[Any] = getattr(self._worker, "nannies", [self._worker])
+        self._reasons: list[Callable[[], str]] = []
+
+    def adjust(self) -> None:
+        """Change of its nannies what has to be changed before they start."""
+        from distributed import Nanny
+
+        for nanny in self._nannies:
+            if isinstance(nanny, Nanny):
+                measure_less(nanny)
+                listen_on_tcp(nanny)
+            if _is_nanny(nanny):
+                self._reasons.append(closing_reason(nanny))
+
+    async def start(self, scratch: str, timeline: Timeline) -> None:
+        """Wait until it has registered; the error ends with the last output of its processes."""
+        plan, pids = self.plan, set[int]()
+        watch = asyncio.ensure_future(self._collect_pids(pids))
+        try:
+            with timeline.step("start", f"worker {plan.name}"):
+                await self._worker
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            gpu = f" (GPU {plan.device})" if plan.device else ""
+            words = next(filter(None, (logs.last_words(scratch, pid) for pid in sorted(pids))), "")
+            text = f"worker {plan.name}{gpu} did not start: {type(cause).__name__}: {cause}"
+            raise DaskGpuMpiError(text + (f"; its last words:\n{words}" if words else "")) from error
+        finally:
+            watch.cancel()
+
+    async def failure(self) -> str | None:
+        """Wait until it has ended for good; why, where it failed."""
+        watches = [asyncio.ensure_future(watch_nanny(nanny)) for nanny in self._nannies if _is_nanny(nanny)]
+        await self._worker.finished()
+        why = next((watch.result() for watch in watches if watch.done() and not watch.cancelled()), "")
+        for watch in watches:
+            watch.cancel()
+        if not why and any(reason().startswith("nanny-inst") for reason in self._reasons):
+            why = "its nanny could not start it again"
+        return why or None
+
+    async def close(self, timeout: float) -> None:
+        """Have Dask close it."""
+        try:
+            await self._worker.close(timeout=timeout)
+        except Exception:
+            logger.debug("a worker did not close", exc_info=True)
+
+    def leave_files(self) -> None:
+        """Have it leave its directory alone when it closes, which goes with the scratch: this loop would wait for that."""
+        with contextlib.suppress(AttributeError):  # in another version of distributed; a class of the user's
+            self._worker._workdir._finalizer.detach()
+        for nanny in self._nannies:
+            if (process := getattr(nanny, "process", None)) is not None:
+                process.worker_dir = None
+
+    def pids(self) -> list[int]:
+        """The processes of its nannies, as far as there are any."""
+        pids = (getattr(getattr(nanny, "process", None), "pid", None) for nanny in self._nannies)
+        return [pid for pid in pids if pid]
+
+    async def _collect_pids(self, pids: set[int]) -> None:
+        """Remember its processes while it starts: they have left their last output under these numbers."""
+        while True:
+            pids.update(self.pids())
+            await asyncio.sleep(LOOK)
+
+
+def _is_nanny(nanny: Any) -> bool:
+    return hasattr(nanny, "instantiate") and hasattr(nanny, "pid")
+
+
+def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
+    """`make_worker`; what the class raises is reported with the worker's name."""
+    try:
+        return make_worker(plan, settings)
+    except DaskGpuMpiError:
+        raise
+    except Exception as error:
+        raise DaskGpuMpiError(
+            f"worker {plan.name} could not be made: {type(error).__name__}: {error}"
+        ) from error

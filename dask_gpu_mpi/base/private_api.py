@@ -1,0 +1,286 @@
+"""What this package uses of other packages that these do not promise: one table, and nothing of the kind is used beside it.
+
+Such names may go with any release. So each use is guarded: `without` says what happens then. The test of this module looks up
+every name in what is installed, and fails by that name; and it reads the package for private names that are not here. Nothing
+here is imported when a cluster starts.
+
+>>> [entry.without for entry in TABLE if entry.name == "_client_ssl_defaults"]
+['each process reads them, 20 ms']
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TABLE", "PrivateName"]
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """A name of another package: private, undocumented, or public but replaced by us."""
+
+    #: The module that has it.
+    module: str
+    #: Its name there; after a class, an attribute of the class or of its instances.
+    name: str
+    #: Modules of this package that use it.
+    used_in: tuple[str, ...]
+    #: Versions that have it.
+    seen: str
+    #: What it is needed for.
+    why: str
+    #: What happens where it is gone.
+    without: str
+
+
+_PYTHON = "Python 3.11 to 3.13"
+_DISTRIBUTED = "distributed 2026.7.1"
+_DASK_CUDA = "dask-cuda 26.10"
+_UCXX = "ucxx and distributed-ucxx 0.52"
+
+
+def _of(
+    module: str, names: str, used_in: str, seen: str, *, why: str, without: str
+) -> tuple[PrivateName, ...]:
+    """An entry for each of these names, which are used together."""
+    users = tuple(used_in.split())
+    return tuple(PrivateName(module, name, users, seen, why, without) for name in names.split())
+
+
+#: All of them, package by package.
+TABLE: tuple[PrivateName, ...] = (
+    *_of(
+        "multiprocessing.forkserver",
+        "_forkserver _forkserver._forkserver_address _forkserver._forkserver_alive_fd _forkserver._forkserver_pid "
+        "_forkserver.ensure_running main",
+        "agent/forkserver",
+        _PYTHON,
+        why="the agent forks itself into the fork server, and sets what its clients find it by",
+        without="the standard fork server (as with Python 3.14): one import more for each rank",
+    ),
+    *_of(
+        "multiprocessing.resource_tracker",
+        "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
+        "agent/forkserver",
+        _PYTHON,
+        why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
+        without="the standard resource tracker: 117 files and 9 MiB more for each rank; the rank removes the scratch",
+    ),
+    *_of(
+        "subprocess",
+        "_args_from_interpreter_flags",
+        "agent/handle",
+        _PYTHON,
+        why="the agent runs with the options of the rank's interpreter, as processes of multiprocessing do",
+        without="the agent runs without the options of the rank's interpreter",
+    ),
+    *_of(
+        "sys",
+        "_getframe",
+        "options/rules",
+        _PYTHON,
+        why="a deprecation warning names the line of the script",
+        without="the warning names a line of this package",
+    ),
+    *_of(
+        "tornado.netutil",
+        "_client_ssl_defaults",
+        "agent/main",
+        "tornado 6.6",
+        why="it reads the certificates of all authorities: once before the fork, and not in each process",
+        without="each process reads them, 20 ms",
+    ),
+    *_of(
+        "distributed.utils",
+        "_forkserver_preload_set",
+        "agent/main",
+        _DISTRIBUTED,
+        why="distributed would import every optional package it knows before it uses a fork server, which is there already",
+        without="a second more before the first worker",
+    ),
+    *_of(
+        "distributed.versions",
+        "get_versions",
+        "agent/main",
+        _DISTRIBUTED,
+        why="what it has found out it keeps: done once before the fork",
+        without="each worker opens eight files more",
+    ),
+    *_of(
+        "distributed.diagnostics.nvml",
+        "init_once",
+        "agent/main",
+        _DISTRIBUTED,
+        why="nannies, which have no GPU, are to ask nothing of NVML",
+        without="they ask, and wait for each other in the driver",
+    ),
+    *_of(
+        "distributed",
+        "Worker._instances",
+        "agent/logs",
+        _DISTRIBUTED,
+        why="a worker that is closing has nothing to report",
+        without="Dask's complaints at the end of a job are not silenced",
+    ),
+    *_of(
+        "distributed",
+        "Client._instances Client.shutdown",
+        "cluster/session",
+        _DISTRIBUTED,
+        why="clients that the script has left open are closed while the scheduler is there; `shutdown` is replaced, so that it "
+        "does nothing on a client that is closed",
+        without="the script's open clients are told of at the end of the interpreter, by tracebacks of Dask's",
+    ),
+    *_of(
+        "distributed.core",
+        "Server._workdir",
+        "agent/workers",
+        _DISTRIBUTED,
+        why="a worker's directory goes with the scratch, and not while the event loop waits",
+        without="it goes while the event loop waits",
+    ),
+    *_of(
+        "distributed.diskutils",
+        "WorkDir._finalizer",
+        "agent/workers",
+        _DISTRIBUTED,
+        why="as `Server._workdir`",
+        without="as `Server._workdir`",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.process WorkerProcess.worker_dir WorkerProcess.pid",
+        "agent/workers",
+        _DISTRIBUTED,
+        why="the same for a Nanny; the process whose last output is reported, and which is killed after the grace",
+        without="no last output in the report; what is left after the grace ends with the agent",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny._protocol",
+        "agent/worker_factory",
+        _DISTRIBUTED,
+        why="a nanny of a worker over UCX listens on TCP",
+        without="it listens over UCX, and keeps a core busy",
+    ),
+    *_of(
+        "distributed.core",
+        "Server.periodic_callbacks",
+        "agent/worker_factory",
+        _DISTRIBUTED,
+        why="a nanny does not measure its event loop",
+        without="1.6 % of a core for each nanny",
+    ),
+    *_of(
+        "distributed.process",
+        "AsyncProcess.terminate AsyncProcess.kill",
+        "agent/worker_factory",
+        _DISTRIBUTED,
+        why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
+        without="a worker above its memory limit is not ended by SIGTERM",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.instantiate Nanny.pid",
+        "agent/workers",
+        _DISTRIBUTED,
+        why="a worker that dies again and again is removed: what has both is a nanny, and is watched",
+        without="such a worker is restarted for ever",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.kill Nanny.handlers",
+        "agent/worker_watch",
+        _DISTRIBUTED,
+        why="replaced on each nanny: a process that it was asked to end has not died",
+        without="restarts by client.restart() count as deaths",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.close",
+        "agent/worker_watch",
+        _DISTRIBUTED,
+        why="replaced on each nanny: why it closes",
+        without="the workers do not start, and the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.config Nanny.env Nanny.worker_kwargs",
+        "agent/worker_factory",
+        _DISTRIBUTED,
+        why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
+        without="the worker is not made, and the job ends with one line that says so",
+    ),
+    *_of(
+        "dask_cuda.cuda_worker",
+        "CUDAWorker.nannies",
+        "agent/worker_factory agent/workers",
+        _DASK_CUDA,
+        why="as `Nanny.config`; a worker's processes are its nannies'",
+        without="the worker is not made, and the job ends with one line that says so",
+    ),
+    *_of(
+        "dask_cuda.plugins",
+        "CPUAffinity.cores",
+        "agent/worker_factory",
+        _DASK_CUDA,
+        why="the cores of the plan, in place of those next to the GPU",
+        without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
+    ),
+    *_of(
+        "distributed.dashboard.scheduler",
+        "connect",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="the dashboard's pages come up once the cluster has",
+        without="no dashboard, and a warning that says why",
+    ),
+    *_of(
+        "distributed.node",
+        "ServerNode.http_server ServerNode.http_application",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="as `connect`; the port of the link to it",
+        without="as `connect`",
+    ),
+    *_of(
+        "distributed.worker_state_machine",
+        "TaskState.exception",
+        "agent/worker_plugins",
+        _DISTRIBUTED,
+        why="an exception of a task gets a note that names its worker, host and GPU",
+        without="it has none",
+    ),
+    *_of(
+        "distributed_ucxx.ucxx",
+        "init_once",
+        "network/ucx",
+        _UCXX,
+        why="UCX starts beside the scheduler, in a thread",
+        without="the job ends with one line that says so",
+    ),
+    *_of(
+        "ucxx.core",
+        "_ctx",
+        "network/ucx",
+        _UCXX,
+        why="with its last connection ucxx leaves the event loop watching a descriptor that stays readable",
+        without="the agent of a job over UCX keeps a core busy",
+    ),
+    *_of(
+        "ucxx._lib_async.application_context",
+        "ProgressTasks",
+        "network/ucx",
+        _UCXX,
+        why="as `_ctx`: whether a connection is left",
+        without="as `_ctx`",
+    ),
+    *_of(
+        "libucxx",
+        "load_library",
+        "network/ucx",
+        _UCXX,
+        why="UCX's library is loaded while Dask is imported",
+        without="it is loaded afterwards: 0.4 s",
+    ),
+)
