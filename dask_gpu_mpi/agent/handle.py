@@ -187,7 +187,7 @@ class AgentProcess:
         """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
         self._write(configuration)
 
-    def send(self, order: str, payload: Any = None) -> None:
+    def send(self, order: Order, payload: Any = None) -> None:
         """Send an `Order`; what goes with it may hold a class of the script, as the configuration may."""
         self._write((order, payload))
 

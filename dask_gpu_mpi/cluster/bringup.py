@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings, WorkerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Step, Timeline, check_path
@@ -294,7 +294,7 @@ class Bringup:
         self._joined_mpi = mailbox.size > 1
         self._post = Post(mailbox, self._agent)
         if self._agent is not None:
-            self._agent.send("joined")
+            self._agent.send(Order.JOINED)
         inventory: Inventory | None = None
         if isinstance(options, Options) and failure is None:
             try:
@@ -364,10 +364,10 @@ class Bringup:
         assert self._agent is not None  # it has been started
         while time.monotonic() < self._deadline:
             for kind, *payload in self._agent.events(0.05):
-                if kind == "prepared":
+                if kind == Answer.PREPARED:
                     self._timeline.lap("wait for the agent")
                     return
-                if kind == "failed":
+                if kind == Answer.FAILED:
                     raise Failure(*payload).error(reported=False)
             if self._agent.lost:
                 raise StartupError(
@@ -492,7 +492,7 @@ class Bringup:
         assert self._start is not None  # nobody is ready before it
         has_scheduler = self._scheduler_config is not None
         if has_scheduler and post.agent is not None:
-            post.agent.send("dashboard")
+            post.agent.send(Order.DASHBOARD)
         elif not self._start.workers:
             post.drop_agent(1.0)  # nothing to do here: give its memory back
         return Joined(
@@ -529,19 +529,19 @@ class Bringup:
             raise payload.error(reported=True)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind == "scheduler":
+        if kind == Answer.SCHEDULER_UP:
             self._scheduler_is_up(*payload)
-        elif kind == "ready":
+        elif kind == Answer.READY:
             self._timeline.add(payload[1])
             self._tell_ready()
-        elif kind == "failed":
+        elif kind == Answer.FAILED:
             self._post.send(COORDINATOR, "failed", Failure(*payload))
-        elif kind == "scheduler-ended":
+        elif kind == Answer.SCHEDULER_ENDED:
             text = f"the scheduler's process ended while the workers started (exit code {payload[0]})"
             self._post.send(COORDINATOR, "failed", Failure(text, 1))
-        elif kind in ("worker-failed", "workers-ended"):
+        elif kind in (Answer.WORKER_FAILED, Answer.WORKERS_ENDED):
             self._early.append(Event(None, kind, payload))  # for `Member`, which counts them
-        elif kind == "agent-lost":
+        elif kind == Answer.LOST:
             self._post.send(
                 COORDINATOR, "failed", Failure(f"its agent ended while it started ({payload[0]})", 1)
             )
@@ -576,7 +576,7 @@ class Bringup:
             self._listener = None
         if agent is not None:
             agent.send(
-                "scheduler",
+                Order.START_SCHEDULER,
                 SchedulerSettings(
                     host=listen,
                     port=options.scheduler_port or 0,
@@ -602,7 +602,7 @@ class Bringup:
                 return
             self._file = (os.path.abspath(options.scheduler_file), identity)
             if self._post.agent is not None:
-                self._post.agent.send("scheduler-file", self._file)
+                self._post.agent.send(Order.SCHEDULER_FILE, self._file)
         link = None
         if options.dashboard and http_port is not None:
             host = options.dashboard_address.rpartition(":")[0] or self._host
@@ -624,7 +624,7 @@ class Bringup:
             self._tell_ready()
         elif agent is not None:
             settings = worker_settings(options, start, agent.scratch or "")
-            agent.send("workers", (settings, start.workers, start.config))
+            agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
 
 
 def _signalled(number: int) -> Failure:

@@ -7,6 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.agent.orders import Answer
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 __all__ = ["BRISK", "CALM", "Event", "Post"]
@@ -75,7 +76,7 @@ class Post:
             return events
         events += [Event(None, kind, payload) for kind, *payload in agent.events(0.0 if events else timeout)]
         if agent.lost:
-            events.append(Event(None, "agent-lost", [agent.exit_text(), agent.taken]))
+            events.append(Event(None, Answer.LOST, [agent.exit_text(), agent.taken]))
             self.drop_agent(0.5)
         return events
 

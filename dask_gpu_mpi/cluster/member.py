@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.agent.handle import start_agent
+from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import write
@@ -147,24 +148,24 @@ class Member:
             self._on_workers_ended(*payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind == "closed":
+        if kind == Answer.WORKERS_CLOSED:
             self._told_closed = True
             self.joined.timeline.add(payload[0])
             self.joined.timeline.lap("close workers")
             self._tell_closed()
         elif self.stopped or self.ended is not None:
             return  # what else ends now was told to
-        elif kind == "workers-ended":
+        elif kind == Answer.WORKERS_ENDED:
             self.post.send(COORDINATOR, "workers-ended", (self.rank, payload[0]))
-        elif kind == "worker-failed":
+        elif kind == Answer.WORKER_FAILED:
             self._say(
                 f"worker {payload[0]} on {self.joined.host} is given up: {payload[1]}; the rest goes on"
             )
-        elif kind == "scheduler-ended":
+        elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
             lost = None if payload[0] == 0 else f"the scheduler's process ended (exit code {payload[0]})"
             self._tell_over(lost)
-        elif kind == "agent-lost":
+        elif kind == Answer.LOST:
             text = f"the agent of rank {self.rank} on {self.joined.host} ended ({payload[0]})"
             self.robbed = payload[1]
             if self.robbed and not self.joined.has_scheduler:
@@ -173,9 +174,9 @@ class Member:
                 self._tell_over(f"{text}, and the scheduler with it")
             else:
                 self._agent_lost(text)
-        elif kind == "prepared" and self.post.agent is not None:
+        elif kind == Answer.PREPARED and self.post.agent is not None:
             self._hire(self.post.agent.scratch or "")
-        elif kind == "failed" and self._restarts.tried:
+        elif kind == Answer.FAILED and self._restarts.tried:
             self.post.drop_agent(0.5)
             self._agent_lost(f"the new agent of rank {self.rank} on {self.joined.host} failed ({payload[0]})")
 
@@ -202,13 +203,13 @@ class Member:
             )
             return
         self.post.agent.configure(configuration(self.joined.options, speaks=False))
-        self.post.agent.send("joined")
+        self.post.agent.send(Order.JOINED)
 
     def _hire(self, scratch: str) -> None:
         start = self.joined.start
         assert self.post.agent is not None  # it has just spoken
         settings = worker_settings(self.joined.options, start, scratch)
-        self.post.agent.send("workers", (settings, start.workers, start.config))
+        self.post.agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
 
     def _say(self, text: str) -> None:
         say(text)
@@ -370,7 +371,7 @@ class Member:
             remove_scheduler_file(*self.joined.scheduler_file)
         own = time.monotonic() + grace(options) + 1.0
         if post.agent is not None:
-            post.agent.send("close-workers")
+            post.agent.send(Order.CLOSE_WORKERS)
             while not self._told_closed and post.agent is not None and time.monotonic() < own:
                 self.pump(BRISK)
         if not self._told_closed:

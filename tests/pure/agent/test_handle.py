@@ -14,6 +14,7 @@ import pytest
 from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path
+from dask_gpu_mpi.agent.orders import Order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -65,7 +66,7 @@ def test_files_that_got_the_numbers_of_its_pipes_are_left_alone(agent: AgentProc
         os.dup2(fd, number)
         os.close(fd)
         files.append(path)
-    agent.send("close")
+    agent.send(Order.CLOSE)
     assert agent.events() == []
     assert agent.lost
     agent.close(0.0)
@@ -77,7 +78,7 @@ def test_files_that_got_the_numbers_of_its_pipes_are_left_alone(agent: AgentProc
 def test_pipes_that_are_gone(agent: AgentProcess) -> None:
     for number in (agent._stdin, agent._reader.fd):
         os.close(number)
-    agent.send("close")
+    agent.send(Order.CLOSE)
     assert agent.events() == []
     assert agent.lost
     agent.close(5.0)
