@@ -8,6 +8,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,10 +20,12 @@ from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes, parse_memory_limi
 from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, WorldTooSmallException
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan import synthetic
 from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
-from dask_gpu_mpi.plan.synthetic import pretend
 
 GIB = 1024**3
+#: Hosts of the size that the expectations below are for.
+pretend = partial(synthetic.pretend, memory_per_node=256 * GIB)
 
 
 def gpu(index: int, **more: Any) -> Gpu:
