@@ -97,8 +97,8 @@ class Option:
 def show(value: Any) -> str:
     """Write a value into a message: one line, and not a long one.
 
-    >>> show("a value"), show([0] * 100)
-    ("'a value'", '[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ... , 0, 0, 0, 0, 0]')
+    >>> show("a value"), show("x" * 90)
+    ("'a value'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ... xxxxxxxxxxxxxx'")
     """
     text = repr(value)
     text = " ".join(text.split())

@@ -14,6 +14,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 
 from .device_memory import check_device_memory
 from .gpu_assignment import divide_gpus, near_cores, share_cores
+from .host_memory import Excess, worker_limit
 from .model import HostPlan, PlacementOptions, Role, WorkerPlan
 from .plan import Plan
 from .roles import check_options, choose_roles, in_order, reserved_ranks
@@ -240,23 +241,18 @@ def _workers(
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
     away: list[str] = []
-    excess: dict[str, list[str]] = {}
+    excess = Excess()
     for host in hosts:
         drafts = _drafts(host, options, on_gpus, away)
-        each = _memory_limit(limit, host.memory, len(drafts))
-        if 0 < host.memory < each * len(drafts):
-            text = (
-                f"{len(drafts)} workers with a memory limit of {format_bytes(each)} each may use more than "
-                f"the {format_bytes(host.memory)} there are"
-            )
-            excess.setdefault(text, []).append(host.name)
+        each = worker_limit(limit, host.memory, len(drafts))
+        excess.add(host.name, each, len(drafts), host.memory)
         workers += _finish(host, drafts, options, each)
     if away:
         warnings.append(
             "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
             f"{_some(away)}; let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)"
         )
-    warnings += [f"on {fold_names(names)}, {text}" for text, names in excess.items()]
+    warnings += excess.warnings()
     # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
     return sorted(workers, key=lambda worker: worker.rank)
 
@@ -290,12 +286,6 @@ def _drafts(host: _Host, options: PlacementOptions, on_gpus: bool, away: list[st
 @lru_cache(maxsize=1024)  # hosts are alike, and masks are long
 def _both(near: frozenset[int], allowed: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(near.intersection(allowed)))
-
-
-def _memory_limit(limit: int | float | None, memory: int, workers: int) -> int:
-    if limit is None:
-        return memory // workers if workers else 0
-    return int(limit * memory) if isinstance(limit, float) else limit
 
 
 def _finish(host: _Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:

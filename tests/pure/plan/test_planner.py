@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import InputError, OptionError, PlacementError, WorldTooSmallException
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan import synthetic
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
-from dask_gpu_mpi.plan.synthetic import pretend
 from inventories import GIB, gpu, names, one_host, plan, rank
+
+#: Nodes of the size that the expectations below are for.
+pretend = partial(synthetic.pretend, memory_per_node=256 * GIB)
 
 # -- names, roles, hosts
 
