@@ -19,10 +19,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.failures import Failure, one_report, report_error
+from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.gathering import FAIL, FLUSH, TICK, gather, report_to_all
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox, abort, load_mpi
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
@@ -45,7 +46,6 @@ KERNEL_MARGIN = 1.5
 LISTEN = 2.0
 #: Seconds beyond the report after which rank 0 says itself that it hangs, and the others no longer believe that it lives.
 HEAD_GRACE, GRACE = 3.0, 4.0
-TICK = 0.01
 LIMIT = f"the {LOOK:g} s that check gives it"
 
 
@@ -119,9 +119,8 @@ def run_check(
     except StartupError as error:
         if rank == 0:
             _alone(error, False, show)
-        elif not error.reported:
-            say(f"error: {error}")
-        error.reported = True
+            error.reported = True
+        report_error(error)
         abort(error.exit_code)
         raise
     me = _Rank(mailbox, environ, host)
@@ -207,7 +206,7 @@ class _Rank:
         elif mail.kind == "test":
             self._doing("its GPUs with a kernel, and connected to the scheduler's address")
             self._testing = self._pool.submit(self._test, mail.payload)
-        elif mail.kind == "fail":
+        elif mail.kind == FAIL:
             raise mail.payload.error(reported=True)
         elif mail.kind == "done":
             return int(mail.payload)
@@ -249,9 +248,7 @@ class _Rank:
             "rank 0 did not answer: it hangs while it looks at its host (GPUs, local directory); leave that host out",
             reported=self._mailbox.rank != 1,
         )
-        if not error.reported:
-            say(f"error: {error}")
-            error.reported = True  # MPICH may come back from the abort
+        report_error(error)
         abort(error.exit_code)
         raise error
 
@@ -283,7 +280,6 @@ class _Head:
         self._has_client = has_client
         self._started = started
         self._doing: dict[int, tuple[str, str]] = {}
-        self._answers: dict[str, dict[int, Any]] = {"facts": {}, "listening": {}, "tested": {}}
 
     def run(self, show: Callable[[Report], None]) -> int:
         everybody = range(self._mailbox.size)
@@ -300,31 +296,23 @@ class _Head:
         if evidence.silent:
             abort(report.exit_code)
         self._mailbox.send_all("done", report.exit_code)
-        self._mailbox.flush(2.0)
+        self._mailbox.flush(FLUSH)
         return report.exit_code
 
     def _gather(self, kind: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
         """Wait for what these ranks answer, as far as they do in time."""
-        answers, wanted = self._answers[kind], set(ranks)
-        while wanted - answers.keys() and time.monotonic() < deadline:
-            for mail in self._mailbox.receive():
-                if mail.kind == "doing":
-                    self._doing[mail.source] = mail.payload
-                elif mail.kind in self._answers:
-                    self._answers[mail.kind][mail.source] = mail.payload
-                else:
-                    self._me.on_mail(mail)
-            self._me.poll()
-            time.sleep(TICK)
-        return answers
+        return gather(self._mailbox, kind, ranks, deadline, on_other=self._on_other, meanwhile=self._me.poll)
+
+    def _on_other(self, mail: Mail) -> None:
+        if mail.kind == "doing":
+            self._doing[mail.source] = mail.payload
+        else:
+            self._me.on_mail(mail)
 
     def _refuse(self, failures: Mapping[int, Failure]) -> None:
         hosts = {rank: host for rank, (host, _) in self._doing.items()}
         error = one_report(failures, hosts, self._mailbox.size).error(reported=False)
-        say(f"error: {error}")
-        self._mailbox.send_all("fail", Failure.of(error))
-        self._mailbox.flush(2.0)
-        error.reported = True
+        report_to_all(self._mailbox, error)
         raise error
 
     def _test(self, options: Options, facts: Mapping[int, Facts]) -> Evidence:
