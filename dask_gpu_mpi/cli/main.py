@@ -62,7 +62,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
         if isinstance(options, Options):
 
             def check_rank(rank: int) -> None:
-                from dask_gpu_mpi.cluster.bringup import expected_client
+                from dask_gpu_mpi.plan.from_options import expected_client
 
                 if rank == expected_client(options):
                     check_script(words[0], cli.commands)
