@@ -46,8 +46,10 @@ from common import (
     write,
 )
 
-from dask_gpu_mpi.cluster.coordinator import Coordinator, Go, Hello
+from dask_gpu_mpi.cluster.coordinator import Coordinator
+from dask_gpu_mpi.cluster.coordinator import Job as CoordinatedJob
 from dask_gpu_mpi.cluster.events import Event
+from dask_gpu_mpi.cluster.messages import Go, Kind, Registration
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
@@ -90,7 +92,7 @@ def pickled(value: Any) -> bytes:
 def simulate(size: int) -> dict[str, Any]:
     """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on the head rank."""
     inventories = pretend(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
-    hellos = []
+    registrations = []
     for inventory in inventories:
         host = inventory.rank // RANKS_PER_HOST
         network = tuple(
@@ -99,7 +101,8 @@ def simulate(size: int) -> dict[str, Any]:
         )
         shape = tuple((f"option{number}", None) for number in range(10))
         interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"), *network)
-        hellos.append(pickled(("hello", Hello(inventory.host, inventory, interfaces, None, shape))))
+        registration = Registration(inventory.host, inventory, interfaces, None, shape)
+        registrations.append(pickled((Kind.REGISTRATION, registration)))
     sent: list[tuple[str, int, float]] = []
 
     def send(rank: int, kind: str, payload: Any) -> None:
@@ -113,16 +116,8 @@ def simulate(size: int) -> dict[str, Any]:
         plans.append(time.perf_counter() - begun)
         return made
 
-    coordinator = Coordinator(
-        size,
-        protocol="tls",
-        plan=plan,
-        send=send,
-        credentials=lambda: make_credentials().dask_config(),
-        join=None,
-        deadline=1e9,
-        patient=True,
-    )
+    job = CoordinatedJob("tls", plan, lambda: make_credentials().dask_config(), patient=True)
+    coordinator = Coordinator(size, job, send=send, deadline=1e9)
     steps: dict[str, dict[str, Any]] = {}
     gc.collect()
     gc.disable()  # as a rank has it while it joins
@@ -135,33 +130,33 @@ def simulate(size: int) -> dict[str, Any]:
         }
 
     begun = time.perf_counter()
-    for rank, data in enumerate(hellos):
-        kind, hello = pickle.loads(data)
-        coordinator.handle(Event(rank, kind, hello), 1.0)
-    step("gather", begun, [len(data) for data in hellos])
+    for rank, data in enumerate(registrations):
+        kind, registration = pickle.loads(data)
+        coordinator.handle(Event(rank, kind, registration), 1.0)
+    step("gather", begun, [len(data) for data in registrations])
     steps["gather"]["seconds"] -= plans[0]
     steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
     begun = time.perf_counter()
-    coordinator.handle(Event(0, "probing", "10.0.0.1:40000"), 2.0)
+    coordinator.handle(Event(0, Kind.LISTENING, "10.0.0.1:40000"), 2.0)
     for rank in range(size):
-        coordinator.handle(Event(rank, "reached", None), 2.0)
-    step("prove", begun, [length for kind, length, _ in sent if kind == "prove"])
+        coordinator.handle(Event(rank, Kind.REACHED, None), 2.0)
+    step("prove", begun, [length for kind, length, _ in sent if kind == Kind.CONNECT])
     address = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
     begun = time.perf_counter()
-    coordinator.handle(Event(0, "address", address), 2.0)
-    step("scatter", begun, [length for kind, length, _ in sent if kind == "start"])
+    coordinator.handle(Event(0, Kind.ADDRESS, address), 2.0)
+    step("scatter", begun, [length for kind, length, _ in sent if kind == Kind.START])
     begun = time.perf_counter()
     for rank in range(size):
-        coordinator.handle(Event(rank, "ready", []), 3.0)
+        coordinator.handle(Event(rank, Kind.READY, []), 3.0)
         coordinator.tick(3.0)
-    step("go", begun, [length for kind, length, _ in sent if kind == "go"])
+    step("go", begun, [length for kind, length, _ in sent if kind == Kind.GO])
     gc.enable()
     if not isinstance(coordinator.outcome, Go):
         raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
     steps["client's plan"] = {
         "seconds": 0.0,
         "bytes": 0,
-        "largest": len(pickled(("go", coordinator.outcome))),
+        "largest": len(pickled((Kind.GO, coordinator.outcome))),
     }
     return {
         "ranks": size,

@@ -1,10 +1,11 @@
-"""Errors that travel between ranks, and the one report that is made of them."""
+"""Errors that travel between ranks, the one report that is made of them, and where it is printed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dask_gpu_mpi import errors
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
@@ -14,8 +15,9 @@ from dask_gpu_mpi.errors import (
 )
 
 from .hostlist import ranks_text
+from .streams import say
 
-__all__ = ["Failure", "one_report"]
+__all__ = ["Failure", "one_report", "report_error"]
 
 #: Failures that one report spells out.
 MOST_PARTS = 6
@@ -25,40 +27,43 @@ MOST_PARTS = 6
 class Failure:
     """An error that travels between ranks.
 
-    Attributes
-    ----------
-    text : str
-        One line.
-    exit_code : int
-        2 for input, 1 for the rest.
-    world_too_small : bool
-        Becomes the exception that dask-mpi's users catch.
-    of_a_rank : bool
-        The text says what a rank has or has not done, so that it must be named.
+    >>> from dask_gpu_mpi.errors import OptionError
+    >>> failure = Failure.of(OptionError("--nthreads: invalid value 'x'"))
+    >>> failure
+    Failure(text="--nthreads: invalid value 'x'", exit_code=2, kind='OptionError', of_a_rank=False)
+    >>> failure.error(reported=True)
+    OptionError("--nthreads: invalid value 'x'")
     """
 
+    #: One line.
     text: str
+    #: 2 for input, 1 for the rest.
     exit_code: int
-    world_too_small: bool = False
+    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks that say the same share a part of the
+    #: report, whatever the class.
+    kind: str = field(default="", compare=False)
+    #: The text says what a rank has or has not done, so that it must be named.
     of_a_rank: bool = False
 
     @classmethod
     def of(cls, error: DaskGpuMpiError) -> Failure:
         """The failure that carries `error`."""
-        return cls(str(error), error.exit_code, isinstance(error, WorldTooSmallException))
+        return cls(str(error), error.exit_code, type(error).__name__)
 
     def error(self, *, reported: bool) -> DaskGpuMpiError:
-        """The exception it came from, or nearly so."""
-        made: DaskGpuMpiError
-        if self.world_too_small:
-            made = world_too_small(self.text)
-        elif self.exit_code == 2:
-            made = InputError(self.text)
-        else:
-            made = StartupError(self.text)
+        """The exception it came from, so that every rank raises the same."""
+        small = self.kind == WorldTooSmallException.__name__
+        made = world_too_small(self.text) if small else self._class()(self.text)
+        if made.exit_code != self.exit_code:  # that of a signal
             made.exit_code = self.exit_code
         made.reported = reported
         return made
+
+    def _class(self) -> type[DaskGpuMpiError]:
+        found = getattr(errors, self.kind, None) if self.kind in errors.__all__ else None
+        if isinstance(found, type) and issubclass(found, DaskGpuMpiError):
+            return found
+        return InputError if self.exit_code == InputError.exit_code else StartupError
 
 
 def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: int) -> Failure:
@@ -72,6 +77,12 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         Host of each rank, as far as it is known.
     size : int
         Number of ranks.
+
+    Examples
+    --------
+    >>> full = Failure("/tmp is full", 1)
+    >>> one_report({1: full, 2: full, 3: Failure("no GPU", 2)}, {1: "n1", 2: "n2"}, 4).text
+    'ranks 1-2 of 4 on n1, n2: /tmp is full; rank 3 of 4: no GPU'
     """
     ranks_of: dict[Failure, list[int]] = {}
     for rank, failure in sorted(failures.items()):
@@ -90,4 +101,19 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         parts[MOST_PARTS:] = [f"and {len(parts) - MOST_PARTS} more failures of this kind"]
     codes = {failure.exit_code for failure in ranks_of}
     code = codes.pop() if len(codes) == 1 else 1
-    return Failure("; ".join(parts), code, any(failure.world_too_small for failure in ranks_of))
+    kinds = {failure.kind for failure in failures.values()}
+    return Failure("; ".join(parts), code, _kind_of_all(kinds))
+
+
+def _kind_of_all(kinds: set[str]) -> str:
+    """The class of a report: theirs where all have one; else that which dask-mpi's users catch, or what the exit code says."""
+    if WorldTooSmallException.__name__ in kinds:
+        return WorldTooSmallException.__name__
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def report_error(error: DaskGpuMpiError) -> None:
+    """Print an error on standard error, unless that has been done; from then on it has been (`reported`)."""
+    if not error.reported:
+        say(f"error: {error}")
+    error.reported = True

@@ -14,51 +14,26 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
 
-from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.failures import report_error
+from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
-from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.plan.from_options import placement_options
-from dask_gpu_mpi.plan.planner import Plan, make_plan
 
-from .kernel import run_kernels
-from .observations import Facts, take_facts
-from .report import Evidence, Finding, Listening, Outcome, Report
+from .coordinator import LOOK, REPORT, CheckCoordinator
+from .rank import CheckingRank
+from .report import Evidence, Finding, Report
 from .rules import judge, split_remedy
 
 __all__ = ["run_check"]
 
-#: Seconds after the start of MPI: until all ranks must have joined and told what they see, and until the report.
-LOOK, REPORT = 10.0, 15.0
-#: Seconds before the report at which a kernel is given up, so that its rank can still tell.
-KERNEL_MARGIN = 1.5
-#: Seconds for the scheduler's rank to open its ports.
-LISTEN = 2.0
 #: Seconds beyond the report after which rank 0 says itself that it hangs, and the others no longer believe that it lives.
 HEAD_GRACE, GRACE = 3.0, 4.0
-TICK = 0.01
 LIMIT = f"the {LOOK:g} s that check gives it"
-
-
-@dataclass(frozen=True)
-class _Test:
-    """What a rank is to test."""
-
-    address: str
-    port: int
-    tokens: Tokens
-    gpus: tuple[str, ...]
-    seconds: float
 
 
 def run_check(
@@ -120,18 +95,17 @@ def run_check(
     except StartupError as error:
         if rank == 0:
             _alone(error, False, show)
-        elif not error.reported:
-            say(f"error: {error}")
-        error.reported = True
+            error.reported = True
+        report_error(error)
         abort(error.exit_code)
         raise
-    me = _Rank(mailbox, environ, host)
+    me = CheckingRank(mailbox, environ, host)
     # Rank 0 watches the others, and nobody else can tell what it was doing; a world of one has nobody else at all.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
         me.look(options, launcher_check.library_name(library), problems)
         if rank == 0:
-            return _Head(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
+            return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.until_told(started + REPORT + GRACE)
     finally:
         if watch is not None:
@@ -147,7 +121,7 @@ def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None])
     return 1
 
 
-def _watch(me: _Rank, started: float, show: Callable[[Report], None]) -> threading.Timer:
+def _watch(me: CheckingRank, started: float, show: Callable[[Report], None]) -> threading.Timer:
     """End the job should this rank still be busy when all is to be over: its main thread may hang in NVML or a file system."""
 
     def end() -> None:
@@ -165,232 +139,3 @@ def _watch(me: _Rank, started: float, show: Callable[[Report], None]) -> threadi
     timer.daemon = True
     timer.start()
     return timer
-
-
-class _Rank:
-    """What every rank does."""
-
-    def __init__(self, mailbox: Mailbox, environ: Mapping[str, str], host: str) -> None:
-        self.rank, self.size, self.host = mailbox.rank, mailbox.size, host
-        #: What it is at.
-        self.doing = "its options"
-        self._mailbox = mailbox
-        self._environ = environ
-        self._listener: Listener | None = None
-        self._pool = ThreadPoolExecutor(1)
-        self._testing: Future[Outcome] | None = None
-
-    def look(self, options: Options | InputError, library: str, problems: Iterable[tuple[str, str]]) -> None:
-        """Tell rank 0 what this rank sees."""
-        answer: Facts | Failure
-        if isinstance(options, InputError):
-            answer = Failure.of(options)
-        else:
-            answer = take_facts(
-                self._mailbox.rank,
-                self._mailbox.size,
-                options,
-                self._environ,
-                library,
-                problems=tuple(problems),
-                tell=self._doing,
-            )
-        self._mailbox.send(0, "facts", answer)
-
-    def _doing(self, what: str) -> None:
-        self.doing = what
-        self._mailbox.send(0, "doing", (self.host, what))
-
-    def on_mail(self, mail: Mail) -> int | None:
-        """Do what rank 0 says; the exit code once it is known."""
-        if mail.kind == "listen":
-            self._mailbox.send(0, "listening", self._listen(*mail.payload))
-        elif mail.kind == "test":
-            self._doing("its GPUs with a kernel, and connected to the scheduler's address")
-            self._testing = self._pool.submit(self._test, mail.payload)
-        elif mail.kind == "fail":
-            raise mail.payload.error(reported=True)
-        elif mail.kind == "done":
-            return int(mail.payload)
-        return None
-
-    def poll(self) -> None:
-        """Tell rank 0 once the tests are over."""
-        if self._testing is not None and self._testing.done():
-            self._mailbox.send(0, "tested", self._testing.result())
-            self._testing = None
-
-    def _listen(
-        self, address: str, port: int, tokens: Tokens, dashboard: tuple[str, int] | None
-    ) -> Listening:
-        blocked = port_problem(*dashboard) if dashboard is not None else ""
-        try:
-            self._listener = Listener(address, port, tokens)
-        except OSError as error:
-            return Listening(error=error.strerror or str(error), dashboard=blocked)
-        return Listening(self._listener.port, dashboard=blocked)
-
-    def _test(self, test: _Test) -> Outcome:
-        # In a thread, so that rank 0 can hear the others meanwhile; MPI is left alone here.
-        with ThreadPoolExecutor(1) as pool:
-            kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
-            timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
-            reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Outcome(reach, kernels.result())
-
-    def until_told(self, deadline: float) -> int:
-        """Serve rank 0 until it says how it ended."""
-        while time.monotonic() < deadline:
-            for mail in self._mailbox.receive():
-                if (code := self.on_mail(mail)) is not None:
-                    return code
-            self.poll()
-            time.sleep(TICK)
-        error = StartupError(
-            "rank 0 did not answer: it hangs while it looks at its host (GPUs, local directory); leave that host out",
-            reported=self._mailbox.rank != 1,
-        )
-        if not error.reported:
-            say(f"error: {error}")
-            error.reported = True  # MPICH may come back from the abort
-        abort(error.exit_code)
-        raise error
-
-    def close(self) -> None:
-        """Leave nothing behind."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._listener is not None:
-            self._listener.close()
-
-
-class _Head:
-    """What rank 0 does besides."""
-
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        me: _Rank,
-        options: Options | InputError,
-        kernel: bool,
-        expect_gpus: int | None,
-        has_client: bool,
-        started: float,
-    ) -> None:
-        self._mailbox = mailbox
-        self._me = me
-        self._options = options
-        self._kernel = kernel
-        self._expect_gpus = expect_gpus
-        self._has_client = has_client
-        self._started = started
-        self._doing: dict[int, tuple[str, str]] = {}
-        self._answers: dict[str, dict[int, Any]] = {"facts": {}, "listening": {}, "tested": {}}
-
-    def run(self, show: Callable[[Report], None]) -> int:
-        everybody = range(self._mailbox.size)
-        answers = self._gather("facts", everybody, self._started + LOOK)
-        failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
-        if failures or isinstance(self._options, InputError):
-            self._refuse(failures)
-        assert isinstance(self._options, Options)  # else this rank's own answer is a failure
-        evidence = self._test(self._options, answers)
-        report = Report(evidence, judge(evidence), time.monotonic() - self._started)
-        # Before anybody leaves, since a launcher ends all ranks when one fails.
-        show(report)
-        flush()
-        if evidence.silent:
-            abort(report.exit_code)
-        self._mailbox.send_all("done", report.exit_code)
-        self._mailbox.flush(2.0)
-        return report.exit_code
-
-    def _gather(self, kind: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
-        """Wait for what these ranks answer, as far as they do in time."""
-        answers, wanted = self._answers[kind], set(ranks)
-        while wanted - answers.keys() and time.monotonic() < deadline:
-            for mail in self._mailbox.receive():
-                if mail.kind == "doing":
-                    self._doing[mail.source] = mail.payload
-                elif mail.kind in self._answers:
-                    self._answers[mail.kind][mail.source] = mail.payload
-                else:
-                    self._me.on_mail(mail)
-            self._me.poll()
-            time.sleep(TICK)
-        return answers
-
-    def _refuse(self, failures: Mapping[int, Failure]) -> None:
-        hosts = {rank: host for rank, (host, _) in self._doing.items()}
-        error = one_report(failures, hosts, self._mailbox.size).error(reported=False)
-        say(f"error: {error}")
-        self._mailbox.send_all("fail", Failure.of(error))
-        self._mailbox.flush(2.0)
-        error.reported = True
-        raise error
-
-    def _test(self, options: Options, facts: Mapping[int, Facts]) -> Evidence:
-        size = self._mailbox.size
-        plan, plan_problem = self._plan(options, facts)
-        head = min(options.scheduler_rank, size - 1)
-        shared: dict[str, Any] = {
-            "size": size, "facts": facts, "doing": self._doing, "plan": plan, "plan_problem": plan_problem,
-            "scheduler_rank": head, "port": options.scheduler_port or 0, "kernel": self._kernel,
-            "dashboard_address": options.dashboard_address, "protocol": options.protocol,
-            # workers without GPUs: nobody has looked for any
-            "expect_gpus": None if options.worker_kind == "cpu" else self._expect_gpus,
-        }  # fmt: skip
-        silent = tuple(rank for rank in range(size) if rank not in facts)
-        if silent:
-            return Evidence(**shared, silent=silent)
-        address, network_problem, listening, tokens = "", "", None, Tokens()
-        try:
-            address = choose_addresses(
-                [facts[rank].host for rank in range(size)],
-                {rank: facts[rank].interfaces for rank in range(size)},
-                [facts[rank].wanted_interface for rank in range(size)],
-            )[1][head]
-        except InputError as error:
-            network_problem = str(error)
-        else:
-            self._mailbox.send(
-                head, "listen", (address, options.scheduler_port or 0, tokens, _dashboard(options))
-            )
-            listening = self._gather("listening", [head], time.monotonic() + LISTEN).get(
-                head, Listening(error="no answer")
-            )
-        gpus: dict[int, list[str]] = {}
-        for worker in plan.workers if plan is not None and self._kernel else ():
-            if worker.device is not None:
-                gpus.setdefault(worker.rank, []).append(worker.device)
-        seconds = self._started + REPORT - KERNEL_MARGIN - time.monotonic()
-        port = listening.port if listening is not None else 0
-        for rank in range(size):
-            test = _Test(address, port, tokens, tuple(gpus.get(rank, ())), seconds)
-            self._mailbox.send(rank, "test", test)
-        tests = self._gather("tested", range(size), self._started + REPORT)
-        return Evidence(
-            **shared,
-            address=address,
-            network_problem=network_problem,
-            listening=listening,
-            tests=tests,
-            silent=tuple(rank for rank in range(size) if rank not in tests),
-        )
-
-    def _plan(self, options: Options, facts: Mapping[int, Facts]) -> tuple[Plan | None, str]:
-        inventories = [facts[rank].inventory for rank in sorted(facts)]
-        seen = [inventory for inventory in inventories if inventory is not None]
-        if len(seen) < self._mailbox.size:
-            return None, ""  # what is wrong with the others is told already
-        try:
-            return make_plan(seen, replace(placement_options(options), has_client=self._has_client)), ""
-        except DaskGpuMpiError as error:
-            return None, str(error)
-
-
-def _dashboard(options: Options) -> tuple[str, int] | None:
-    """Where the dashboard would listen; None: nowhere, or anywhere."""
-    host, _, port = options.dashboard_address.rpartition(":")
-    if not options.dashboard or not port.isdigit() or port == "0":
-        return None
-    return host.strip("[]"), int(port)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
 from .options import RUN_CONTEXT, resolve_run, run_parameters
@@ -47,7 +47,6 @@ def check(kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str
         options, script = resolve_run(given, words)
         code = run_check(options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(script))
     except DaskGpuMpiError as error:
-        if not error.reported:
-            say(f"error: {error}")
+        report_error(error)
         sys.exit(error.exit_code)
     sys.exit(code)

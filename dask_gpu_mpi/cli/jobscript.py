@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.dask_config import import_config
@@ -89,7 +90,7 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         if submits:
             print(submit(job, text))
     except DaskGpuMpiError as error:
-        say(f"error: {error}")
+        report_error(error)
         sys.exit(error.exit_code)
 
 

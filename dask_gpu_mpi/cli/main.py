@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import click
 
+from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.table import Options
@@ -62,7 +62,7 @@ def _run(options: Options | InputError, words: Sequence[str]) -> None:
         if isinstance(options, Options):
 
             def check_rank(rank: int) -> None:
-                from dask_gpu_mpi.cluster.bringup import expected_client
+                from dask_gpu_mpi.plan.from_options import expected_client
 
                 if rank == expected_client(options):
                     check_script(words[0], cli.commands)
@@ -142,25 +142,18 @@ def plan(
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
-    from dask_gpu_mpi.plan.from_options import placement_options
-    from dask_gpu_mpi.plan.planner import make_plan
+    from .plan import plan_of_allocation, plan_of_inventories
 
     options = resolve_texts(given)
     try:
         if nodes is None:
-            from .plan import plan_of_allocation
-
             made = plan_of_allocation(options)
         else:
-            from dask_gpu_mpi.agent.worker_options import check_options_of
             from dask_gpu_mpi.base.sizes import parse_bytes
-            from dask_gpu_mpi.plan.device_memory import device_options
             from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, pretend
 
             if isinstance(options, InputError):
                 raise options
-            if options.worker_options:
-                check_options_of(options.worker_class, options.worker_options, where="worker_options")
             try:
                 memory = NODE_MEMORY if memory_per_node is None else parse_bytes(memory_per_node)
             except ValueError as error:
@@ -173,11 +166,7 @@ def plan(
                 cpus_per_node=cpus_per_node,
                 memory_per_node=memory,
             )
-            asked = device_options(options)
-            made = make_plan(
-                [replace(inventory, device_options=asked) for inventory in inventories],
-                placement_options(options),
-            )
+            made = plan_of_inventories(options, inventories)
     except DaskGpuMpiError as error:
         _fail(error)
     if made is not None:
@@ -185,8 +174,7 @@ def plan(
 
 
 def _fail(error: DaskGpuMpiError) -> None:
-    if not error.reported:
-        say(f"error: {error}")
+    report_error(error)
     sys.exit(error.exit_code)
 
 

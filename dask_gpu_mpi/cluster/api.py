@@ -110,28 +110,28 @@ def start(
     keepalive: CudaKeepalive | None = None
     agent: AgentProcess | None = None
     try:
-        if isinstance(options, Options):
-            # Before everything else: they go on while this process imports, and while MPI initialises.
-            keepalive = start_cuda_keepalive(options, environ)
-            agent = start_agent(options, environ)
-            timeline.lap("start the agent")
+        if isinstance(options, InputError):
+            from .bringup import WITHOUT_OPTIONS, report_only
+            from .surroundings import Surroundings
+
+            deadline = started + WITHOUT_OPTIONS
+            report_only(
+                options,
+                Surroundings(environ, comm, has_client, started, deadline, signals, timeline),
+            )
+        # Before everything else: they go on while this process imports, and while MPI initialises.
+        keepalive = start_cuda_keepalive(options, environ)
+        agent = start_agent(options, environ)
+        timeline.lap("start the agent")
         from .bringup import Bringup
         from .member import Member
         from .session import Session, announce
+        from .surroundings import Surroundings
 
         timeline.lap("import")
-        bringup = Bringup(
-            options,
-            environ,
-            comm=comm,
-            has_client=has_client,
-            check=check,
-            started=started,
-            signals=signals,
-            agent=agent,
-            timeline=timeline,
-        )
-        joined = bringup.run()
+        deadline = started + options.startup_timeout
+        surroundings = Surroundings(environ, comm, has_client, started, deadline, signals, timeline)
+        joined = Bringup(options, agent, surroundings, check=check).run()
     except BaseException:
         if agent is not None:
             agent.close(1.0)
@@ -148,7 +148,6 @@ def start(
     if not has_client:
         return member, None
     session = Session(member, started, _on_term)
-    assert isinstance(options, Options)  # with an InputError there is no cluster
     try:
         session._open()
         # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.

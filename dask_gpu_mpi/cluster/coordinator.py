@@ -1,397 +1,278 @@
-"""What rank 0 does while the cluster comes up: hear every rank, plan, start the scheduler, send everybody their part.
+"""What rank 0 does while the cluster starts: hear every rank, plan, start the scheduler, send each rank its part.
 
 A state machine without MPI, processes or clocks of its own: it is given messages and the time, and says what to send.
 
-    HELLO from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
+    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
 
-Over several hosts, between the plan and the scheduler: PROBE to one -> PROBING from it -> PROVE to all -> REACHED from all.
+Over several hosts, between the plan and the scheduler, the reachability test:
+
+    LISTEN to one -> LISTENING from it -> CONNECT to all -> REACHED from all
 
 Any FAILED, or the deadline, ends in one report and FAIL to all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
+from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
+from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
 from .events import Event
+from .messages import Go, Kind, Registration, Start
+from .registrations import FailureCoordinator, check_agreement, check_client
 
-__all__ = ["Coordinator", "Go", "Hello", "Start"]
+__all__ = ["Coordinator", "Job"]
 
-#: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
-GATHER_FAILURES = 1.0
-#: The same while ranks connect to the scheduler's host: some are told at once that there is no way, others wait in vain.
-GATHER_PROOFS = 2 * CONNECT_TIMEOUT + 1.0
-
-
-@dataclass(frozen=True)
-class Hello:
-    """What a rank says first: what it sees, or why it can't.
-
-    Attributes
-    ----------
-    host : str
-        Where it runs.
-    inventory : Inventory or None
-        None with a failure.
-    interfaces : tuple of Interface
-        The networks of its host.
-    wanted_interface : str or None
-        What it was asked to use.
-    shape : tuple
-        Options that must be the same on all ranks, as (name, value).
-    failure : Failure or None
-        Why this rank can't take part.
-    has_client : bool
-        Whether this rank has a script to run, should it be the client's.
-    """
-
-    host: str
-    inventory: Inventory | None
-    interfaces: tuple[Interface, ...]
-    wanted_interface: str | None
-    shape: tuple[tuple[str, Any], ...]
-    failure: Failure | None = None
-    has_client: bool = True
+#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some are told
+#: at once that there is no way, others wait in vain.
+GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
 
 
 @dataclass(frozen=True)
-class Start:
-    """A rank's part of the plan, and how to reach the scheduler.
+class Job:
+    """What the coordinator needs to know of the job."""
 
-    Attributes
-    ----------
-    address : str
-        The scheduler's.
-    protocol : str
-        ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    listen : str or None
-        Address for this rank's workers; None = the one that leads to the scheduler.
-    workers : tuple of WorkerPlan
-        This rank's.
-    device_memory : dict
-        Bytes, by UUID, of all devices of its host.
-    config : dict
-        Dask configuration with the credentials.
-    is_client : bool
-        Whether the script runs here.
-    delay : float
-        Seconds for which it holds back its workers, so that not all connect at once.
-    limit : float
-        Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
-    """
-
-    address: str
+    #: Of the scheduler that this job starts.
     protocol: str
-    listen: str | None
-    workers: tuple[WorkerPlan, ...]
-    device_memory: dict[str, int]
-    config: dict[str, Any] = field(repr=False)
-    is_client: bool = False
-    delay: float = 0.0
-    limit: float = 0.0
+    #: From the inventories, and whether any rank has a script, to the plan.
+    plan: Callable[[list[Inventory], bool], Plan]
+    #: Makes the Dask configuration that carries the credentials; called once.
+    credentials: Callable[[], dict[str, Any]]
+    #: The cluster to attach to; None: this job starts one.
+    target: Target | None = None
+    #: Keys of `plan.scaling` that the user has configured.
+    configured: Collection[str] = ()
+    #: The deadline is nobody's wish, and may grow with the number of workers.
+    patient: bool = False
 
 
-@dataclass(frozen=True)
-class Go:
-    """The cluster is up.
+class ReachabilityTest:
+    """Every rank connects to where the scheduler is, or will be.
 
-    Attributes
+    Parameters
     ----------
-    address : str
-        The scheduler's.
-    dashboard : str or None
-        Link to the dashboard.
-    plan : Plan or None
-        For the client rank.
-    config : dict
-        Dask configuration with the credentials, for the client rank.
+    size : int
+        Number of ranks.
+    send : callable
+        ``send(rank, kind, payload)``.
     """
 
-    address: str
-    dashboard: str | None
-    plan: Plan | None = None
-    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
+        self._size = size
+        self._send = send
+        self._tokens: Tokens | None = None
+        #: Ranks that have connected.
+        self.reached: set[int] = set()
+        #: Whether ranks are connecting now.
+        self.under_way = False
+
+    def listen(self, rank: int, address: str | None) -> None:
+        """Have the scheduler's rank listen at its address."""
+        self._tokens = Tokens()
+        self._send(rank, Kind.LISTEN, (address, self._tokens))
+
+    def connect(self, target: str, where: str) -> None:
+        """Have every rank connect to ``host:port``; `where`: what that is, for reports."""
+        self.under_way = True
+        for rank in range(self._size):
+            self._send(rank, Kind.CONNECT, (target, where, self._tokens))
+
+    def on_reached(self, rank: int) -> bool:
+        """A rank has connected; True with the last."""
+        self.reached.add(rank)
+        return len(self.reached) == self._size
 
 
-class Coordinator:
+class Coordinator(FailureCoordinator):
     """See the module's text.
 
     Parameters
     ----------
     size : int
         Number of ranks.
-    protocol : str
-        Of the scheduler that this job starts.
-    plan : callable
-        From the inventories, and whether any rank has a script, to the plan.
+    job : Job
+        What this is to be.
     send : callable
         ``send(rank, kind, payload)``.
-    credentials : callable
-        Makes the Dask configuration that carries the credentials; called once.
-    join : tuple or None
-        ``(address, protocol, config)`` of a cluster that is there already.
-    deadline : float
-        ``time.monotonic()`` of the start-up deadline.
-    hosts : mapping, optional
-        Host of each rank, for reports about those who have not even said HELLO.
-    configured : collection of str
-        Keys of `crowd` that the user has configured.
-    patient : bool
-        The deadline is nobody's wish, and may grow with the number of workers.
+    deadline, hosts
+        As `FailureCoordinator`.
     """
 
     def __init__(
         self,
         size: int,
+        job: Job,
         *,
-        protocol: str,
-        plan: Callable[[list[Inventory], bool], Plan],
         send: Callable[[int, str, Any], None],
-        credentials: Callable[[], dict[str, Any]],
-        join: tuple[str, str, dict[str, Any]] | None,
         deadline: float,
         hosts: Mapping[int, str] | None = None,
-        configured: Collection[str] = (),
-        patient: bool = False,
     ) -> None:
-        self.size = size
-        self._hosts = dict(hosts or {})
-        self._protocol = protocol
+        super().__init__(size, deadline=deadline, hosts=hosts)
         self.plan: Plan | None = None
-        self.outcome: Go | DaskGpuMpiError | None = None
-        self._make_plan = plan
-        self._send = send
-        self._credentials = credentials
-        self._join = join
-        self._deadline = deadline
-        self._configured = configured
-        self._patient = patient
-        self._limit = 0.0
-        self._hellos: dict[int, Hello] = {}
         #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
         self.steps: dict[int, list[Step]] = {}
-        self._failures: dict[int, Failure] = {}
-        self._failed_at: float | None = None
+        self._job = job
+        self._send = send
+        self._test = ReachabilityTest(size, send)
+        self._limit = 0.0
         self._ready: set[int] = set()
-        self._tokens: Tokens | None = None
-        self._proving = False
-        self._reached: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
         self._go: Go | None = None
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
+        if super().handle(event, now):
+            if event.kind == Kind.REGISTRATION and self._all_registered and not self._failures:
+                self._make_plan(now)
+            return True
         source, kind, payload = event
         if source is None:
             return False
-        if kind == "hello":
-            self._hellos[source] = payload
-            if payload.failure is not None:
-                self._fail(source, payload.failure, now)
-            elif len(self._hellos) == self.size and not self._failures:
-                self._all_here(now)
-        elif kind == "address":
-            self._scheduler_is_up(*payload)
-        elif kind == "probing":
-            assert self.plan is not None  # it was asked for after the plan
-            role = self.plan.scheduler
-            if payload:
-                self._prove(payload, f"rank {role.rank} on {role.host}", self._tokens)
-            else:
-                self._start_scheduler()  # which says better why nobody can listen there
-        elif kind == "reached":
-            self._reached.add(source)
-            if len(self._reached) == self.size and not self._failures:
-                self._all_reach()
-        elif kind == "ready":
+        if kind == Kind.LISTENING:
+            self._on_listening(payload)
+        elif kind == Kind.REACHED:
+            if self._test.on_reached(source) and not self._failures:
+                self._test.under_way = False
+                self._start_scheduler()
+        elif kind == Kind.ADDRESS:
+            self._on_address(*payload)
+        elif kind == Kind.READY:
             self._ready.add(source)
             self.steps[source] = payload or []
             if len(self._ready) == self.size and self.outcome is None and not self._failures:
                 self._all_ready()
-        elif kind == "failed":
-            self._fail(source, payload, now)
         else:
             return False
         return True
 
-    def tick(self, now: float) -> None:
-        """Give up when it is time to."""
-        if self.outcome is not None:
-            return
-        if self._failed_at is not None:
-            heard = len(self._failures) + len(self._reached if self._proving else ()) == self.size
-            if heard or now > self._failed_at + (GATHER_PROOFS if self._proving else GATHER_FAILURES):
-                self._give_up()
-        elif now > self._deadline:
-            silent = [rank for rank in range(self.size) if rank not in self._hellos]
-            text = "has not answered" if silent else "has not started its workers"
-            for rank in silent or self.waiting_for:
-                self._failures[rank] = Failure(
-                    f"{text} within the start-up deadline (startup_timeout)", 1, of_a_rank=True
-                )
-            self._give_up(fatal=True)
-
     def progress(self) -> tuple[int, int | None, list[str]]:
         """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
-        ready = planned = None
-        if self.plan is not None:
-            planned = len(self.plan.workers)
-            ready = sum(worker.rank in self._ready for worker in self.plan.workers)
-        silent = [rank for rank in range(self.size) if rank not in self._hellos]
-        hosts = [
-            self._hellos[rank].host if rank in self._hellos else self._hosts.get(rank, "")
-            for rank in silent or self.waiting_for
-        ]
-        return ready or 0, planned, hosts
-
-    @property
-    def hosts(self) -> dict[int, str]:
-        """Host of each rank, as far as it is known."""
-        return {**self._hosts, **{rank: hello.host for rank, hello in self._hellos.items()}}
+        _, _, hosts = super().progress()
+        if self.plan is None:
+            return 0, None, hosts
+        ready = sum(worker.rank in self._ready for worker in self.plan.workers)
+        return ready, len(self.plan.workers), hosts
 
     @property
     def waiting_for(self) -> list[int]:
-        """The ranks that are not ready yet."""
-        return [rank for rank in range(self.size) if rank not in self._ready]
+        """The ranks that have not registered; once all have, those that are not ready yet."""
+        return super().waiting_for or [rank for rank in range(self.size) if rank not in self._ready]
 
-    def _fail(self, rank: int, failure: Failure, now: float) -> None:
-        self._failures.setdefault(rank, failure)
-        if self._failed_at is None:
-            self._failed_at = now
+    def _others_heard(self) -> int:
+        return len(self._test.reached) if self._test.under_way else 0
 
-    def _give_up(self, *, fatal: bool = False) -> None:
-        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
+    def _patience(self) -> float:
+        return GATHER_UNREACHED if self._test.under_way else super()._patience()
 
-    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
-        self.outcome = failure.error(reported=False)
-        self.outcome.fatal = fatal
+    # -- the plan -----------------------------------------------------------------------------------------------
 
-    def _all_here(self, now: float) -> None:
-        hellos = [self._hellos[rank] for rank in range(self.size)]
+    def _make_plan(self, now: float) -> None:
+        found = [self._registrations[rank] for rank in range(self.size)]
+        inventories = [each.inventory for each in found if each.inventory is not None]
+        machines = [inventory.host + inventory.boot_id for inventory in inventories]
         try:
-            self._same_options(hellos)
-            inventories = [hello.inventory for hello in hellos if hello.inventory is not None]
-            self.plan = self._make_plan(inventories, any(hello.has_client for hello in hellos))
-            self._has_what_to_run(hellos, self.plan.client.rank)
-            hosts = [inventory.host + inventory.boot_id for inventory in inventories]
-            wanted = [hello.wanted_interface for hello in hellos]
-            names = [hello.host for hello in hellos]
-            if self._join is not None and not any(wanted):
-                self._listen = dict.fromkeys(range(self.size))
-            else:
-                same = names if len(set(hosts)) == len(set(names)) else hosts
-                interfaces = {rank: hello.interfaces for rank, hello in enumerate(hellos)}
-                self._listen = dict(choose_addresses(same, interfaces, wanted)[1])
+            check_agreement(found)
+            plan = self._job.plan(inventories, any(each.has_client for each in found))
+            check_client(found, plan.client.rank)
+            self._listen = self._choose_addresses(found, machines)
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
-        workers = len(self.plan.workers)
-        crowd = workers_per_core(self.plan.workers)
-        settings = connection_settings(workers, crowd, self._configured)
-        if self._patient:
-            self._limit = start_limit(workers, crowd)
+        self.plan = plan
+        per_core = workers_per_core(plan.workers)
+        settings = connection_settings(len(plan.workers), per_core, self._job.configured)
+        if self._job.patient:
+            self._limit = start_limit(len(plan.workers), per_core)
             self._deadline = max(self._deadline, now + self._limit)
-        if self._join is not None:
-            address, _, theirs = self._join
-            self._config = theirs | settings
-            if (known := Protocol.of(address)) is not None and known.allows_plain_probe:
-                self._prove(address.partition("://")[2], "of another job", None)
+        target = self._job.target
+        if target is not None:
+            self._config = target.config | settings
+            if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
+                self._test.connect(target.address.partition("://")[2], "of another job")
             else:  # a listener with TLS or UCX would complain of whoever hangs up
-                self._scheduler_is_up(address, None)
+                self._on_address(target.address, None)
             return
-        self._config = self._credentials() | settings
+        self._config = self._job.credentials() | settings
+        if len(set(machines)) > 1:
+            self._test.listen(plan.scheduler.rank, self._listen[plan.scheduler.rank])
+        else:
+            self._start_scheduler()
+
+    def _choose_addresses(
+        self, found: Sequence[Registration], machines: Sequence[str]
+    ) -> dict[int, str | None]:
+        """Where each rank's workers, and the scheduler, are to listen."""
+        wanted = [each.wanted_interface for each in found]
+        if self._job.target is not None and not any(wanted):
+            return dict.fromkeys(range(self.size))
+        names = [each.host for each in found]
+        same = names if len(set(machines)) == len(set(names)) else machines
+        interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
+        return dict(choose_addresses(same, interfaces, wanted)[1])
+
+    # -- the scheduler ------------------------------------------------------------------------------------------
+
+    def _on_listening(self, target: str) -> None:
+        assert self.plan is not None  # it was asked for after the plan
         role = self.plan.scheduler
-        if len(set(hosts)) > 1:
-            self._tokens = Tokens()
-            self._send(role.rank, "probe", (self._listen[role.rank], self._tokens))
+        if target:
+            self._test.connect(target, f"rank {role.rank} on {role.host}")
         else:
-            self._start_scheduler()
-
-    def _prove(self, target: str, where: str, tokens: Tokens | None) -> None:
-        """Have every rank connect to where the scheduler is, or will be."""
-        self._proving = True
-        for rank in range(self.size):
-            self._send(rank, "prove", (target, where, tokens))
-
-    def _all_reach(self) -> None:
-        self._proving = False
-        if self._join is not None:
-            self._scheduler_is_up(self._join[0], None)
-        else:
-            self._start_scheduler()
+            self._start_scheduler()  # which says better why nobody can listen there
 
     def _start_scheduler(self) -> None:
         assert self.plan is not None  # it says where
+        if self._job.target is not None:  # it is there
+            self._on_address(self._job.target.address, None)
+            return
         role = self.plan.scheduler
         here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
-        device = here[0].uuid if here and self._protocol == Protocol.UCX else ""
-        self._send(role.rank, "scheduler", (self._listen[role.rank], self._config, device))
+        device = here[0].uuid if here and self._job.protocol == Protocol.UCX else ""
+        self._send(role.rank, Kind.SCHEDULER, (self._listen[role.rank], self._config, device))
 
-    def _same_options(self, hellos: list[Hello]) -> None:
-        first = hellos[0].shape
-        for rank, hello in enumerate(hellos):
-            for (name, value), (_, other) in zip(first, hello.shape, strict=True):
-                if value != other:
-                    raise InputError(
-                        f"option {name} is {value!r} on rank 0 ({hellos[0].host}) and {other!r} on rank {rank} ({hello.host}): "
-                        "it must be the same on all ranks"
-                    )
-
-    def _has_what_to_run(self, hellos: list[Hello], client: int) -> None:
-        having = [rank for rank, hello in enumerate(hellos) if hello.has_client]
-        if having and client not in having:
-            raise InputError(
-                f"rank {client} ({hellos[client].host}) is the client, but only {ranks_text(having)} got a script or function to "
-                "run (expected the same call on all ranks). Fix: pass it on all ranks, or set client_rank (--client-rank)"
-            )
-
-    def _scheduler_is_up(self, address: str, dashboard: str | None) -> None:
+    def _on_address(self, address: str, dashboard: str | None) -> None:
+        """The scheduler is up: every rank may start its workers."""
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._go = Go(address, dashboard)
-        memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in self.plan.hosts}
-        host_of = {rank: host.host for host in self.plan.hosts for rank in host.ranks}
-        mine: dict[int, list[WorkerPlan]] = {}
-        for worker in self.plan.workers:
-            mine.setdefault(worker.rank, []).append(worker)
-        protocol = self._join[1] if self._join is not None else self._protocol
-        before, total = 0, len(self.plan.workers)
+        plan, target = self.plan, self._job.target
+        memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
+        host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
+        workers_of: dict[int, list[WorkerPlan]] = {}
+        for worker in plan.workers:
+            workers_of.setdefault(worker.rank, []).append(worker)
+        before = 0
         for rank in range(self.size):
-            delay = start_delay(before, total)
-            before += len(mine.get(rank, ()))
-            self._send(
-                rank,
-                "start",
-                Start(
-                    address,
-                    protocol,
-                    self._listen[rank],
-                    tuple(mine.get(rank, ())),
-                    memory[host_of[rank]],
-                    self._config,
-                    rank == self.plan.client.rank,
-                    delay,
-                    self._limit,
-                ),
+            workers = tuple(workers_of.get(rank, ()))
+            start = Start(
+                address,
+                protocol=target.protocol if target is not None else self._job.protocol,
+                listen=self._listen[rank],
+                workers=workers,
+                device_memory=memory[host_of[rank]],
+                config=self._config,
+                is_client=rank == plan.client.rank,
+                delay=start_delay(before, len(plan.workers)),
+                limit=self._limit,
             )
+            before += len(workers)
+            self._send(rank, Kind.START, start)
 
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._go is not None  # as above
         full = Go(self._go.address, self._go.dashboard, self.plan, self._config)
         for rank in range(1, self.size):
-            self._send(rank, "go", full if rank == self.plan.client.rank else self._go)
+            self._send(rank, Kind.GO, full if rank == self.plan.client.rank else self._go)
         self.outcome = full

@@ -17,20 +17,13 @@ BRISK, CALM = 0.01, 0.1
 
 
 class Event(NamedTuple):
-    """Something that happened.
+    """Something that happened."""
 
-    Attributes
-    ----------
-    source : int or None
-        The rank that sent it; None for this rank's own agent.
-    kind : str
-        What it is.
-    payload : object
-        What comes with it; of an agent, a tuple.
-    """
-
+    #: The rank that sent it; None: this rank's own agent.
     source: int | None
+    #: What it is: `messages.Kind` between ranks.
     kind: str
+    #: What comes with it; of an agent, a list.
     payload: Any
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dask_gpu_mpi.options.table import Options
 
 from .planner import PlacementOptions
+from .roles import default_client
 
-__all__ = ["placement_options"]
+__all__ = ["expected_client", "placement_options"]
 
 
 def placement_options(options: Options, *, name: str | None = None) -> PlacementOptions:
@@ -24,3 +25,8 @@ def placement_options(options: Options, *, name: str | None = None) -> Placement
         client_rank=options.client_rank,
         has_scheduler=options.scheduler,
     )
+
+
+def expected_client(options: Options) -> int:
+    """The rank that the layout gives the script to, unless the user chose another."""
+    return default_client(options.layout, options.scheduler_rank, options.client_rank)

@@ -91,16 +91,16 @@ def _join(self, *args):
 Mailbox._join = _join
 """,
     "for its agent": """
-from dask_gpu_mpi.cluster.bringup import Bringup
-wait = Bringup._await_agent
+from dask_gpu_mpi.cluster import inspection
+wait = inspection.await_agent
 
-def _await_agent(self):
+def await_agent(agent, surroundings):
     if rank() == 0:
-        self._agent.events = lambda timeout: time.sleep(timeout) or []
+        agent.events = lambda timeout: time.sleep(timeout) or []
         mark("waits")
-    wait(self)
+    wait(agent, surroundings)
 
-Bringup._await_agent = _await_agent
+inspection.await_agent = await_agent
 """,
 }
 

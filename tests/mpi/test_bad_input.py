@@ -700,6 +700,38 @@ def test_a_second_try_after_a_refusal_is_allowed(mpirun: Mpi) -> None:
     nothing_left(mpirun)
 
 
+def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
+    script = """
+        import os
+        from mpi4py import MPI
+        from dask_gpu_mpi import DaskGpuMpiError, initialize
+        found = []
+        for options, size in (
+            ({"nthreads": "two"}, None),
+            ({"worker_class": "dask_cuda.CUDAWorker"}, None),
+            ({}, "4"),
+        ):
+            for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+                if size is not None and name in os.environ:
+                    os.environ[name] = size
+            try:
+                initialize(**options)
+            except DaskGpuMpiError as error:
+                found.append((type(error).__name__, error.exit_code, error.reported))
+                last = error
+        for row in MPI.COMM_WORLD.gather(found) or ():
+            print(*row, flush=True)
+        MPI.COMM_WORLD.Barrier()
+        raise last
+    """
+    done = mpirun.run(script, 2, timeout=LIMIT, env=QUICK | {"CUDA_VISIBLE_DEVICES": ""}).check(2)
+    row = "('OptionError', 2, True) ('PlacementError', 2, True) ('LauncherError', 2, True)\n"
+    assert done.stdout == 2 * row
+    assert done.stderr.count(ERROR) == 3
+    assert "Traceback" not in done.stderr
+    nothing_left(mpirun)
+
+
 def test_plan_of_an_allocation_with_one_bad_rank(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     program = ["python", "-m", "dask_gpu_mpi", "plan"]
     per_rank = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}]

@@ -19,7 +19,7 @@ from dask_gpu_mpi.agent.worker_factory import (
     visible_device,
     worker_class_for,
 )
-from dask_gpu_mpi.cluster.bringup import configuration
+from dask_gpu_mpi.cluster.agent_settings import configuration
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.plan.model import WorkerPlan
 

@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.cluster.coordinator import Coordinator, Go, Hello, Start
+from dask_gpu_mpi.cluster.coordinator import Coordinator, Job
 from dask_gpu_mpi.cluster.events import Event
+from dask_gpu_mpi.cluster.messages import Go, Kind, Registration, Start
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
-SHAPE = (("layout", "shared"),)
+SHARED = (("layout", "shared"),)
 
 
-def hello(rank: int, size: int, host: str = "a", **changes: Any) -> Hello:
+def registration(rank: int, size: int, host: str = "a", **changes: Any) -> Registration:
     inventory = Inventory(
         rank=rank,
         world_size=size,
@@ -31,13 +33,13 @@ def hello(rank: int, size: int, host: str = "a", **changes: Any) -> Hello:
         visible=None,
     )
     interfaces = (LO, Interface("eth0", f"10.0.0.{rank}", "10.0.0.0/24"))
-    return Hello(
+    return Registration(
         **{
             "host": host,
             "inventory": inventory,
             "interfaces": interfaces,
             "wanted_interface": None,
-            "shape": SHAPE,
+            "shared_options": SHARED,
             **changes,
         }
     )
@@ -50,19 +52,19 @@ class Driver:
         self.sent: list[tuple[int, str, Any]] = []
         self.size = size
         layout = changes.pop("layout", "shared")
+        job = Job(
+            "tls",
+            lambda inventories, has_client: make_plan(
+                inventories, PlacementOptions(layout=layout, has_client=has_client)
+            ),
+            lambda: {"key": "secret"},
+            **changes,
+        )
         self.coordinator = Coordinator(
             size,
-            **{
-                "protocol": "tls",
-                "plan": lambda inventories, has_client: make_plan(
-                    inventories, PlacementOptions(layout=layout, has_client=has_client)
-                ),
-                "send": lambda rank, kind, payload: self.sent.append((rank, kind, payload)),
-                "credentials": lambda: {"key": "secret"},
-                "join": None,
-                "deadline": 100.0,
-                **changes,
-            },
+            job,
+            send=lambda rank, kind, payload: self.sent.append((rank, kind, payload)),
+            deadline=100.0,
         )
 
     def tell(self, rank: int, kind: str, payload: Any = None, now: float = 1.0) -> None:
@@ -74,21 +76,21 @@ class Driver:
 
 def test_the_way_to_a_cluster() -> None:
     driver = Driver(2)
-    driver.tell(1, "hello", hello(1, 2))
+    driver.tell(1, Kind.REGISTRATION, registration(1, 2))
     assert driver.sent == []
-    driver.tell(0, "hello", hello(0, 2))
-    assert driver.sent == [(0, "scheduler", ("127.0.0.1", {"key": "secret"}, ""))]
-    driver.tell(0, "address", ("tls://127.0.0.1:5", "http://localhost:8787/status"))
-    starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+    driver.tell(0, Kind.REGISTRATION, registration(0, 2))
+    assert driver.sent == [(0, Kind.SCHEDULER, ("127.0.0.1", {"key": "secret"}, ""))]
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", "http://localhost:8787/status"))
+    starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
     assert [start.is_client for start in starts] == [True, False]
     assert all(isinstance(start, Start) and start.address == "tls://127.0.0.1:5" for start in starts)
-    driver.tell(0, "ready")
+    driver.tell(0, Kind.READY)
     assert driver.coordinator.waiting_for == [1]
     assert driver.coordinator.outcome is None
-    driver.tell(1, "ready")
+    driver.tell(1, Kind.READY)
     assert isinstance(driver.coordinator.outcome, Go)
-    assert driver.kinds()[-1] == (1, "go")
+    assert driver.kinds()[-1] == (1, Kind.GO)
     # only the client rank is given the plan and the credentials
     assert driver.sent[-1][2].plan is None
     assert driver.sent[-1][2].config == {}
@@ -100,9 +102,9 @@ def test_a_bare_event_of_the_agent_is_not_for_it() -> None:
 
 def test_one_rank_fails_and_is_named() -> None:
     driver = Driver(3)
-    driver.tell(0, "hello", hello(0, 3))
-    driver.tell(1, "hello", hello(1, 3, "b", inventory=None, failure=Failure("no disk", 2)))
-    driver.tell(2, "hello", hello(2, 3))
+    driver.tell(0, Kind.REGISTRATION, registration(0, 3))
+    driver.tell(1, Kind.REGISTRATION, registration(1, 3, "b", inventory=None, failure=Failure("no disk", 2)))
+    driver.tell(2, Kind.REGISTRATION, registration(2, 3))
     driver.coordinator.tick(1.5)
     assert driver.coordinator.outcome is None, "others may have something to say as well"
     driver.coordinator.tick(2.5)
@@ -115,7 +117,11 @@ def test_one_rank_fails_and_is_named() -> None:
 def test_what_all_say_is_said_once() -> None:
     driver = Driver(2)
     for rank in (0, 1):
-        driver.tell(rank, "hello", hello(rank, 2, inventory=None, failure=Failure("unknown option", 2)))
+        driver.tell(
+            rank,
+            Kind.REGISTRATION,
+            registration(rank, 2, inventory=None, failure=Failure("unknown option", 2)),
+        )
     driver.coordinator.tick(1.0)
     assert str(driver.coordinator.outcome) == "unknown option"
 
@@ -123,10 +129,10 @@ def test_what_all_say_is_said_once() -> None:
 def test_a_late_failure_is_a_start_up_error() -> None:
     driver = Driver(2)
     for rank in (0, 1):
-        driver.tell(rank, "hello", hello(rank, 2))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
-    driver.tell(0, "ready")
-    driver.tell(1, "failed", Failure("worker 1 did not start", 1))
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
+    driver.tell(0, Kind.READY)
+    driver.tell(1, Kind.FAILED, Failure("worker 1 did not start", 1))
     driver.coordinator.tick(9.0)
     error = driver.coordinator.outcome
     assert isinstance(error, StartupError)
@@ -136,8 +142,8 @@ def test_a_late_failure_is_a_start_up_error() -> None:
 
 def test_the_deadline_names_who_is_missing() -> None:
     driver = Driver(3)
-    driver.tell(0, "hello", hello(0, 3))
-    driver.tell(2, "hello", hello(2, 3, "b"))
+    driver.tell(0, Kind.REGISTRATION, registration(0, 3))
+    driver.tell(2, Kind.REGISTRATION, registration(2, 3, "b"))
     driver.coordinator.tick(99.0)
     assert driver.coordinator.outcome is None
     driver.coordinator.tick(100.5)
@@ -150,9 +156,9 @@ def test_the_deadline_names_who_is_missing() -> None:
 def test_the_deadline_names_who_has_not_started_workers() -> None:
     driver = Driver(2)
     for rank in (0, 1):
-        driver.tell(rank, "hello", hello(rank, 2, "ab"[rank]))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
-    driver.tell(0, "ready")
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, "ab"[rank]))
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
+    driver.tell(0, Kind.READY)
     assert driver.coordinator.progress() == (1, 2, ["b"])
     driver.coordinator.tick(100.5)
     assert "rank 1 of 2 on b: has not started its workers" in str(driver.coordinator.outcome)
@@ -162,8 +168,8 @@ def test_the_deadline_names_who_has_not_started_workers() -> None:
 def test_the_deadline_names_them_all_where_nobody_has(size: int) -> None:
     driver = Driver(size)
     for rank in range(size):
-        driver.tell(rank, "hello", hello(rank, size, "ab"[rank]))
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, size, "ab"[rank]))
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     driver.coordinator.tick(100.5)
     whom = "rank 0 of 1 on a" if size == 1 else "ranks 0-1 of 2 on a, b"
     assert str(driver.coordinator.outcome).startswith(f"{whom}: has not started its workers")
@@ -171,8 +177,8 @@ def test_the_deadline_names_them_all_where_nobody_has(size: int) -> None:
 
 def test_options_must_agree() -> None:
     driver = Driver(2)
-    driver.tell(0, "hello", hello(0, 2))
-    driver.tell(1, "hello", hello(1, 2, shape=(("layout", "exclusive"),)))
+    driver.tell(0, Kind.REGISTRATION, registration(0, 2))
+    driver.tell(1, Kind.REGISTRATION, registration(1, 2, shared_options=(("layout", "exclusive"),)))
     with pytest.raises(
         InputError, match=r"layout is 'shared' on rank 0 \(a\) and 'exclusive' on rank 1 \(a\)"
     ):
@@ -184,7 +190,7 @@ def test_a_world_too_small_is_what_dask_mpi_users_catch() -> None:
 
     driver = Driver(2, layout="exclusive")
     for rank in (0, 1):
-        driver.tell(rank, "hello", hello(rank, 2))
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
     assert isinstance(driver.coordinator.outcome, WorldTooSmallException)
     assert isinstance(driver.coordinator.outcome, dask_mpi.WorldTooSmallException)
 
@@ -193,11 +199,11 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
     for having, workers in (((), [1, 2]), ((1,), [2]), ((0, 1, 2), [2])):
         driver = Driver(3, layout="exclusive")
         for rank in range(3):
-            driver.tell(rank, "hello", hello(rank, 3, has_client=rank in having))
+            driver.tell(rank, Kind.REGISTRATION, registration(rank, 3, has_client=rank in having))
         assert [worker.rank for worker in driver.coordinator.plan.workers] == workers  # type: ignore[union-attr]
     driver = Driver(2)
     for rank in (0, 1):
-        driver.tell(rank, "hello", hello(rank, 2, has_client=rank == 1))
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, has_client=rank == 1))
     with pytest.raises(
         InputError, match=r"rank 0 \(a\) is the client, but only rank 1 got .* Fix: .*--client-rank"
     ):
@@ -205,9 +211,9 @@ def test_a_script_on_any_rank_counts_and_is_where_it_runs() -> None:
 
 
 def test_joining_starts_no_scheduler() -> None:
-    driver = Driver(1, join=("tls://10.0.0.9:5", "tls", {"key": "theirs"}))
-    driver.tell(0, "hello", hello(0, 1))
-    assert driver.kinds() == [(0, "start")]
+    driver = Driver(1, target=Target("tls://10.0.0.9:5", {"key": "theirs"}))
+    driver.tell(0, Kind.REGISTRATION, registration(0, 1))
+    assert driver.kinds() == [(0, Kind.START)]
     assert driver.sent[0][2].config == {"key": "theirs"}
     assert driver.sent[0][2].listen is None
 
@@ -216,7 +222,9 @@ def test_a_report_is_bounded() -> None:
     driver = Driver(20)
     for rank in range(20):
         driver.tell(
-            rank, "hello", hello(rank, 20, inventory=None, failure=Failure(f"disk {rank} is full", 1))
+            rank,
+            Kind.REGISTRATION,
+            registration(rank, 20, inventory=None, failure=Failure(f"disk {rank} is full", 1)),
         )
     driver.coordinator.tick(1.0)
     text = str(driver.coordinator.outcome)
@@ -228,11 +236,11 @@ def crowded(size: int, **changes: Any) -> Driver:
     """A coordinator whose ranks have all been told to start."""
     driver = Driver(size, **changes)
     for rank in range(size):
-        driver.tell(rank, "hello", hello(rank, size, f"h{rank}"))
-    driver.tell(0, "probing", "10.0.0.0:5")
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
+    driver.tell(0, Kind.LISTENING, "10.0.0.0:5")
     for rank in range(size):
-        driver.tell(rank, "reached")
-    driver.tell(0, "address", ("tls://127.0.0.1:5", None))
+        driver.tell(rank, Kind.REACHED)
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     return driver
 
 
@@ -240,12 +248,12 @@ def proving(size: int) -> Driver:
     """A coordinator whose ranks, each on a host of its own, are about to connect to the scheduler's host."""
     driver = Driver(size)
     for rank in range(size):
-        driver.tell(rank, "hello", hello(rank, size, f"h{rank}"))
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
     ((rank, kind, (address, tokens)),) = driver.sent
-    assert (rank, kind, address) == (0, "probe", "10.0.0.0")
-    driver.tell(0, "probing", "10.0.0.0:5")
+    assert (rank, kind, address) == (0, Kind.LISTEN, "10.0.0.0")
+    driver.tell(0, Kind.LISTENING, "10.0.0.0:5")
     proofs = driver.sent[1:]
-    assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, "prove") for rank in range(size)]
+    assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(size)]
     assert {payload for *_, payload in proofs} == {("10.0.0.0:5", "rank 0 on h0", tokens)}
     return driver
 
@@ -253,32 +261,32 @@ def proving(size: int) -> Driver:
 def test_the_scheduler_starts_when_all_reach_its_host() -> None:
     driver = proving(3)
     for rank in (2, 0):
-        driver.tell(rank, "reached")
-    assert driver.kinds()[-1] == (2, "prove")
-    driver.tell(1, "reached")
-    assert driver.sent[-1] == (0, "scheduler", ("10.0.0.0", {"key": "secret"}, ""))
+        driver.tell(rank, Kind.REACHED)
+    assert driver.kinds()[-1] == (2, Kind.CONNECT)
+    driver.tell(1, Kind.REACHED)
+    assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, ""))
 
 
 def test_all_that_do_not_reach_it_are_named() -> None:
     """Some are told at once that there is no way, others wait in vain for seconds."""
     driver = proving(4)
     unreached = Failure("no way", 2)
-    driver.tell(0, "reached")
-    driver.tell(1, "failed", unreached, now=1.0)
-    driver.tell(2, "reached")
+    driver.tell(0, Kind.REACHED)
+    driver.tell(1, Kind.FAILED, unreached, now=1.0)
+    driver.tell(2, Kind.REACHED)
     driver.coordinator.tick(6.0)
     assert driver.coordinator.outcome is None
-    driver.tell(3, "failed", unreached, now=6.1)
+    driver.tell(3, Kind.FAILED, unreached, now=6.1)
     driver.coordinator.tick(6.2)
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
     assert str(error) == "ranks 1,3 of 4 on h1, h3: no way"
-    assert not any(kind in ("scheduler", "start") for _, kind, _ in driver.sent)
+    assert not any(kind in (Kind.SCHEDULER, Kind.START) for _, kind, _ in driver.sent)
 
 
 def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
     driver = proving(2)
-    driver.tell(1, "failed", Failure("no way", 2), now=1.0)
+    driver.tell(1, Kind.FAILED, Failure("no way", 2), now=1.0)
     driver.coordinator.tick(13.0)
     assert isinstance(driver.coordinator.outcome, InputError)
 
@@ -286,22 +294,22 @@ def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
 def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
     driver = Driver(2)
     for rank in range(2):
-        driver.tell(rank, "hello", hello(rank, 2, f"h{rank}"))
-    driver.tell(0, "probing", "")
-    assert driver.kinds()[-1] == (0, "scheduler")
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, f"h{rank}"))
+    driver.tell(0, Kind.LISTENING, "")
+    assert driver.kinds()[-1] == (0, Kind.SCHEDULER)
 
 
 def test_nobody_connects_on_one_host() -> None:
     driver = Driver(2)
     for rank in range(2):
-        driver.tell(rank, "hello", hello(rank, 2))
-    assert driver.kinds() == [(0, "scheduler")]
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    assert driver.kinds() == [(0, Kind.SCHEDULER)]
 
 
 def test_many_workers_are_given_time() -> None:
     driver = crowded(700, patient=True)
-    (scheduler,) = [payload for _, kind, payload in driver.sent if kind == "scheduler"]
-    starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+    (scheduler,) = [payload for _, kind, payload in driver.sent if kind == Kind.SCHEDULER]
+    starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
     for config in (scheduler[1], starts[0].config, starts[-1].config):
         assert config == {
             "key": "secret",
@@ -330,6 +338,6 @@ def test_no_rank_is_sent_what_belongs_to_another_host() -> None:
     sizes = []
     for size in (10, 100):
         driver = crowded(size)
-        starts = [payload for _, kind, payload in driver.sent if kind == "start"]
+        starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
         sizes.append(max(len(pickle.dumps(start)) for start in starts))
     assert sizes[1] < sizes[0] + 50

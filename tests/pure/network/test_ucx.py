@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.agent.worker_factory import _workers_config
-from dask_gpu_mpi.cluster.bringup import _may_be_client
+from dask_gpu_mpi.cluster.bringup import may_be_client
 from dask_gpu_mpi.cluster.dask_settings import _nest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
@@ -167,7 +167,7 @@ def test_the_agent_keeps_its_own_configuration() -> None:
     ],
 )
 def test_only_the_client_rank_loads_ucx(environ: dict[str, str], options: Options, loads: bool) -> None:
-    assert _may_be_client(options, environ) == loads
+    assert may_be_client(options, environ) == loads
 
 
 def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:

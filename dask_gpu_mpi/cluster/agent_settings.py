@@ -1,0 +1,69 @@
+"""From the options of a rank, and its part of the plan, to what its agent is told."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.options.table import Options
+
+from .messages import Start
+
+__all__ = ["configuration", "grace", "scheduler_settings", "worker_settings"]
+
+
+def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
+    """What an agent is told first. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
+    loaded = sys.modules.get("dask.config")
+    return Configuration(
+        worker_class=options.worker_class,
+        worker_options=dict(options.worker_options),
+        local_directory=options.local_directory,
+        protocol=options.protocol,
+        log_level=options.log_level,
+        dask_config=dict(loaded.config) if loaded is not None else {},
+        grace=grace(options),
+        shutdown_timeout=options.shutdown_timeout,
+        log_directory=options.log_directory,
+        mpi_deadline=mpi_deadline,
+        speaks=speaks,
+    )
+
+
+def grace(options: Options) -> float:
+    """Seconds that workers get to close politely, well within the shutdown deadline."""
+    return min(2.0, options.shutdown_timeout / 2)
+
+
+def scheduler_settings(
+    options: Options, listen: str, config: dict[str, Any], device: str
+) -> SchedulerSettings:
+    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX."""
+    return SchedulerSettings(
+        host=listen,
+        port=options.scheduler_port or 0,
+        protocol=options.protocol,
+        dashboard=options.dashboard,
+        dashboard_address=options.dashboard_address,
+        config=config,
+        device=device,
+    )
+
+
+def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSettings:
+    """What the workers of this rank have in common."""
+    return WorkerSettings(
+        address=start.address,
+        protocol=start.protocol,
+        host=start.listen,
+        interface=options.interface,
+        local_directory=scratch,
+        death_timeout=max(options.startup_timeout, start.limit),
+        delay=start.delay,
+        worker_class=options.worker_class,
+        worker_options=dict(options.worker_options),
+        device_memory=start.device_memory,
+        log_directory=options.log_directory,
+    )

@@ -1,0 +1,102 @@
+"""The messages of the start, on one rank: heard and passed on until the cluster is up, or until the one report."""
+
+from __future__ import annotations
+
+import time
+
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.gathering import report_to_all
+
+from .events import BRISK, Event, Post
+from .messages import COORDINATOR, Go, Kind
+from .progress import Progress
+from .registrations import FailureCoordinator
+from .relay import Relay
+from .surroundings import Surroundings
+
+__all__ = ["until_go"]
+
+#: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
+COORDINATOR_GRACE = 30.0
+
+
+def until_go(
+    post: Post, surroundings: Surroundings, coordinator: FailureCoordinator | None, relay: Relay | None
+) -> Go:
+    """Serve the start until the cluster is up.
+
+    Parameters
+    ----------
+    post : Post
+        Of this rank.
+    surroundings : Surroundings
+        What the rank starts with.
+    coordinator : FailureCoordinator or None
+        On rank 0.
+    relay : Relay or None
+        None: this rank can't take part.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        The one report.
+    """
+    deadline = surroundings.deadline
+    progress = Progress(surroundings.started)
+    signalled: Failure | None = None
+    while True:
+        if signalled is None and (signalled := surroundings.signal_failure()) is not None:
+            post.send(COORDINATOR, Kind.FAILED, signalled)
+        if relay is not None:
+            relay.poll()
+        events = post.events(BRISK)
+        for number, event in enumerate(events):
+            if coordinator is not None and coordinator.handle(event, time.monotonic()):
+                continue
+            if _is(event, Kind.GO):
+                post.push_back(events[number + 1 :])
+                go: Go = event.payload
+                return go
+            if _is(event, Kind.FAIL):
+                raise event.payload.error(reported=True)
+            if _is(event, Kind.START):
+                deadline = max(deadline, time.monotonic() + event.payload.limit)
+            if relay is not None:
+                relay.on_event(event)
+        if coordinator is not None:
+            if (outcome := _tick(coordinator, progress, post, surroundings)) is not None:
+                return outcome
+        elif time.monotonic() > deadline + COORDINATOR_GRACE:
+            raise StartupError(
+                f"rank {post.rank} on {surroundings.host} heard nothing from rank 0 until the start-up deadline"
+            )
+
+
+def _is(event: Event, kind: Kind) -> bool:
+    """Whether this is a message of that kind: an agent has words of its own, some the same."""
+    return event.source is not None and event.kind == kind
+
+
+def _tick(
+    coordinator: FailureCoordinator, progress: Progress, post: Post, surroundings: Surroundings
+) -> Go | None:
+    """Let the coordinator decide, and show how far the start has come."""
+    now = time.monotonic()
+    coordinator.tick(now)
+    outcome = coordinator.outcome
+    if outcome is None:
+        if progress.due(now):
+            progress.show(now, *coordinator.progress())
+        return None
+    progress.clear()
+    if isinstance(outcome, Go):
+        return outcome
+    # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
+    alone = surroundings.comm is None and post.size == 1
+    if alone and launcher_check.wait_for_rank_0_to_report(surroundings.environ):
+        outcome.reported = True
+    if not outcome.fatal:  # else `ending_in_order` prints it and aborts: who does not answer can't be told
+        report_to_all(post.mailbox, outcome)
+    raise outcome

@@ -1,0 +1,81 @@
+"""What one rank sees of its node, once its agent finds the options good: the agent, the GPUs, the inventory."""
+
+from __future__ import annotations
+
+import time
+
+from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.agent.orders import Answer
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.device_memory import device_options
+
+from .surroundings import Surroundings
+
+__all__ = ["await_agent", "inspect"]
+
+
+def inspect(
+    options: Options, agent: AgentProcess, surroundings: Surroundings, rank: int, size: int
+) -> Inventory:
+    """What this rank sees.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        Its agent finds the options bad, NVML does not respond, or a signal came.
+    """
+    # First, since what it has to report may be why nobody has shown the GPUs.
+    await_agent(agent, surroundings)
+    surroundings.timeline.lap("wait for the agent")
+    inventory = take_inventory(
+        rank,
+        size,
+        surroundings.environ,
+        device_options=device_options(options),
+        look_for_gpus=options.worker_kind != "cpu",
+        seen=_gpus(
+            agent,
+            surroundings,
+            f"rank {rank} of {size} on {surroundings.host}",
+            surroundings.deadline - nvml_grace(options.startup_timeout),
+        ),
+    )
+    surroundings.timeline.lap("inventory")
+    return inventory
+
+
+def await_agent(agent: AgentProcess, surroundings: Surroundings) -> None:
+    """Wait until the agent has imported, and has found the options good."""
+    while time.monotonic() < surroundings.deadline:
+        for kind, *payload in agent.events(0.05):
+            if kind == Answer.PREPARED:
+                return
+            if kind == Answer.FAILED:
+                raise Failure(*payload).error(reported=False)
+        if agent.lost:
+            raise StartupError(
+                f"the agent ended before it was ready ({agent.exit_text()}); its last words are above"
+            )
+        surroundings.raise_signal()
+    raise StartupError("the agent did not finish its imports within the start-up deadline (startup_timeout)")
+
+
+def _gpus(
+    agent: AgentProcess, surroundings: Surroundings, where: str, deadline: float
+) -> tuple[Gpu, ...] | None:
+    """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
+    while True:
+        try:
+            seen = agent.gpus(0.1)
+        except (InputError, StartupError) as error:
+            raise type(error)(f"{where}: {error}") from error
+        if seen is not None or not agent.looks:
+            return seen
+        surroundings.raise_signal()
+        if time.monotonic() > deadline:
+            raise hangs(where)

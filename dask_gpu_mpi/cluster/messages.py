@@ -1,0 +1,105 @@
+"""What the ranks of a job send each other: the kinds of messages, and what those of the start carry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.mpi.gathering import FAIL
+from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
+
+__all__ = ["COORDINATOR", "Go", "Kind", "Registration", "Start"]
+
+#: Rank that hears all others and makes the plan.
+COORDINATOR = 0
+
+
+class Kind(StrEnum):
+    """Kinds of messages between ranks; each says who sends it to whom."""
+
+    #: Every rank to the coordinator: a `Registration`.
+    REGISTRATION = "registration"
+    #: Coordinator to the scheduler's rank: ``(address, tokens)``, listen there for the reachability test.
+    LISTEN = "listen"
+    #: Scheduler's rank to the coordinator: ``"host:port"``; empty where it can't listen.
+    LISTENING = "listening"
+    #: Coordinator to all: ``(target, where, tokens)``, connect to it.
+    CONNECT = "connect"
+    #: Every rank to the coordinator: it has connected.
+    REACHED = "reached"
+    #: Coordinator to the scheduler's rank: ``(address to listen on, Dask configuration, UUID of a GPU)``.
+    SCHEDULER = "scheduler"
+    #: Scheduler's rank to the coordinator: ``(address, link to the dashboard)``.
+    ADDRESS = "address"
+    #: Coordinator to each rank: its `Start`.
+    START = "start"
+    #: Every rank to the coordinator: its workers are there; with the steps of its timeline.
+    READY = "ready"
+    #: Any rank to the coordinator: a `Failure`.
+    FAILED = "failed"
+    #: Coordinator to all: a `Go`.
+    GO = "go"
+    #: Coordinator to all: the `Failure` that all raise.
+    FAIL = FAIL
+
+
+@dataclass(frozen=True)
+class Registration:
+    """What a rank sends first: what it sees, or why it can't take part."""
+
+    #: Where it runs.
+    host: str
+    #: None with a failure.
+    inventory: Inventory | None
+    #: The networks of its host.
+    interfaces: tuple[Interface, ...]
+    #: The interface that it was asked to use.
+    wanted_interface: str | None
+    #: Options that must be the same on all ranks, as (name, value): see `agreement`.
+    shared_options: tuple[tuple[str, Any], ...]
+    #: Why this rank can't take part.
+    failure: Failure | None = None
+    #: Whether this rank has a script to run, should it be the client's.
+    has_client: bool = True
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank's part of the plan, and how to reach the scheduler."""
+
+    #: The scheduler's.
+    address: str
+    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
+    protocol: str
+    #: Address for this rank's workers; None: the one that leads to the scheduler.
+    listen: str | None
+    #: This rank's.
+    workers: tuple[WorkerPlan, ...]
+    #: Bytes, by UUID, of all devices of its host.
+    device_memory: dict[str, int]
+    #: Dask configuration with the credentials.
+    config: dict[str, Any] = field(repr=False)
+    #: Whether the script runs here.
+    is_client: bool = False
+    #: Seconds for which it holds back its workers, so that not all connect at once.
+    delay: float = 0.0
+    #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
+    limit: float = 0.0
+
+
+@dataclass(frozen=True)
+class Go:
+    """The cluster is up."""
+
+    #: The scheduler's.
+    address: str
+    #: Link to the dashboard.
+    dashboard: str | None
+    #: For the client rank.
+    plan: Plan | None = None
+    #: Dask configuration with the credentials, for the client rank.
+    config: dict[str, Any] = field(default_factory=dict, repr=False)

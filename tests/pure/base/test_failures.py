@@ -1,0 +1,113 @@
+"""Errors that travel between ranks: they arrive as what they were."""
+
+from __future__ import annotations
+
+import doctest
+import pickle
+
+import pytest
+
+from dask_gpu_mpi import errors
+from dask_gpu_mpi.base import failures
+from dask_gpu_mpi.base.failures import Failure, one_report, report_error
+from dask_gpu_mpi.errors import (
+    DaskGpuMpiError,
+    InputError,
+    LauncherError,
+    MpiMissingError,
+    OptionError,
+    PlacementError,
+    StartupError,
+    WorldTooSmallException,
+    world_too_small,
+)
+
+KINDS = (
+    InputError,
+    OptionError,
+    PlacementError,
+    LauncherError,
+    MpiMissingError,
+    StartupError,
+    WorldTooSmallException,
+)
+
+
+def travelled(error: DaskGpuMpiError) -> DaskGpuMpiError:
+    return pickle.loads(pickle.dumps(Failure.of(error))).error(reported=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_class_arrives(kind: type[DaskGpuMpiError]) -> None:
+    arrived = travelled(kind("text"))
+    assert isinstance(arrived, kind)
+    assert type(arrived).__name__ == kind.__name__
+    assert (str(arrived), arrived.exit_code, arrived.reported) == ("text", kind.exit_code, True)
+
+
+def test_no_class_is_left_out() -> None:
+    found = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert found == {kind.__name__ for kind in KINDS} | {"DaskGpuMpiError", "ClusterLostError"}
+
+
+def test_dask_mpis_exception_arrives() -> None:
+    import dask_mpi
+
+    assert isinstance(travelled(world_too_small("too small")), dask_mpi.WorldTooSmallException)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(2, InputError), (1, StartupError), (143, StartupError)])
+@pytest.mark.parametrize("name", ["", "NobodyKnows", "world_too_small", "__doc__"])
+def test_without_a_class_the_exit_code_decides(code: int, kind: type[DaskGpuMpiError], name: str) -> None:
+    arrived = Failure("text", code, name).error(reported=False)
+    assert type(arrived) is kind
+    assert arrived.exit_code == code
+    assert not arrived.reported
+
+
+def test_the_exit_code_of_a_signal_arrives() -> None:
+    arrived = travelled(Failure("SIGTERM", 143).error(reported=False))
+    assert (type(arrived), arrived.exit_code) == (StartupError, 143)
+    assert StartupError.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("kinds", "of_all"),
+    [
+        (("OptionError", "OptionError"), OptionError),
+        (("OptionError", "PlacementError"), InputError),
+        (("OptionError", ""), InputError),
+        (("OptionError", "WorldTooSmallException"), WorldTooSmallException),
+    ],
+)
+def test_the_class_of_a_report(kinds: tuple[str, ...], of_all: type[DaskGpuMpiError]) -> None:
+    failures = {rank: Failure(f"text {rank}", 2, kind) for rank, kind in enumerate(kinds)}
+    error = one_report(failures, {}, 2).error(reported=False)
+    assert isinstance(error, of_all)
+    assert type(error).__name__ == of_all.__name__
+    assert error.exit_code == 2
+
+
+def test_input_and_start_up_together_are_a_start_up_error() -> None:
+    failures = {0: Failure("no disk", 2, "InputError"), 1: Failure("no agent", 1, "StartupError")}
+    error = one_report(failures, {}, 3).error(reported=False)
+    assert (type(error), error.exit_code) == (StartupError, 1)
+
+
+def test_ranks_that_say_the_same_share_a_part_whatever_the_class() -> None:
+    failures = {0: Failure("no disk", 2, "OptionError"), 1: Failure("no disk", 2)}
+    assert one_report(failures, {}, 2).text == "no disk"
+
+
+def test_an_error_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    error = InputError("text")
+    for _ in range(2):
+        report_error(error)
+        assert error.reported
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: text\n"
+    report_error(InputError("told", reported=True))
+    assert capsys.readouterr().err == ""
+
+
+def test_the_examples() -> None:
+    assert doctest.testmod(failures).failed == 0

@@ -1,0 +1,39 @@
+"""What an agent is told of the options."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from dask_gpu_mpi.cluster.agent_settings import configuration, grace, scheduler_settings, worker_settings
+from dask_gpu_mpi.cluster.messages import Start
+from dask_gpu_mpi.options.table import Options
+
+
+def test_an_agent_that_replaces_another_has_no_deadline_for_mpi() -> None:
+    told = configuration(Options(log_level="debug", shutdown_timeout=3.0), speaks=False)
+    assert (told.log_level, told.shutdown_timeout, told.grace) == ("debug", 3.0, 1.5)
+    assert told.mpi_deadline == math.inf
+    assert not told.speaks
+
+
+@pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.5), (4.0, 2.0), (60.0, 2.0)])
+def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) -> None:
+    assert grace(Options(shutdown_timeout=timeout)) == seconds
+
+
+@pytest.mark.parametrize(("limit", "timeout"), [(0.0, 60.0), (400.0, 400.0)])
+def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(limit: float, timeout: float) -> None:
+    start = Start("ucx://h:1", "ucx", "10.0.0.1", (), {"GPU-x": 1}, {"key": "secret"}, delay=0.5, limit=limit)
+    told = worker_settings(Options(startup_timeout=60.0, interface="ib0"), start, "/scratch")
+    assert told.death_timeout == timeout
+    assert (told.address, told.protocol, told.host) == ("ucx://h:1", "ucx", "10.0.0.1")
+    assert (told.interface, told.local_directory, told.delay) == ("ib0", "/scratch", 0.5)
+    assert told.device_memory == {"GPU-x": 1}
+
+
+def test_any_port_is_port_0() -> None:
+    told = scheduler_settings(Options(), "10.0.0.1", {"key": "secret"}, "GPU-x")
+    assert (told.host, told.port, told.device) == ("10.0.0.1", 0, "GPU-x")
+    assert "secret" not in repr(told)

@@ -1,0 +1,173 @@
+"""The start on one rank, by messages that others would have sent: both ways, with and without a part in the cluster."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.cluster import exchange
+from dask_gpu_mpi.cluster.events import Event
+from dask_gpu_mpi.cluster.exchange import until_go
+from dask_gpu_mpi.cluster.messages import Go, Kind, Registration, Start
+from dask_gpu_mpi.cluster.registrations import FailureCoordinator
+from dask_gpu_mpi.cluster.surroundings import Surroundings
+from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
+
+GO = Go("tls://h:1", None)
+START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)
+
+
+class Signals:
+    def __init__(self, got: tuple[int, float] | None = None) -> None:
+        self.got = got
+
+
+class Mailbox:
+    def __init__(self) -> None:
+        self.to_all: list[tuple[str, Any]] = []
+
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        self.to_all.append((kind, payload))
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+
+class Post:
+    """One batch of events for each look; what the rank sends to itself comes with the next."""
+
+    def __init__(self, rank: int, size: int, *batches: list[Event]) -> None:
+        self.rank, self.size = rank, size
+        self.mailbox = Mailbox()
+        self.batches = list(batches)
+        self.sent: list[tuple[int, str, Any]] = []
+        self.pushed_back: list[Event] = []
+
+    def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        self.sent.append((rank, kind, payload))
+        if rank == self.rank:
+            self.batches.insert(0, [Event(rank, kind, payload)])
+
+    def events(self, timeout: float) -> list[Event]:
+        return self.batches.pop(0) if self.batches else []
+
+    def push_back(self, events: list[Event]) -> None:
+        self.pushed_back = events
+
+
+class Relay:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.polls = 0
+
+    def poll(self) -> None:
+        self.polls += 1
+
+    def on_event(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def surroundings(*, seconds: float = 30.0, signal: int | None = None, comm: Any = None) -> Surroundings:
+    now = time.monotonic()
+    signals: Any = Signals(None if signal is None else (signal, now))
+    return Surroundings({}, comm, True, now, now + seconds, signals, Timeline("rank"), "h")
+
+
+def serve(post: Any, around: Surroundings, coordinator: FailureCoordinator | None, relay: Any) -> Go:
+    return until_go(post, around, coordinator, relay)
+
+
+def registration(failure: Failure | None = None) -> Registration:
+    return Registration("h", None, (), None, (), failure)
+
+
+def test_a_rank_that_takes_part_goes_on() -> None:
+    later = Event(None, "workers-ended", [True])
+    agents = Event(None, "ready", [1, []])
+    post = Post(1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.GO, GO), later])
+    relay = Relay()
+    assert serve(post, surroundings(), None, relay) is GO
+    assert relay.events == [Event(0, Kind.START, START), agents]
+    assert relay.polls == 3
+    assert post.pushed_back == [later]
+
+
+def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
+    words = [Event(None, kind, []) for kind in (Kind.GO, Kind.FAIL, Kind.START)]
+    relay = Relay()
+    serve(Post(1, 2, words, [Event(0, Kind.GO, GO)]), surroundings(), None, relay)
+    assert relay.events == words
+
+
+@pytest.mark.parametrize("relay", [Relay(), None], ids=["takes part", "reports only"])
+def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
+    report = Failure("no GPU", 2, "PlacementError")
+    with pytest.raises(PlacementError, match="no GPU") as caught:
+        serve(Post(1, 2, [Event(0, Kind.FAIL, report)]), surroundings(), None, relay)
+    assert caught.value.reported
+
+
+def test_a_rank_without_a_part_ignores_its_agent() -> None:
+    lost = Event(None, "agent-lost", ["exit code 1", False])
+    post = Post(1, 2, [lost], [Event(0, Kind.FAIL, Failure("x", 1))])
+    with pytest.raises(StartupError):
+        serve(post, surroundings(), None, None)
+    assert post.sent == []
+
+
+def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = Failure("bad option", 2, "OptionError")
+    post = Post(
+        0,
+        2,
+        [Event(1, Kind.REGISTRATION, registration()), Event(0, Kind.REGISTRATION, registration(failure))],
+    )
+    with pytest.raises(OptionError, match="rank 0 of 2 on h: bad option") as caught:
+        serve(post, surroundings(), FailureCoordinator(2, deadline=time.monotonic() + 30), None)
+    assert caught.value.reported
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
+    ((kind, sent),) = post.mailbox.to_all
+    assert (kind, sent.text, sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
+
+
+def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    post = Post(0, 2, [Event(0, Kind.REGISTRATION, registration())])
+    with pytest.raises(StartupError, match="rank 1 of 2: has not answered") as caught:
+        serve(post, surroundings(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
+    assert caught.value.fatal
+    assert not caught.value.reported  # by who aborts the job
+    assert post.mailbox.to_all == []
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_worlds_of_one_report_once(
+    silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(exchange.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
+    post = Post(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure("bad", 2)))])
+    with pytest.raises(Exception, match="bad") as caught:
+        serve(post, surroundings(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
+    assert caught.value.reported  # type: ignore[attr-defined]
+    assert ("bad" in capsys.readouterr().err) is not silent
+
+
+def test_a_signal_is_reported_once() -> None:
+    post = Post(1, 2, [], [], [Event(0, Kind.FAIL, Failure("SIGTERM", 143))])
+    with pytest.raises(StartupError) as caught:
+        serve(post, surroundings(signal=15), None, Relay())
+    assert caught.value.exit_code == 143
+    assert post.sent == [(0, Kind.FAILED, Failure("SIGTERM came while the cluster started", 143))]
+
+
+def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever() -> None:
+    around = surroundings(seconds=-exchange.COORDINATOR_GRACE - 1)
+    with pytest.raises(StartupError, match="rank 1 on h heard nothing from rank 0"):
+        serve(Post(1, 2), around, None, None)
+    # a start message may give more time
+    post = Post(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.GO, GO)])
+    assert serve(post, around, None, Relay()) is GO
