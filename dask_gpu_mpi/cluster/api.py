@@ -24,7 +24,7 @@ from dask_gpu_mpi.mpi.local_ranks import is_child_of
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.table import Options, resolve
 
-from . import excepthook
+from . import excepthook, exit_codes
 from .script import run_script
 
 # What takes a rank long to import it imports while its agent starts.
@@ -432,7 +432,7 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
     InputError
         There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
     """
-    if _member is not None and not (_member.leave_open and _member.over):
+    if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(
             "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
             "`python -m dask_gpu_mpi` runs has its cluster already)"
@@ -498,7 +498,7 @@ def _on_term(number: int, frame: FrameType | None) -> None:
         if _script_has_ended(frame):
             return
         session._on_signal(number, frame)
-    raise SystemExit(128 + number)
+    raise SystemExit(exit_codes.of_signal(number))
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:

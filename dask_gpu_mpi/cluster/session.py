@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.signal_actions import action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
-from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
+from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.mpi.mailbox import abort, before_finalize
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
 
-from . import excepthook
+from . import excepthook, exit_codes
 from .bringup import Joined
 from .dask_settings import DaskSettings
 from .events import BRISK, CALM
@@ -216,7 +216,7 @@ class Session:
         for logger in self._silenced:
             logger.disabled = False
         # An error of ours that is under way, through a `finally` perhaps, still needs it.
-        if self._member.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
+        if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
 
     def _watch(self) -> None:
@@ -226,7 +226,7 @@ class Session:
             # Whatever it is: without this thread nobody hears of the cluster's end any more.
             if not self._leaving.is_set():
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
-                self._member.lost = self._member.lost or "its monitor failed"
+                self._member.ending.lost = self._member.ending.lost or "its monitor failed"
                 self._end_the_script()
 
     def _watch_over(self) -> None:
@@ -234,13 +234,13 @@ class Session:
         while not self._leaving.is_set():
             member.pump(CALM)
             self._look_for_other_handlers()
-            if member.stopped:
+            if member.ending.state.over:
                 member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
             due = self._callback is not None and self._end is not None and not self._warned
             if due and time.time() > (self._end or 0.0) - self._before:
                 self._warned = True
                 os.kill(os.getpid(), signal.SIGTERM)
-            if member.lost is not None or member.launcher_gone():
+            if member.ending.lost is not None or member.launcher_gone():
                 self._end_the_script()
                 return
 
@@ -253,24 +253,24 @@ class Session:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
         self._member.busy = True
-        if self._member.lost is not None:
-            raise ClusterLostError(self._member.lost, reported=True)
+        if self._member.ending.lost is not None:
+            raise ClusterLostError(self._member.ending.lost, reported=True)
         callback, self._callback = self._callback, None
         if callback is None:
-            raise SystemExit(128 + number)
+            raise SystemExit(exit_codes.of_signal(number))
         callback()
         handler = action_before(number).handler
         if callable(handler):
             with contextlib.suppress(SystemExit):  # a requeue tests for our code
                 handler(number, frame)
-        raise SystemExit(EXIT_CODE)
+        raise SystemExit(exit_codes.WALLTIME)
 
     def _end_by_force_after(self, seconds: float) -> None:
         """The script is being ended by an exception; one that swallows it must not keep the job."""
         if not self._leaving.wait(seconds):
             say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
             self._member.post.drop_agent(1.0)
-            os._exit(1)
+            os._exit(exit_codes.FAILED)
 
     def _stop_monitor(self) -> None:
         self._leaving.set()
@@ -282,7 +282,7 @@ class Session:
         limit = time.monotonic() + 1.0
         self._member.pump(0.0)
         self._member.pump(0.0)  # what the first has heard this rank tells itself
-        while _lost_clients() and not self._member.over and time.monotonic() < limit:
+        while _lost_clients() and not self._member.ending.state.over and time.monotonic() < limit:
             self._member.pump(BRISK)
 
     def _finish(self) -> None:
@@ -296,9 +296,9 @@ class Session:
             # The other ranks have not been told, and would wait for this one for ever.
             say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
-                abort(1)
+                abort(exit_codes.FAILED)
             flush()
-            os._exit(1)
+            os._exit(exit_codes.FAILED)
 
     def _end_the_job(self) -> None:
         self._stop_monitor()
@@ -310,9 +310,9 @@ class Session:
         self._member.client_done(final=True)
         _give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
-        if self._member.launcher_gone() or self._member.robbed:
+        if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
-            os._exit(1)  # MPI can't be left in an orderly way
+            os._exit(exit_codes.FAILED)  # MPI can't be left in an orderly way
 
 
 @functools.cache

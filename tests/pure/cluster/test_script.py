@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.cluster.script import check_script, prepare_script
 from dask_gpu_mpi.errors import InputError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 RUN = """
 import sys

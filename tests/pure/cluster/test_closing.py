@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.cluster import member
+from dask_gpu_mpi.cluster import closing
+from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.events import Event
 from dask_gpu_mpi.cluster.member import Member
 from dask_gpu_mpi.options.table import Options
@@ -63,7 +64,7 @@ class Post:
 
 
 def wind_down(post: Post, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: bool) -> Member:
-    monkeypatch.setattr(member.time, "monotonic", lambda: post.now)
+    monkeypatch.setattr(closing.time, "monotonic", lambda: post.now)
     joined: Any = SimpleNamespace(
         post=post,
         options=Options(),
@@ -78,7 +79,8 @@ def wind_down(post: Post, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: boo
     )
     signals: Any = SimpleNamespace()
     rank = Member(joined, signals, leave_open=False, has_client=True)
-    rank._wind_down()
+    rank._closing.run()
+    assert rank.ending.state is State.LEFT
     return rank
 
 
@@ -89,10 +91,13 @@ def test_a_slow_rank_0_tells_first_and_still_hears_the_others(
     post = Post()
     rank = wind_down(post, monkeypatch, has_scheduler=has_scheduler)
     assert post.said[:4] == ["close-workers", "killed", "closed", "removed"]
-    assert rank.silent == []
+    assert rank.coordinator is not None
+    assert rank.coordinator.silent == []
 
 
 def test_a_silent_rank_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     post = Post()
     post.other = (10_000.0, post.other[1])
-    assert wind_down(post, monkeypatch, has_scheduler=False).silent == [1]
+    rank = wind_down(post, monkeypatch, has_scheduler=False)
+    assert rank.coordinator is not None
+    assert rank.coordinator.silent == [1]
