@@ -6,26 +6,19 @@ import atexit
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import Driver
 from dask_gpu_mpi.agent.early import start_agent, start_driver
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.base.signal_actions import install
-from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.local_ranks import is_child_of
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.table import Options, resolve
 
-from . import excepthook, exit_codes
-from .script import run_script
+from . import excepthook, process_hooks
 
 # What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
@@ -37,26 +30,26 @@ if TYPE_CHECKING:
 __all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
 
 
-class _Unsaid:
-    """Default of the arguments for which None or the default itself may be said, against the environment or a file."""
+class _Unset:
+    """Default of the arguments for which None or the default itself may be specified, against the environment or a file."""
 
     def __repr__(self) -> str:
         return "<from the configuration>"
 
 
-_UNSAID: Any = _Unsaid()
-#: Variable in the environment of the script's children: process id of the rank.
-_RANK = "DGM_RANK_PID"
+_UNSET: Any = _Unset()
 #: Arguments whose None means something.
 _NULLABLE = ("memory_limit",)
+#: Arguments that are no options.
+_NO_OPTIONS = ("client_args", "client_function", "client_kwargs", "comm", "exit", "options")
 
 
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller has said: everything but the defaults."""
+def _specified(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among a caller's arguments: everything but the defaults."""
     return {
         key: value
-        for key, value in given.items()
-        if value is not _UNSAID and (value is not None or key in _NULLABLE)
+        for key, value in arguments.items()
+        if key not in _NO_OPTIONS and value is not _UNSET and (value is not None or key in _NULLABLE)
     }
 
 
@@ -93,7 +86,7 @@ def start(
         It did not come up; the same error on all ranks.
     """
     global _member
-    _refuse_children()
+    process_hooks.refuse_children()
     started = time.monotonic()
     if not sys.executable and isinstance(options, Options):
         options = InputError(
@@ -103,7 +96,7 @@ def start(
     signals = Signals()
     signals.take()
     environ = dict(os.environ)
-    os.environ[_RANK] = str(os.getpid())  # for the script's children only: the agent is given `environ`
+    process_hooks.mark_children()  # for the script's children only: the agent is given `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
     driver: Driver | None = None
@@ -146,8 +139,12 @@ def start(
     announce(joined, time.monotonic() - started)
     if not has_client:
         return member, None
-    session = Session(member, started, _on_term)
     assert isinstance(options, Options)  # with an InputError there is no cluster
+    return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
+
+
+def _open_session(session: Session, options: Options, signals: Signals) -> Session:
+    """Hand the signals, and the end of this process, to the session."""
     try:
         session._open()
         # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
@@ -159,22 +156,21 @@ def start(
     # Not before: what a signal raises ends the script, and the cluster with it, from here on.
     signals.give_back()
     if options.walltime_signal is not None:
-        _handle(getattr(signal, f"SIG{options.walltime_signal}"))
-    joined.timeline.lap("open the session")
+        process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
+    session._member.joined.timeline.lap("open the session")
     if signals.got is not None:
-        signal.raise_signal(
-            signals.got[0]
-        )  # it came while the cluster started, and is the script's to hear of
-    return member, session
+        # It came while the cluster started, and is the script's to hear of.
+        signal.raise_signal(signals.got[0])
+    return session
 
 
 def initialize(
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = None,
-    memory_limit: int | float | str | None = _UNSAID,
+    memory_limit: int | float | str | None = _UNSET,
     nanny: bool | None = None,
-    dashboard: bool = _UNSAID,
+    dashboard: bool = _UNSET,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     worker_class: str | type | None = None,
@@ -257,35 +253,7 @@ def initialize(
     StartupError
         The cluster did not come up; uncaught, one report and exit code 1.
     """
-    given = {
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-        "layout": layout,
-        "cpu_workers": cpu_workers,
-        "gpus_per_worker": gpus_per_worker,
-        "require_idle_gpus": require_idle_gpus,
-        "name": name,
-        "security": security,
-        "scheduler_file": scheduler_file,
-        "scheduler_port": scheduler_port,
-        "scheduler_rank": scheduler_rank,
-        "client_rank": client_rank,
-        "startup_timeout": startup_timeout,
-        "shutdown_timeout": shutdown_timeout,
-        "walltime_signal": walltime_signal,
-        "log_level": log_level,
-        "log_directory": log_directory,
-        "timeline": timeline,
-    }
-    explicit = _said(given) | options
+    explicit = _specified(locals()) | options  # first: these are the arguments alone
     prepare_process()
     member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
     if session is not None:
@@ -301,17 +269,17 @@ def execute(
     client_args: Sequence[Any] = (),
     client_kwargs: Mapping[str, Any] | None = None,
     client_rank: int | None = None,
-    scheduler: bool = _UNSAID,
-    scheduler_rank: int = _UNSAID,
+    scheduler: bool = _UNSET,
+    scheduler_rank: int = _UNSET,
     scheduler_address: str | None = None,
     scheduler_port: int | None = None,
     scheduler_file: str | None = None,
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = "",
-    memory_limit: int | float | str | None = _UNSAID,
+    memory_limit: int | float | str | None = _UNSET,
     nanny: bool | None = None,
-    dashboard: bool = _UNSAID,
+    dashboard: bool = _UNSET,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     exclusive_workers: bool | None = None,
@@ -350,27 +318,9 @@ def execute(
     Exception
         What the function raised, on the client rank.
     """
-    given = {
-        "client_rank": client_rank,
-        "scheduler": scheduler,
-        "scheduler_rank": scheduler_rank,
-        "scheduler_address": scheduler_address,
-        "scheduler_port": scheduler_port,
-        "scheduler_file": scheduler_file,
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory or None,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "exclusive_workers": exclusive_workers,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-        "name": worker_name,
-    }
-    explicit = _said(given) | options
+    given = dict(locals())  # first: these are the arguments alone
+    given.update(name=given.pop("worker_name"), local_directory=local_directory or None)
+    explicit = _specified(given) | options
     prepare_process()
     has_client = client_function is not None
     member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)
@@ -443,30 +393,9 @@ def _resolve(explicit: dict[str, Any]) -> Options | InputError:
         return error
 
 
-def _refuse_children() -> None:
-    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
-
-    Raises
-    ------
-    InputError
-        This is one. Raised here and now: the other ranks are in the cluster of the rank.
-    """
-    rank = os.environ.get(_RANK, "")
-    launched = launchers.detect(os.environ) if rank.isdigit() else None
-    if launched is not None and is_child_of(int(rank)):
-        size = "" if launched.size is None else f" of {launched.size}"
-        raise InputError(
-            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
-            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
-            "child; a child may connect with Client(session.address, security=session.security)"
-        )
-
-
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
-    open_missing()
-    excepthook.install(_label)
-    terminate_like_an_exit()
+    process_hooks.prepare(_label)
 
 
 def _label() -> str | None:
@@ -474,42 +403,3 @@ def _label() -> str | None:
     if _member is None or _member.joined.start.is_client:
         return None
     return f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:"
-
-
-def terminate_like_an_exit() -> None:
-    """Turn SIGTERM into an exception in the main thread: without a handler Python dies of it with no `finally` at all."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        _handle(signal.SIGTERM)
-
-
-def _handle(number: int) -> None:
-    if threading.current_thread() is threading.main_thread():
-        install(number, _on_term)
-
-
-def _on_term(number: int, frame: FrameType | None) -> None:
-    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
-    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
-    install(number, lambda *_: None)
-    from .session import current_session
-
-    session = current_session()
-    if session is not None:
-        if _script_has_ended(frame):
-            return
-        session._on_signal(number, frame)
-    raise SystemExit(exit_codes.of_signal(number))
-
-
-def _script_has_ended(frame: FrameType | None) -> bool:
-    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
-    from .session import Session
-
-    ours = (excepthook.ExceptHook.__call__.__code__, Session._finish.__code__)
-    if frame is not None and frame.f_code is run_script.__code__:
-        return True  # not in the script, but in what reports its exception
-    while frame is not None:
-        if frame.f_code in ours:
-            return True
-        frame = frame.f_back
-    return False

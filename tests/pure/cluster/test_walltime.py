@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.signal_actions import Action
-from dask_gpu_mpi.cluster import api, exit_codes
+from dask_gpu_mpi.cluster import exit_codes, process_hooks
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.cluster.ending import Ending
 from dask_gpu_mpi.errors import InputError
@@ -23,7 +23,7 @@ def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
     go = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
     joined = SimpleNamespace(go=go, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
     member: Any = SimpleNamespace(joined=joined, busy=False, ending=Ending())
-    return session_module.Session(member, 0.0, api._on_term)
+    return session_module.Session(member, 0.0, process_hooks.on_signal)
 
 
 @pytest.fixture
