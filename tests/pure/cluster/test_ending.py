@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -98,3 +99,12 @@ def test_exit_code() -> None:
     assert (ending.exit_code(), ending.exit_code(15)) == (130, 130)
     ending.lost = "no worker is left"
     assert (ending.exit_code(), ending.exit_code(15)) == (1, 1)
+
+
+def test_the_page_shows_this_table() -> None:
+    page = Path(__file__, "..", "..", "..", "..", "docs", "design.md").resolve().read_text()
+    for state, arrows in TRANSITIONS.items():
+        (row,) = [line for line in page.splitlines() if line.startswith(f"| {state.name} |")]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        assert cells[2] == ("closed" if state.closed else "open")
+        assert cells[3:] == [arrows[event].name if event in arrows else "-" for event in Event]
