@@ -17,8 +17,9 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.table import Options, resolve
+from dask_gpu_mpi.script import excepthook
 
-from . import excepthook, process_hooks
+from . import process_hooks
 
 # What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:

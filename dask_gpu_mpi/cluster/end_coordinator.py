@@ -12,8 +12,8 @@ from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.mailbox import abort
+from dask_gpu_mpi.script import exit_codes
 
-from . import exit_codes
 from .bringup import Joined
 from .ending import Ending, Event
 from .events import BRISK

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from . import exit_codes
+from dask_gpu_mpi.script import exit_codes
 
 __all__ = ["TRANSITIONS", "Ending", "Event", "State"]
 

@@ -15,8 +15,8 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.script import exit_codes
 
-from . import exit_codes
 from .agent_restarts import AgentRestarts
 from .bringup import COORDINATOR, Joined
 from .closing import Closing

@@ -7,12 +7,12 @@ import signal
 import threading
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.script.dask_client import silence_dask
+from dask_gpu_mpi.script.walltime import Walltime
 
-from . import exit_codes
-from .dask_client import silence_dask
 from .events import CALM
 from .member import Member
-from .walltime import Walltime
 
 __all__ = ["Monitor"]
 

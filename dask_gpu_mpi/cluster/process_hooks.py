@@ -13,9 +13,8 @@ from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
-
-from . import excepthook, exit_codes
-from .script import run_script
+from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.run import run_script
 
 __all__ = ["handle_signal", "mark_children", "on_signal", "prepare", "refuse_children"]
 

@@ -19,15 +19,21 @@ from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.mailbox import abort, before_finalize
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
+from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.dask_client import (
+    close_clients,
+    give_up_clients,
+    has_lost_client,
+    shut_down_once,
+    silence_dask,
+)
+from dask_gpu_mpi.script.dask_settings import DaskSettings
+from dask_gpu_mpi.script.walltime import Walltime
 
-from . import excepthook, exit_codes
 from .bringup import Joined
-from .dask_client import close_clients, give_up_clients, has_lost_client, shut_down_once, silence_dask
-from .dask_settings import DaskSettings
 from .events import BRISK
 from .member import Member
 from .monitor import Monitor
-from .walltime import Walltime
 
 if TYPE_CHECKING:
     from distributed import Client

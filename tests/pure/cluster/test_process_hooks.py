@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from dask_gpu_mpi.base.signal_actions import Action, is_ours
-from dask_gpu_mpi.cluster import excepthook, process_hooks
+from dask_gpu_mpi.cluster import process_hooks
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script import excepthook
 
 WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.cluster import dask_client
+from dask_gpu_mpi.script import dask_client
 
 HERE = "tls://here:1"
 

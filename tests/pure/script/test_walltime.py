@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.signal_actions import Action
-from dask_gpu_mpi.cluster import exit_codes, process_hooks
+from dask_gpu_mpi.cluster import process_hooks
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.cluster.ending import Ending
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script import exit_codes
 
 
 def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:

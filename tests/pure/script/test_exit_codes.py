@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from dask_gpu_mpi.cluster import exit_codes
 from dask_gpu_mpi.errors import ClusterLostError, InputError, StartupError
+from dask_gpu_mpi.script import exit_codes
 
 
 def test_those_of_errors_and_of_the_walltime() -> None:
