@@ -52,7 +52,7 @@ def run(words: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
-    from dask_gpu_mpi.cluster.api import prepare_process, start
+    from dask_gpu_mpi.cluster.start import prepare_process, start
     from dask_gpu_mpi.script.run import check_script, prepare_script, run_script
 
     prepare_process()
