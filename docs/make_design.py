@@ -52,6 +52,7 @@ TIP = (
 LAYERS = (
     ("cli",),
     ("cluster", "check"),
+    ("script",),
     ("agent",),
     ("plan", "mpi"),
     ("machine",),

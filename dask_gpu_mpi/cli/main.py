@@ -52,8 +52,8 @@ def run(words: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(options: Options | InputError, words: Sequence[str]) -> None:
-    from dask_gpu_mpi.cluster.api import prepare_process, start
-    from dask_gpu_mpi.cluster.script import check_script, prepare_script, run_script
+    from dask_gpu_mpi.cluster.start import prepare_process, start
+    from dask_gpu_mpi.script.run import check_script, prepare_script, run_script
 
     prepare_process()
     check_rank: Callable[[int], None] | None = None

@@ -2,179 +2,56 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
-from dask_gpu_mpi.agent.handle import AgentProcess, start_agent
-from dask_gpu_mpi.base.signal_actions import install
-from dask_gpu_mpi.base.streams import open_missing
-from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.finalize import finalize
-from dask_gpu_mpi.mpi.local_ranks import is_child_of
-from dask_gpu_mpi.mpi.signals import Signals, insist_on, python_ends
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options, resolve
+from dask_gpu_mpi.script import excepthook
 
-from . import excepthook
-from .script import run_script
+from .start import prepare_process, refuse_second, start
 
-# What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .member import Member
     from .session import Session
 
-__all__ = ["connect", "execute", "initialize", "prepare_process", "send_close_signal", "start"]
+__all__ = ["connect", "execute", "initialize", "send_close_signal"]
 
 
-class _Unsaid:
-    """Default of the arguments for which None or the default itself may be said, against the environment or a file."""
+class _Unset:
+    """Default of the arguments for which None or the default itself may be specified, against the environment or a file."""
 
     def __repr__(self) -> str:
         return "<from the configuration>"
 
 
-_UNSAID: Any = _Unsaid()
-#: Variable in the environment of the script's children: process id of the rank.
-_RANK = "DGM_RANK_PID"
+_UNSET: Any = _Unset()
 #: Arguments whose None means something.
 _NULLABLE = ("memory_limit",)
+#: Arguments that are no options.
+_NO_OPTIONS = ("client_args", "client_function", "client_kwargs", "comm", "exit", "options")
 
 
-def _said(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller has said: everything but the defaults."""
+def _specified(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options among a caller's arguments: everything but the defaults."""
     return {
         key: value
-        for key, value in given.items()
-        if value is not _UNSAID and (value is not None or key in _NULLABLE)
+        for key, value in arguments.items()
+        if key not in _NO_OPTIONS and value is not _UNSET and (value is not None or key in _NULLABLE)
     }
-
-
-#: This process's part in its last cluster.
-_member: Member | None = None
-
-
-def start(
-    options: Options | InputError,
-    *,
-    comm: Any = None,
-    leave_open: bool = False,
-    has_client: bool = True,
-    check: Callable[[int], None] | None = None,
-) -> tuple[Member, Session | None]:
-    """Join the cluster; a session on the client rank, None elsewhere and without a script.
-
-    Parameters
-    ----------
-    options : Options or InputError
-        What the user asked for, or why that can't be.
-    comm : mpi4py.MPI.Intracomm, optional
-        None = ``COMM_WORLD``.
-    leave_open : bool
-        ``exit=False``.
-    has_client : bool
-        Whether some rank runs a script.
-    check : callable, optional
-        ``check(rank)`` raises an InputError where this rank can't do what it is for.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        It did not come up; the same error on all ranks.
-    """
-    global _member
-    _refuse_children()
-    started = time.monotonic()
-    if not sys.executable and isinstance(options, Options):
-        options = InputError(
-            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
-            "program). Fix: set sys.executable before initialize()"
-        )
-    signals = Signals()
-    signals.take()
-    environ = dict(os.environ)
-    os.environ[_RANK] = str(os.getpid())  # for the script's children only: the agent is given `environ`
-    timeline = Timeline("rank")
-    timeline.lap("python")
-    keepalive: CudaKeepalive | None = None
-    agent: AgentProcess | None = None
-    try:
-        if isinstance(options, InputError):
-            from .bringup import WITHOUT_OPTIONS, report_only
-            from .surroundings import Surroundings
-
-            deadline = started + WITHOUT_OPTIONS
-            report_only(
-                options,
-                Surroundings(environ, comm, has_client, started, deadline, signals, timeline),
-            )
-        # Before everything else: they go on while this process imports, and while MPI initialises.
-        keepalive = start_cuda_keepalive(options, environ)
-        agent = start_agent(options, environ)
-        timeline.lap("start the agent")
-        from .bringup import Bringup
-        from .member import Member
-        from .session import Session, announce
-        from .surroundings import Surroundings
-
-        timeline.lap("import")
-        deadline = started + options.startup_timeout
-        surroundings = Surroundings(environ, comm, has_client, started, deadline, signals, timeline)
-        joined = Bringup(options, agent, surroundings, check=check).run()
-    except BaseException:
-        if agent is not None:
-            agent.close(1.0)
-        signals.give_back()
-        raise
-    finally:
-        if keepalive is not None:
-            keepalive.release()
-    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
-    member.write_timeline()  # of the start, in case nobody gets so far as to write the end
-    if not joined.start.is_client:
-        return member, None
-    announce(joined, time.monotonic() - started)
-    if not has_client:
-        return member, None
-    session = Session(member, started, _on_term)
-    try:
-        session._open()
-        # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
-        atexit.register(session._finish)
-    except BaseException:
-        session._finish()  # else the other ranks would wait for this one
-        signals.give_back()
-        raise
-    # Not before: what a signal raises ends the script, and the cluster with it, from here on.
-    signals.give_back()
-    if options.walltime_signal is not None:
-        _handle(getattr(signal, f"SIG{options.walltime_signal}"))
-    joined.timeline.lap("open the session")
-    if signals.got is not None:
-        signal.raise_signal(
-            signals.got[0]
-        )  # it came while the cluster started, and is the script's to hear of
-    return member, session
 
 
 def initialize(
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = None,
-    memory_limit: int | float | str | None = _UNSAID,
+    memory_limit: int | float | str | None = _UNSET,
     nanny: bool | None = None,
-    dashboard: bool = _UNSAID,
+    dashboard: bool = _UNSET,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     worker_class: str | type | None = None,
@@ -257,35 +134,7 @@ def initialize(
     StartupError
         The cluster did not come up; uncaught, one report and exit code 1.
     """
-    given = {
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-        "layout": layout,
-        "cpu_workers": cpu_workers,
-        "gpus_per_worker": gpus_per_worker,
-        "require_idle_gpus": require_idle_gpus,
-        "name": name,
-        "security": security,
-        "scheduler_file": scheduler_file,
-        "scheduler_port": scheduler_port,
-        "scheduler_rank": scheduler_rank,
-        "client_rank": client_rank,
-        "startup_timeout": startup_timeout,
-        "shutdown_timeout": shutdown_timeout,
-        "walltime_signal": walltime_signal,
-        "log_level": log_level,
-        "log_directory": log_directory,
-        "timeline": timeline,
-    }
-    explicit = _said(given) | options
+    explicit = _specified(locals()) | options  # first: these are the arguments alone
     prepare_process()
     member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
     if session is not None:
@@ -301,17 +150,17 @@ def execute(
     client_args: Sequence[Any] = (),
     client_kwargs: Mapping[str, Any] | None = None,
     client_rank: int | None = None,
-    scheduler: bool = _UNSAID,
-    scheduler_rank: int = _UNSAID,
+    scheduler: bool = _UNSET,
+    scheduler_rank: int = _UNSET,
     scheduler_address: str | None = None,
     scheduler_port: int | None = None,
     scheduler_file: str | None = None,
     interface: str | None = None,
     nthreads: int | None = None,
     local_directory: str | None = "",
-    memory_limit: int | float | str | None = _UNSAID,
+    memory_limit: int | float | str | None = _UNSET,
     nanny: bool | None = None,
-    dashboard: bool = _UNSAID,
+    dashboard: bool = _UNSET,
     dashboard_address: str | None = None,
     protocol: str | None = None,
     exclusive_workers: bool | None = None,
@@ -350,27 +199,9 @@ def execute(
     Exception
         What the function raised, on the client rank.
     """
-    given = {
-        "client_rank": client_rank,
-        "scheduler": scheduler,
-        "scheduler_rank": scheduler_rank,
-        "scheduler_address": scheduler_address,
-        "scheduler_port": scheduler_port,
-        "scheduler_file": scheduler_file,
-        "interface": interface,
-        "nthreads": nthreads,
-        "local_directory": local_directory or None,
-        "memory_limit": memory_limit,
-        "nanny": nanny,
-        "dashboard": dashboard,
-        "dashboard_address": dashboard_address,
-        "protocol": protocol,
-        "exclusive_workers": exclusive_workers,
-        "worker_class": worker_class,
-        "worker_options": worker_options,
-        "name": worker_name,
-    }
-    explicit = _said(given) | options
+    given = dict(locals())  # first: these are the arguments alone
+    given.update(name=given.pop("worker_name"), local_directory=local_directory or None)
+    explicit = _specified(given) | options
     prepare_process()
     has_client = client_function is not None
     member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)
@@ -425,110 +256,9 @@ def send_close_signal() -> None:
 
 
 def _resolve(explicit: dict[str, Any]) -> Options | InputError:
-    """The options, or the error that all ranks are to report together.
-
-    Raises
-    ------
-    InputError
-        There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
-    """
-    if _member is not None and not (_member.leave_open and _member.over):
-        raise InputError(
-            "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
-            "`python -m dask_gpu_mpi` runs has its cluster already)"
-        )
+    """The options, or the error that all ranks are to report together."""
+    refuse_second()
     try:
         return resolve(explicit, source="keyword")
     except InputError as error:
         return error
-
-
-def _refuse_children() -> None:
-    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
-
-    Raises
-    ------
-    InputError
-        This is one. Raised here and now: the other ranks are in the cluster of the rank.
-    """
-    rank = os.environ.get(_RANK, "")
-    launched = launchers.detect(os.environ) if rank.isdigit() else None
-    if launched is not None and is_child_of(int(rank)):
-        size = "" if launched.size is None else f" of {launched.size}"
-        raise InputError(
-            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
-            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
-            "child; a child may connect with Client(session.address, security=session.security)"
-        )
-
-
-def prepare_process() -> None:
-    """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
-    open_missing()
-    excepthook.install(_label)
-    terminate_like_an_exit()
-
-
-def _label() -> str | None:
-    """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
-    if _member is None or _member.joined.start.is_client:
-        return None
-    return f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:"
-
-
-def terminate_like_an_exit() -> None:
-    """Turn SIGTERM into an exception in the main thread: without a handler Python dies of it with no `finally` at all."""
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        _handle(signal.SIGTERM)
-
-
-def _handle(number: int) -> None:
-    if threading.current_thread() is threading.main_thread():
-        install(number, _on_term)
-
-
-def _on_term(number: int, frame: FrameType | None) -> None:
-    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
-    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
-    install(number, lambda *_: None)
-    if _script_has_ended(frame):
-        return
-    from .session import current_session
-
-    session = current_session()
-    if session is not None:
-        ends = python_ends()
-        if ends and session._finished:
-            return
-        try:
-            session._on_signal(number, frame)
-        except BaseException as error:
-            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
-                insist_on(_exit_code(error))
-            raise
-    raise SystemExit(128 + number)
-
-
-def _exit_code(error: BaseException) -> int:
-    if isinstance(error, DaskGpuMpiError):
-        return error.exit_code
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
-
-
-def _script_has_ended(frame: FrameType | None) -> bool:
-    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
-    from dask_gpu_mpi.mpi.mailbox import Mailbox
-
-    from .session import Session
-
-    ours = {
-        function.__code__
-        for function in (excepthook.ExceptHook.__call__, Session._finish, Mailbox.close, finalize)
-    }
-    if frame is not None and frame.f_code is run_script.__code__:
-        return True  # not in the script, but in what reports its exception
-    while frame is not None:
-        if frame.f_code in ours:
-            return True
-        frame = frame.f_back
-    return False

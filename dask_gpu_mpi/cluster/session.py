@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
-import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
+from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.signal_actions import action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
-from dask_gpu_mpi.mpi.batch import EXIT_CODE, end_time
+from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
+from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.dask_client import (
+    close_clients,
+    give_up_clients,
+    has_lost_client,
+    shut_down_once,
+    silence_dask,
+)
+from dask_gpu_mpi.script.dask_settings import DaskSettings
+from dask_gpu_mpi.script.walltime import Walltime
 
-from . import excepthook
 from .bringup import Joined
-from .dask_settings import DaskSettings
-from .events import BRISK, CALM
+from .events import BRISK
 from .member import Member
+from .monitor import Monitor
 
 if TYPE_CHECKING:
     from distributed import Client
 
 __all__ = ["Session", "announce", "current_session"]
 
-#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
-LOST_GRACE = 30.0
-#: Seconds to let out what a script has printed that is ended by force.
-FLUSHING = 1.0
+#: Seconds to hear why a client has lost its scheduler.
+HEARING = 1.0
 
 _current: Session | None = None
+
+
+class _Use(Enum):
+    """What the script has made of its session."""
+
+    OPEN = "it has its cluster"
+    CLOSED = "it has closed it, and goes on"
+    FINISHED = "it is over; or this is a child that it has forked, whose the cluster is not"
 
 
 class Session:
@@ -62,7 +73,7 @@ class Session:
         self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
     ) -> None:
         global _current
-        go = member.joined.go
+        go, options = member.joined.go, member.joined.options
         assert go.plan is not None  # the client rank is given it
         self.plan: Plan = go.plan
         self.address: str = go.address
@@ -71,24 +82,16 @@ class Session:
         self._config = go.config
         self._member = member
         self._started = started
-        self._closed = False
-        self._finished = False
+        self._use = _Use.OPEN
         self._owner = os.getpid()
-        self._leaving = threading.Event()
-        self._monitor: threading.Thread | None = None
-        self._asked = False
-        self._end: float | None = None
-        self._callback: Callable[[], Any] | None = None
-        self._before = 0.0
-        self._warned = False
-        self._on_signal_handler = on_signal
-        self._replaced = False
+        self._walltime = Walltime(member.joined.environ, options.walltime_signal, on_signal)
+        self._monitor = Monitor(member, self._walltime)
         self._settings: DaskSettings | None = None
         self._silenced: list[logging.Logger] = []
         _current = self
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self.closed else "open"
         return (
             f"<Session {self.address} workers={len(self.plan.workers)} hosts={len(self.plan.hosts)} {state}>"
         )
@@ -96,7 +99,7 @@ class Session:
     @property
     def closed(self) -> bool:
         """Whether the cluster has been ended."""
-        return self._closed
+        return self._use is not _Use.OPEN
 
     @property
     def security(self) -> Any:
@@ -121,19 +124,16 @@ class Session:
 
     def close(self) -> None:
         """End the cluster; the script goes on. May be called again."""
-        if not self._closed:
-            self._closed = True
-            self._stop_monitor()
-            _close_clients(self.address)
+        if not self.closed:
+            self._use = _Use.CLOSED
+            self._monitor.stop()
+            close_clients(self.address)
             self._member.client_done(final=self._member.leave_open)
             self._give_back()
 
     def time_left(self) -> float | None:
         """Seconds until the batch system ends the job; None where it does not tell."""
-        if not self._asked:
-            self._asked = True
-            self._end = end_time(self._member.joined.environ)
-        return None if self._end is None else max(0.0, self._end - time.time())
+        return self._walltime.time_left()
 
     def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
         """Have `callback` called once, in time before the job is ended; then the job ends with exit code 75.
@@ -160,11 +160,7 @@ class Session:
         InputError
             A signal has another handler, and this is not the main thread, which alone can change that.
         """
-        for number in self._end_signals():
-            if not is_ours(number):
-                self._handle(number)
-        self._callback, self._before = callback, before
-        self.time_left()  # asks the batch system now, and not when time is short
+        self._walltime.call_back(callback, before)
 
     def __enter__(self) -> Session:
         return self
@@ -180,40 +176,12 @@ class Session:
         import distributed  # noqa: F401
 
         register_defaults()
-        _shut_down_once()
+        shut_down_once()
         self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
         # own, is called first.
         before_finalize(self._finish)
-        monitor = threading.Thread(target=self._watch, name="dask_gpu_mpi monitor", daemon=True)
-        monitor.start()
-        self._monitor = monitor
-
-    def _end_signals(self) -> list[int]:
-        """Those that tell this process to end."""
-        name = self._member.joined.options.walltime_signal
-        return [signal.SIGTERM, *([getattr(signal, f"SIG{name}")] if name else [])]
-
-    def _handle(self, number: int) -> None:
-        try:
-            install(number, self._on_signal_handler)
-        except ValueError:  # from `signal`
-            raise InputError(
-                f"on_walltime: called in the thread {threading.current_thread().name!r}, while {signal.Signals(number).name} has "
-                "another handler (expected the main thread, which alone can change it). Fix: call it in the main thread"
-            ) from None
-
-    def _look_for_other_handlers(self) -> None:
-        """A callback must never silently not run."""
-        if self._callback is None or self._replaced:
-            return
-        for number in self._end_signals():
-            if not is_ours(number):
-                self._replaced = True
-                say(
-                    f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
-                    "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
-                )
+        self._monitor.start()
 
     def _give_back(self) -> None:
         """The script goes on without the cluster: its process is what it was before."""
@@ -222,192 +190,68 @@ class Session:
         for logger in self._silenced:
             logger.disabled = False
         # An error of ours that is under way, through a `finally` perhaps, still needs it.
-        if self._member.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
+        if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
-
-    def _watch(self) -> None:
-        try:
-            self._watch_over()
-        except Exception as error:
-            # Whatever it is: without this thread nobody hears of the cluster's end any more.
-            if not self._leaving.is_set():
-                say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
-                self._member.lost = self._member.lost or "its monitor failed"
-                self._end_the_script()
-
-    def _watch_over(self) -> None:
-        member = self._member
-        while not self._leaving.is_set():
-            member.pump(CALM)
-            self._look_for_other_handlers()
-            if member.stopped:
-                member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
-            due = self._callback is not None and self._end is not None and not self._warned
-            if due and time.time() > (self._end or 0.0) - self._before:
-                self._warned = True
-                os.kill(os.getpid(), signal.SIGTERM)
-            if member.lost is not None or member.launcher_gone():
-                self._end_the_script()
-                return
-
-    def _end_the_script(self) -> None:
-        """Raise ClusterLostError, or SystemExit, in the main thread."""
-        _silence_dask()
-        os.kill(os.getpid(), signal.SIGTERM)
-        self._end_by_force_after(LOST_GRACE)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
         self._member.busy = True
-        if self._member.lost is not None:
-            raise ClusterLostError(self._member.lost, reported=True)
-        callback, self._callback = self._callback, None
-        if callback is None:
-            raise SystemExit(128 + number)
-        callback()
-        handler = action_before(number).handler
-        if callable(handler):
-            with contextlib.suppress(SystemExit):  # a requeue tests for our code
-                handler(number, frame)
-        raise SystemExit(EXIT_CODE)
-
-    def _end_by_force_after(self, seconds: float) -> None:
-        """The script is being ended by an exception; one that swallows it must not keep the job."""
-        if not self._leaving.wait(seconds):
-            say(f"the script goes on {seconds:g} s after its cluster was lost: it is ended")
-            self._member.post.drop_agent(1.0)
-            with contextlib.suppress(RuntimeError):  # Python ends already
-                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
-                flushing = threading.Thread(target=flush, daemon=True)
-                flushing.start()
-                flushing.join(FLUSHING)
-            os._exit(1)
-
-    def _stop_monitor(self) -> None:
-        self._leaving.set()
-        if self._monitor is not None and self._monitor is not threading.current_thread():
-            self._monitor.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
+        if self._member.ending.lost is not None:
+            raise ClusterLostError(self._member.ending.lost, reported=True)
+        called = self._walltime.run_callback(number, frame)
+        raise SystemExit(exit_codes.WALLTIME if called else exit_codes.of_signal(number))
 
     def _hear_why(self) -> None:
         """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
-        limit = time.monotonic() + 1.0
-        self._member.pump(0.0)
-        self._member.pump(0.0)  # what the first has heard this rank tells itself
-        while _lost_clients() and not self._member.over and time.monotonic() < limit:
-            self._member.pump(BRISK)
+        member, limit = self._member, time.monotonic() + HEARING
+        member.pump(0.0)
+        member.pump(0.0)  # what the first has heard this rank tells itself
+        while has_lost_client() and not member.ending.state.over and time.monotonic() < limit:
+            member.pump(BRISK)
+
+    def _has_finished(self) -> bool:
+        return self._use is _Use.FINISHED
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
-        if self._finished or os.getpid() != self._owner:
+        if self._has_finished() or os.getpid() != self._owner:
             return
-        self._finished = True
+        had_cluster, self._use = not self.closed, _Use.FINISHED
         try:
             with undisturbed():
-                self._end_the_job()
+                self._end_the_job(had_cluster)
         except BaseException:
             # The other ranks have not been told, and would wait for this one for ever.
             say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
-                abort(1)
+                abort(exit_codes.FAILED)
             flush()
-            os._exit(1)
+            os._exit(exit_codes.FAILED)
 
-    def _end_the_job(self) -> None:
-        self._stop_monitor()
-        if not self._closed:
+    def _end_the_job(self, had_cluster: bool) -> None:
+        self._monitor.stop()
+        if had_cluster:
             self._hear_why()
-        self._silenced = _silence_dask()
-        _close_clients(self.address)
-        self._closed = True
+        self._silenced = silence_dask()
+        close_clients(self.address)
         self._member.client_done(final=True)
-        _give_up_clients(self.address)
+        give_up_clients(self.address)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
-        if self._member.launcher_gone() or self._member.robbed:
+        if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
-            os._exit(1)  # MPI can't be left in an orderly way
+            os._exit(exit_codes.FAILED)  # MPI can't be left in an orderly way
 
 
 def _disown() -> None:
     """In a child that the script has forked: the cluster is the parent's, and so are the threads that hold any lock of ours."""
     session = _current
     if session is not None:
-        session._closed = True
+        session._use = _Use.FINISHED
         # What Dask does with them at the end of a process waits for their event loop, which is not here.
-        _give_up_clients(session.address)
+        give_up_clients(session.address)
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _silence_dask() -> list[logging.Logger]:
-    """The cluster is over, and we have said so: what Dask's clients here then complain about is no news."""
-    names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
-    loggers = [logging.getLogger(name) for name in ("distributed", *names)]
-    silenced = [logger for logger in loggers if not logger.disabled]
-    for logger in silenced:
-        logger.disabled = True
-    return silenced
-
-
-def _close_clients(address: str) -> None:
-    """Close the script's clients of this cluster while the scheduler is still there to answer."""
-    module = sys.modules.get("distributed.client")
-    if module is None:
-        return
-    for client in list(module.Client._instances):
-        try:
-            if (
-                not client.asynchronous
-                and client.status == "running"
-                and client.scheduler is not None
-                and client.scheduler.address == address
-            ):
-                client.close(timeout=1)
-        except Exception:
-            pass
-
-
-def _lost_clients() -> bool:
-    """Whether a client has lost its scheduler, and seeks it."""
-    module = sys.modules.get("distributed.client")
-    return module is not None and any(
-        client.status == "connecting" for client in list(module.Client._instances)
-    )
-
-
-def _give_up_clients(address: str) -> None:
-    """Mark clients that could not be closed as closed.
-
-    ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such
-    are those whose ``shutdown()`` or ``close()`` has failed half way.
-    """
-    module = sys.modules.get("distributed.client")
-    for client in list(module.Client._instances) if module is not None else ():
-        with contextlib.suppress(Exception):
-            ours = client.scheduler is not None and client.scheduler.address == address
-            if client.status == "closing" or (ours and client.status != "closed"):
-                client.status = "closed"
-
-
-def _shut_down_once() -> None:
-    """Let ``Client.shutdown()`` do nothing on a client that is closed, instead of failing with errors from its inside.
-
-    A script that ends its cluster twice, by this and by `Session.close`, is right.
-    """
-    from distributed import Client
-
-    shutdown = Client.shutdown
-    if getattr(shutdown, "once", False):
-        return
-
-    @functools.wraps(shutdown)
-    def once(self: Client) -> Any:
-        if self.status == "closed" and not self.asynchronous:
-            return None
-        return shutdown(self)
-
-    once.once = True  # type: ignore[attr-defined]
-    Client.shutdown = once  # type: ignore[method-assign]
 
 
 def announce(joined: Joined, seconds: float) -> None:

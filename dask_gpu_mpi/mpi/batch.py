@@ -12,11 +12,8 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-__all__ = ["EXIT_CODE", "end_time"]
+__all__ = ["end_time"]
 
-#: Exit code of a job that ended because its time was running out and it has written its checkpoint: EX_TEMPFAIL of
-#: sysexits.h, "try again later", which is what a requeue tests for.
-EXIT_CODE = 75
 #: Seconds that a command of the batch system gets to answer.
 PATIENCE = 5.0
 

@@ -124,7 +124,7 @@ os.kill(parent_of(process_of('1')), signal.SIGKILL)
 
 
 #: Shorter times between the starts of an agent.
-HURRY = "from dask_gpu_mpi.cluster import member\nmember._Restarts.DELAYS = (0.1, 0.2, 0.3)\n"
+HURRY = "import dask_gpu_mpi.cluster.agent_restarts\ndask_gpu_mpi.cluster.agent_restarts.DELAYS = (0.1, 0.2, 0.3)\n"
 AGAIN = """
 def kill_again(others):
     for _ in range(4):

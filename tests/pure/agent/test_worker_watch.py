@@ -3,9 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-import threading
 from collections.abc import Iterable
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +11,6 @@ import pytest
 from dask_gpu_mpi.agent import worker_watch as restarts
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.worker_watch import DEATHS, WINDOW, closing_reason, watch_nanny
-from dask_gpu_mpi.cluster import member
-from dask_gpu_mpi.cluster.member import Member, _Restarts
 
 
 class Nanny:
@@ -105,59 +101,6 @@ def test_closing_reason() -> None:
     assert asyncio.run(nanny.close(reason="nanny-instantiate-failed")) == "OK"
     asyncio.run(nanny.close(reason="nanny-close"))
     assert reason() == "nanny-instantiate-failed"  # the first counts
-
-
-def test_an_agent_is_started_three_times_again() -> None:
-    again = _Restarts()
-    delays = [again.next_delay() for _ in range(5)]
-    assert delays[3:] == [None, None]
-    first = [delay for delay in delays[:3] if delay is not None]
-    assert len(first) == 3
-    assert first == sorted(first)
-    assert first[0] > 0
-
-
-def test_an_agent_that_cannot_be_started_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Another try each time, then the rank is given up; nothing is raised."""
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(24, "Too many open files")
-
-    class Post:
-        rank, agent = 1, None
-        sent: list[Any]
-
-        def __init__(self) -> None:
-            self.sent = []
-
-        def events(self, timeout: float) -> list[Any]:
-            return []
-
-        def send(self, *message: Any) -> None:
-            self.sent.append(message)
-
-    monkeypatch.setattr(member, "start_agent", full)
-    post = Post()
-    joined: Any = SimpleNamespace(
-        post=post,
-        options=SimpleNamespace(log_directory=None),
-        environ={},
-        host="h1",
-        start=SimpleNamespace(workers=("1",)),
-    )
-    rank = Member(joined, threading.local(), leave_open=False, has_client=True)  # type: ignore[arg-type]
-    rank._agent_lost("the agent of rank 1 on h1 ended (killed)")
-    for _ in range(5):
-        if rank._restart_at is not None:
-            rank._restart_at = 0.0
-        rank.pump(0.0)
-    assert post.sent == [(0, "workers-ended", (1, True))]
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 4
-    assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
-    assert said[3].endswith("(Too many open files); rank 1 is given up, the rest goes on")
 
 
 def test_an_agent_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import dask
 import pytest
 
-from dask_gpu_mpi.cluster.dask_settings import DaskSettings
+from dask_gpu_mpi.script.dask_settings import DaskSettings
 
 SETTINGS = {
     "scheduler-address": "tls://h:1",

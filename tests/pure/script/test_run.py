@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.cluster.script import check_script, prepare_script
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script.run import check_script, prepare_script
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 RUN = """
 import sys
-from dask_gpu_mpi.cluster.script import prepare_script, run_script
+from dask_gpu_mpi.script.run import prepare_script, run_script
 path, *arguments = sys.argv[1:]
 prepare_script(path, arguments)
 run_script(path)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.cluster import excepthook
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script import excepthook
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
+from . import exit_codes
+
 __all__ = ["check_script", "prepare_script", "run_script"]
 
 
@@ -122,7 +124,7 @@ def run_script(path: str) -> None:
     except BaseException as error:
         error = error.with_traceback(_from_script(error.__traceback__, path))
         sys.excepthook(type(error), error, error.__traceback__)
-        raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 1) from None
+        raise SystemExit(exit_codes.of_exception(error)) from None
 
 
 def _from_script(trace: Any, path: str) -> Any:

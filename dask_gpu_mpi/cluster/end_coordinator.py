@@ -1,0 +1,159 @@
+"""What rank 0 does for the end of all ranks: it decides when the cluster is over, tells all, and hears who has closed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeline import write
+from dask_gpu_mpi.mpi.library import abort
+from dask_gpu_mpi.script import exit_codes
+
+from .bringup import Joined
+from .ending import Ending, Event
+from .events import BRISK
+
+__all__ = ["EndCoordinator"]
+
+
+class EndCoordinator:
+    """The end, as rank 0 leads it.
+
+    Parameters
+    ----------
+    joined : Joined
+        Rank 0.
+    ending : Ending
+        Of rank 0.
+    has_client : bool
+        Whether some rank runs a script.
+    """
+
+    def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
+        self._joined = joined
+        self._post = joined.post
+        self._ending = ending
+        self._has_client = has_client
+        #: Ranks whose workers have all ended without us, and whether one of them had failed.
+        self._without_workers: dict[int, bool] = {}
+        self._closed: set[int] = set()
+        #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
+        self.silent: list[int] = []
+        directory = joined.options.log_directory
+        # absolute: the script may change to another directory
+        self._mark = None if directory is None else Path(directory, "ended").absolute()
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                self._mark.unlink(missing_ok=True)  # of a job before this one
+
+    # -- the decision -------------------------------------------------------------------------------------------
+
+    def end_cluster(self, *, final: bool, lost: str | None = None, signal: int | None = None) -> None:
+        """End the cluster on all ranks, unless it is over.
+
+        Parameters
+        ----------
+        final : bool
+            The script has ended as well.
+        lost : str, optional
+            How the cluster was lost.
+        signal : int, optional
+            The signal that ends the job.
+        """
+        ending = self._ending
+        if lost is not None and not ending.state.over:
+            ending.lost = lost
+            say(f"error: {lost}: the cluster is lost")
+        if final or not self._has_client:
+            if not ending.state.ended:
+                self._post.mailbox.send_all("end")
+                ending.signal = signal
+                ending.on(Event.END)
+        elif not ending.state.over:
+            self._post.mailbox.send_all("stop", lost)
+            ending.on(Event.STOP)
+
+    def hear(self, kind: str, payload: Any) -> None:
+        """Handle what a rank tells rank 0 alone; any other message is none of its business."""
+        if kind == "closed":
+            rank, steps = payload
+            self._closed.add(rank)
+            self._joined.steps.setdefault(rank, []).extend(steps)
+        elif kind == "over":
+            final, lost = payload
+            self.end_cluster(final=final, lost=lost)
+        elif kind == "workers-ended":
+            self._on_workers_ended(*payload)
+
+    def _on_workers_ended(self, rank: int, failed: bool) -> None:
+        """All workers of a rank have ended, and not because we ended them."""
+        self._without_workers[rank] = failed
+        plan = self._joined.go.plan
+        assert plan is not None  # rank 0 has it
+        if not set(self._without_workers) >= {worker.rank for worker in plan.workers}:
+            return
+        if any(self._without_workers.values()):
+            self.end_cluster(final=False, lost="no worker is left")
+        elif self._joined.joins:
+            # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
+            self.end_cluster(final=False)
+
+    # -- who has closed -----------------------------------------------------------------------------------------
+
+    def wait_for_ranks(self, limit: float, pump: Callable[[float], None]) -> None:
+        """Hear the ranks until all have closed, or until `limit`; then the scheduler may close."""
+        while len(self._closed) < self._post.size and time.monotonic() < limit:
+            pump(BRISK)
+        self._joined.timeline.lap("wait for the ranks")
+        self.silent = [rank for rank in range(self._post.size) if rank not in self._closed]
+        plan = self._joined.go.plan
+        assert plan is not None  # rank 0 has it
+        self._post.send(plan.scheduler.rank, "release")
+
+    def wait_for_silent(self, limit: float, pump: Callable[[float], None]) -> None:
+        """Hear those once more who had not answered."""
+        while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
+            pump(BRISK)
+        self.silent = [rank for rank in self.silent if rank not in self._closed]
+
+    # -- the last things ----------------------------------------------------------------------------------------
+
+    def finish(self, *, flushed: bool) -> None:
+        """Leave the mark of an orderly end; or, where a rank did not answer, abort the job, since MPI would wait for it for ever.
+
+        Parameters
+        ----------
+        flushed : bool
+            Whether all messages got out.
+        """
+        if self.silent or not flushed:
+            names = ranks_text(self.silent) if self.silent else "a rank"
+            say(f"{names} of {self._post.size} did not answer at the end: the job is aborted")
+            abort(exit_codes.of_abort(self._ending.exit_code()))
+        else:
+            self.leave_mark()
+
+    def leave_mark(self) -> None:
+        """Say in the log directory that the job has come to its end.
+
+        Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
+        """
+        if self._mark is not None and self._ending.state.ended:
+            with contextlib.suppress(OSError):
+                self._mark.parent.mkdir(parents=True, exist_ok=True)
+                self._mark.touch()
+
+    def write_timeline(self) -> None:
+        """Write what rank 0 knows of the timeline, where the user wants it."""
+        path = self._joined.options.timeline
+        if path is None:
+            return
+        try:
+            write(path, self._joined.hosts, self._joined.steps)
+        except OSError as error:  # no reason to end a job that works
+            say(f"warning: the timeline {path!r} could not be written: {error.strerror}")

@@ -1,0 +1,114 @@
+"""The end of a rank, as one state: which states there are, and what leads from one to the next.
+
+Two things make it up. What has become of the cluster: it runs, it is over while the script goes on (``close()``, ``shutdown()``,
+a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent, scheduler.
+
+>>> ending = Ending()
+>>> ending.on(Event.STOP)
+>>> ending.state
+<State.STOPPED: 'the cluster is over, the script goes on'>
+>>> ending.on(Event.STOP)
+Traceback (most recent call last):
+    ...
+RuntimeError: STOP in state STOPPED: expected END, CLOSE
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from dask_gpu_mpi.script import exit_codes
+
+__all__ = ["TRANSITIONS", "Ending", "Event", "State"]
+
+
+class Event(Enum):
+    """What moves a rank towards its end."""
+
+    STOP = "the cluster is over, the script goes on"
+    END = "the job ends"
+    CLOSE = "this rank begins to close its part"
+
+
+class State(Enum):
+    """Where a rank stands."""
+
+    RUNNING = "the cluster runs"
+    LEFT = "this rank has closed its part of itself: after a signal, or because rank 0 does not answer"
+    STOPPED = "the cluster is over, the script goes on"
+    STOPPED_AND_CLOSED = "the cluster is over, and closed here; the script goes on"
+    ENDING = "the job ends, and the cluster with it"
+    CLOSED = "the job ends, and this rank has closed its part"
+    ENDING_AFTER_STOP = "the job ends; its cluster was over before"
+    CLOSED_AFTER_STOP = "the job ends; its cluster was over before, and is closed here"
+
+    @property
+    def over(self) -> bool:
+        """Whether the cluster is over."""
+        return self not in (State.RUNNING, State.LEFT)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the cluster was over before its script: with ``exit=False`` the other ranks have gone on since."""
+        return self.over and self not in (State.ENDING, State.CLOSED)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job ends."""
+        return self.over and self not in (State.STOPPED, State.STOPPED_AND_CLOSED)
+
+    @property
+    def closed(self) -> bool:
+        """Whether this rank has begun to close its part."""
+        return self in CLOSED_STATES
+
+
+#: A rank closes once; what comes afterwards changes what it waits for, and its exit code.
+CLOSED_STATES = (State.LEFT, State.STOPPED_AND_CLOSED, State.CLOSED, State.CLOSED_AFTER_STOP)
+
+#: From a state, by what happens, to the next. What is not here can't happen: rank 0 decides once that the cluster stops, and once
+#: that the job ends, in that order, and messages keep their order.
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.RUNNING: {Event.STOP: State.STOPPED, Event.END: State.ENDING, Event.CLOSE: State.LEFT},
+    State.LEFT: {Event.STOP: State.STOPPED_AND_CLOSED, Event.END: State.CLOSED},
+    State.STOPPED: {Event.END: State.ENDING_AFTER_STOP, Event.CLOSE: State.STOPPED_AND_CLOSED},
+    State.STOPPED_AND_CLOSED: {Event.END: State.CLOSED_AFTER_STOP},
+    State.ENDING: {Event.CLOSE: State.CLOSED},
+    State.CLOSED: {},
+    State.ENDING_AFTER_STOP: {Event.CLOSE: State.CLOSED_AFTER_STOP},
+    State.CLOSED_AFTER_STOP: {},
+}
+
+
+class Ending:
+    """The state of one rank, and why its cluster ends."""
+
+    def __init__(self) -> None:
+        self.state = State.RUNNING
+        #: How the cluster was lost, if it was, on the ranks that say so: rank 0 and the client's.
+        self.lost: str | None = None
+        #: The signal that ends the job, if one does: of a job without a script.
+        self.signal: int | None = None
+
+    def on(self, event: Event) -> None:
+        """Go to the next state.
+
+        Raises
+        ------
+        RuntimeError
+            `event` can't happen in this state.
+        """
+        known = TRANSITIONS[self.state]
+        if event not in known:
+            expected = ", ".join(each.name for each in known) or "nothing"
+            raise RuntimeError(f"{event.name} in state {self.state.name}: expected {expected}")
+        self.state = known[event]
+
+    def exit_code(self, received: int | None = None) -> int:
+        """What a rank without the script exits with; `received`: the first signal that it was sent."""
+        return exit_codes.of_rank(
+            lost=self.lost is not None,
+            ended=self.state.ended,
+            ended_by=self.signal,
+            received=received,
+        )

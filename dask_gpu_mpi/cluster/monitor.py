@@ -1,0 +1,88 @@
+"""The thread that looks after the cluster while the script runs in the main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.script.dask_client import silence_dask
+from dask_gpu_mpi.script.walltime import Walltime
+
+from .events import CALM
+from .member import Member
+
+__all__ = ["Monitor"]
+
+#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+LOST_GRACE = 30.0
+#: Seconds to let out what a script has printed that is ended by force.
+FLUSHING = 1.0
+
+
+class Monitor:
+    """Handles what happens to the client's rank, and ends a script whose cluster is lost.
+
+    Parameters
+    ----------
+    member : Member
+        The client's rank.
+    walltime : Walltime
+        Of its session.
+    """
+
+    def __init__(self, member: Member, walltime: Walltime) -> None:
+        self._member = member
+        self._walltime = walltime
+        self._leaving = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def stop(self) -> None:
+        """End, and wait for that: from then on the main thread handles what happens."""
+        self._leaving.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            # Whatever it is: without this thread nobody hears of the cluster's end any more.
+            if not self._leaving.is_set():
+                say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
+                self._member.ending.lost = self._member.ending.lost or "its monitor failed"
+                self._end_the_script()
+
+    def _watch(self) -> None:
+        member = self._member
+        while not self._leaving.is_set():
+            member.pump(CALM)
+            self._walltime.look()
+            if member.ending.state.over:
+                member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
+            if member.ending.lost is not None or member.launcher_gone():
+                self._end_the_script()
+                return
+
+    def _end_the_script(self) -> None:
+        """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""
+        silence_dask()
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not self._leaving.wait(LOST_GRACE):
+            say(f"the script goes on {LOST_GRACE:g} s after its cluster was lost: it is ended")
+            self._member.post.drop_agent(1.0)
+            with contextlib.suppress(RuntimeError):  # Python ends already
+                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
+                flushing = threading.Thread(target=flush, daemon=True)
+                flushing.start()
+                flushing.join(FLUSHING)
+            os._exit(exit_codes.FAILED)

@@ -1,0 +1,111 @@
+"""What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM; and who may not start one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+from dask_gpu_mpi.base.signal_actions import install
+from dask_gpu_mpi.base.streams import open_missing
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.finalize import finalize
+from dask_gpu_mpi.mpi.local_ranks import is_child_of
+from dask_gpu_mpi.mpi.signals import insist_on, python_ends
+from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.run import run_script
+
+__all__ = ["handle_signal", "mark_children", "on_signal", "prepare", "refuse_children"]
+
+#: Variable in the environment of the script's children: process id of the rank.
+_RANK = "DGM_RANK_PID"
+
+
+def prepare(label: Callable[[], str | None]) -> None:
+    """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`.
+
+    Parameters
+    ----------
+    label : callable
+        What to print before the traceback of any other error; None: nothing.
+    """
+    open_missing()
+    excepthook.install(label)
+    # Without a handler Python dies of it with no `finally` at all.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        handle_signal(signal.SIGTERM)
+
+
+def handle_signal(number: int) -> None:
+    """Have a signal end the script by an exception in the main thread (`on_signal`), which alone can set that."""
+    if threading.current_thread() is threading.main_thread():
+        install(number, on_signal)
+
+
+def on_signal(number: int, frame: FrameType | None) -> None:
+    """End the script: SystemExit, or what its session raises."""
+    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
+    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
+    install(number, lambda *_: None)
+    if _script_has_ended(frame):
+        return
+    from .session import current_session
+
+    session = current_session()
+    if session is not None:
+        ends = python_ends()
+        if ends and session._has_finished():
+            return
+        try:
+            session._on_signal(number, frame)
+        except BaseException as error:
+            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+                insist_on(exit_codes.of_exception(error))
+            raise
+    raise SystemExit(exit_codes.of_signal(number))
+
+
+def _script_has_ended(frame: FrameType | None) -> bool:
+    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
+
+    from .session import Session
+
+    ours = {
+        function.__code__
+        for function in (excepthook.ExceptHook.__call__, Session._finish, Mailbox.close, finalize)
+    }
+    if frame is not None and frame.f_code is run_script.__code__:
+        return True  # not in the script, but in what reports its exception
+    while frame is not None:
+        if frame.f_code in ours:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def mark_children() -> None:
+    """Let the script's children be known as such (`refuse_children`)."""
+    os.environ[_RANK] = str(os.getpid())
+
+
+def refuse_children() -> None:
+    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
+
+    Raises
+    ------
+    InputError
+        This is one. Raised here and now: the other ranks are in the cluster of the rank.
+    """
+    rank = os.environ.get(_RANK, "")
+    launched = launchers.detect(os.environ) if rank.isdigit() else None
+    if launched is not None and is_child_of(int(rank)):
+        size = "" if launched.size is None else f" of {launched.size}"
+        raise InputError(
+            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
+            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
+            "child; a child may connect with Client(session.address, security=session.security)"
+        )

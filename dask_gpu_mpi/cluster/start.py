@@ -1,0 +1,163 @@
+"""From a process that a launcher has started to a rank of the cluster: the agent first, then MPI, then the session."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
+from dask_gpu_mpi.agent.handle import AgentProcess, start_agent
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.options.table import Options
+
+from . import process_hooks
+
+# What takes a rank long to import it imports while its agent starts.
+if TYPE_CHECKING:
+    from .member import Member
+    from .session import Session
+
+__all__ = ["prepare_process", "refuse_second", "start"]
+
+#: This process's part in its last cluster.
+_member: Member | None = None
+
+
+def start(
+    options: Options | InputError,
+    *,
+    comm: Any = None,
+    leave_open: bool = False,
+    has_client: bool = True,
+    check: Callable[[int], None] | None = None,
+) -> tuple[Member, Session | None]:
+    """Join the cluster; a session on the client rank, None elsewhere and without a script.
+
+    Parameters
+    ----------
+    options : Options or InputError
+        What the user asked for, or why that can't be.
+    comm : mpi4py.MPI.Intracomm, optional
+        None = ``COMM_WORLD``.
+    leave_open : bool
+        ``exit=False``.
+    has_client : bool
+        Whether some rank runs a script.
+    check : callable, optional
+        ``check(rank)`` raises an InputError where this rank can't do what it is for.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        It did not come up; the same error on all ranks.
+    """
+    global _member
+    process_hooks.refuse_children()
+    started = time.monotonic()
+    if not sys.executable and isinstance(options, Options):
+        options = InputError(
+            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
+            "program). Fix: set sys.executable before initialize()"
+        )
+    signals = Signals()
+    signals.take()
+    environ = dict(os.environ)
+    process_hooks.mark_children()  # for the script's children only: the agent is given `environ`
+    timeline = Timeline("rank")
+    timeline.lap("python")
+    keepalive: CudaKeepalive | None = None
+    agent: AgentProcess | None = None
+    try:
+        if isinstance(options, InputError):
+            from .bringup import WITHOUT_OPTIONS, report_only
+            from .surroundings import Surroundings
+
+            deadline = started + WITHOUT_OPTIONS
+            report_only(
+                options,
+                Surroundings(environ, comm, has_client, started, deadline, signals, timeline),
+            )
+        # Before everything else: they go on while this process imports, and while MPI initialises.
+        keepalive = start_cuda_keepalive(options, environ)
+        agent = start_agent(options, environ)
+        timeline.lap("start the agent")
+        from .bringup import Bringup
+        from .member import Member
+        from .session import Session, announce
+        from .surroundings import Surroundings
+
+        timeline.lap("import")
+        deadline = started + options.startup_timeout
+        surroundings = Surroundings(environ, comm, has_client, started, deadline, signals, timeline)
+        joined = Bringup(options, agent, surroundings, check=check).run()
+    except BaseException:
+        if agent is not None:
+            agent.close(1.0)
+        signals.give_back()
+        raise
+    finally:
+        if keepalive is not None:
+            keepalive.release()
+    _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
+    member.write_timeline()  # of the start, in case nobody gets so far as to write the end
+    if not joined.start.is_client:
+        return member, None
+    announce(joined, time.monotonic() - started)
+    if not has_client:
+        return member, None
+    return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
+
+
+def _open_session(session: Session, options: Options, signals: Signals) -> Session:
+    """Hand the signals, and the end of this process, to the session."""
+    try:
+        session._open()
+        # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
+        atexit.register(session._finish)
+    except BaseException:
+        session._finish()  # else the other ranks would wait for this one
+        signals.give_back()
+        raise
+    # Not before: what a signal raises ends the script, and the cluster with it, from here on.
+    signals.give_back()
+    if options.walltime_signal is not None:
+        process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
+    session._member.joined.timeline.lap("open the session")
+    if signals.got is not None:
+        # It came while the cluster started, and is the script's to hear of.
+        signal.raise_signal(signals.got[0])
+    return session
+
+
+def refuse_second() -> None:
+    """One cluster at a time.
+
+    Raises
+    ------
+    InputError
+        There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
+    """
+    if _member is not None and not (_member.leave_open and _member.ending.state.over):
+        raise InputError(
+            "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
+            "`python -m dask_gpu_mpi` runs has its cluster already)"
+        )
+
+
+def prepare_process() -> None:
+    """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
+    process_hooks.prepare(_label)
+
+
+def _label() -> str | None:
+    """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
+    if _member is None or _member.joined.start.is_client:
+        return None
+    return f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:"

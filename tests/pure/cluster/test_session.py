@@ -1,0 +1,101 @@
+"""A session: what it is told once, and which exception a signal becomes."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.cluster import session as session_module
+from dask_gpu_mpi.cluster.ending import Ending
+from dask_gpu_mpi.cluster.session import Session
+from dask_gpu_mpi.errors import ClusterLostError
+
+
+class Member:
+    """One that does nothing."""
+
+    leave_open = False
+    descriptors_lost = False
+    busy = False
+
+    def __init__(self) -> None:
+        go = SimpleNamespace(
+            plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
+        )
+        options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0)
+        self.joined = SimpleNamespace(go=go, environ={}, options=options)
+        self.ending = Ending()
+        self.done: list[bool] = []
+
+    def client_done(self, *, final: bool) -> None:
+        self.done.append(final)
+
+    def pump(self, timeout: float) -> None:
+        pass
+
+    def launcher_gone(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Member:
+    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(session_module, "silence_dask", list)
+    return Member()
+
+
+def make(member: Any) -> Session:
+    return Session(member, 0.0, lambda *_: None)
+
+
+def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    session = make(member)
+    assert not session.closed
+    assert repr(session).endswith(" open>")
+    session.close()
+    session.close()
+    assert session.closed
+    assert repr(session).endswith(" closed>")
+    session._finish()
+    session._finish()
+    session.close()
+    assert member.done == [False, True]
+    assert capsys.readouterr().err.count("ended after") == 1
+
+
+def test_where_the_other_ranks_go_on_a_close_is_their_end(member: Member) -> None:
+    member.leave_open = True
+    with make(member):
+        pass
+    assert member.done == [True]
+
+
+def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
+    session = make(member)
+    pid = os.fork()
+    if not pid:
+        session.close()
+        session._finish()
+        os._exit(len(member.done) if session.closed else 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not session.closed
+
+
+def test_a_signal_is_an_exit(member: Member) -> None:
+    session = make(member)
+    with pytest.raises(SystemExit) as ended:
+        session._on_signal(15, None)
+    assert ended.value.code == 143
+    assert member.busy
+
+
+def test_a_lost_cluster_comes_first(member: Member) -> None:
+    session = make(member)
+    session._walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
+    member.ending.lost = "the scheduler"
+    with pytest.raises(ClusterLostError, match="the scheduler") as lost:
+        session._on_signal(15, None)
+    assert lost.value.reported
