@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.rules import SWITCHES
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes
@@ -128,10 +129,10 @@ def make_worker(plan: WorkerPlan, settings: WorkerSettings) -> Any:
             known = accepted_options(cls)
             options = {key: value for key, value in options.items() if known is None or key in known}
         if plan.kind == "gpu" and plan.device is not None:
-            base["env"] = {**shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
+            base["env"] = {**shown_transports(), VISIBLE_DEVICES: plan.device}
         elif settings.device_memory and issubclass(cls, distributed.Nanny):
             # a CPU worker beside GPU workers must not touch their devices
-            base["env"] = {**hidden_transports(), "CUDA_VISIBLE_DEVICES": ""}
+            base["env"] = {**hidden_transports(), VISIBLE_DEVICES: ""}
         if plan.kind == "cpu" and cls is distributed.Nanny:
             # Its worker would show the first GPU's memory and load as its own. And to ask for RMM's initialises CUDA, one process
             # after the other: 32 workers of a host took two seconds.
@@ -218,7 +219,7 @@ def _make_cuda_worker(
         for nanny in worker.nannies:
             nanny.config = _workers_config(nanny.config, switched=switched)
     for nanny in worker.nannies:
-        nanny.env = {**nanny.env, **shown_transports(), "CUDA_VISIBLE_DEVICES": plan.device}
+        nanny.env = {**nanny.env, **shown_transports(), VISIBLE_DEVICES: plan.device}
         plugins = nanny.worker_kwargs.get("plugins", set())
         for plugin in plugins:
             if isinstance(plugin, CPUAffinity):
@@ -280,12 +281,12 @@ def worker_plugins(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
 @contextmanager
 def visible_device(device: str) -> Iterator[None]:
     """Show exactly `device` to code that reads ``CUDA_VISIBLE_DEVICES`` while it is constructed."""
-    before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
+    before = os.environ.get(VISIBLE_DEVICES)
+    os.environ[VISIBLE_DEVICES] = device
     try:
         yield
     finally:
         if before is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
+            del os.environ[VISIBLE_DEVICES]
         else:
-            os.environ["CUDA_VISIBLE_DEVICES"] = before
+            os.environ[VISIBLE_DEVICES] = before

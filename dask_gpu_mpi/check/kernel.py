@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
-from dask_gpu_mpi.machine.visible_devices import VARIABLE
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.mpi.launchers import scrub
 
 __all__ = ["KernelResult", "run_kernels"]
@@ -76,7 +76,7 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
     # The child dies with this thread, which waits for it; so it dies with the rank, however that ends.
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, str(os.getpid())],
-        env={**scrub(environ), VARIABLE: uuid},
+        env={**scrub(environ), VISIBLE_DEVICES: uuid},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
 from dask_gpu_mpi.machine.scratch import Scratch, local_directory, look_at_scratch
-from dask_gpu_mpi.machine.visible_devices import VARIABLE, sees_none
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
 from dask_gpu_mpi.options.table import Options
 
@@ -169,7 +169,7 @@ def take_facts(
 def promised_gpus(environ: Mapping[str, str]) -> int:
     """Tell how many GPUs the batch system has given the job on this host; 0 where ``CUDA_VISIBLE_DEVICES`` hides them all."""
     number = environ.get(PROMISE, "")
-    return int(number) if number.isdecimal() and not sees_none(environ.get(VARIABLE)) else 0
+    return int(number) if number.isdecimal() and not sees_none(environ.get(VISIBLE_DEVICES)) else 0
 
 
 def versions(library: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import InputError
 from .cgroups import allowed_cpus, cpu_quota, host_memory
 from .contexts import own_contexts
 from .gpus import Gpu
-from .visible_devices import VARIABLE, visible_gpus
+from .visible_devices import VISIBLE_DEVICES, visible_gpus
 
 __all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
 
@@ -113,7 +113,7 @@ def take_inventory(
         ``CUDA_VISIBLE_DEVICES`` names what is not there, or NVML is there and does not work.
     """
     host = socket.gethostname() if host is None else host
-    visible = environ.get(VARIABLE)
+    visible = environ.get(VISIBLE_DEVICES)
     gpus: tuple[Gpu, ...] = ()
     # A rank that is to see no GPU does not depend on NVML either.
     if seen is not None:

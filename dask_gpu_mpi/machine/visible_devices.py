@@ -14,9 +14,10 @@ from dask_gpu_mpi.errors import InputError
 
 from .gpus import Gpu, list_gpus
 
-__all__ = ["parse_visible", "sees_none", "visible_gpus"]
+__all__ = ["VISIBLE_DEVICES", "parse_visible", "sees_none", "visible_gpus"]
 
-VARIABLE = "CUDA_VISIBLE_DEVICES"
+#: The variable by which a process is shown some of the GPUs of its host; nobody else spells it in code that reads or sets it.
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def sees_none(value: str | None) -> bool:
@@ -45,7 +46,7 @@ def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | No
     InputError
         ``CUDA_VISIBLE_DEVICES`` names what is not there, or NVML is there and does not work.
     """
-    visible = environ.get(VARIABLE)
+    visible = environ.get(VISIBLE_DEVICES)
     return () if sees_none(visible) else parse_visible(visible, list_gpus(nvml, own_pid))
 
 
@@ -105,7 +106,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VARIABLE}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}); "
+                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}); "
                 f"{_listed(devices)}; name each GPU once"
             )
         chosen[key] = entry
@@ -123,17 +124,17 @@ def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) 
             fits = [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
     else:
         raise InputError(
-            f"{VARIABLE}={value!r} has the entry {entry!r}, which is neither an index nor a GPU-... or "
+            f"{VISIBLE_DEVICES}={value!r} has the entry {entry!r}, which is neither an index nor a GPU-... or "
             f"MIG-... UUID; {_listed(devices)}; correct the variable or unset it"
         )
     if len(fits) > 1:
         raise InputError(
-            f"{VARIABLE}={value!r}: {entry!r} fits {len(fits)} GPUs; {_listed(devices)}; give more of the "
+            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs; {_listed(devices)}; give more of the "
             "UUID"
         )
     if not fits:
         raise InputError(
-            f"{VARIABLE}={value!r} names GPU {entry!r}, which is not there; {_listed(devices)}; "
+            f"{VISIBLE_DEVICES}={value!r} names GPU {entry!r}, which is not there; {_listed(devices)}; "
             "correct the variable or unset it"
         )
     return fits[0]
