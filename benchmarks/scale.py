@@ -46,14 +46,14 @@ from common import (
     write,
 )
 
-from dask_gpu_mpi.cluster.coordinator import Coordinator
-from dask_gpu_mpi.cluster.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.cluster.events import Event
-from dask_gpu_mpi.cluster.messages import Go, Kind, Registration
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.startup.coordinator import Coordinator
+from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
+from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.messages import Go, Kind, Registration
 
 #: A CPU worker on each rank, on hosts with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")

@@ -52,7 +52,7 @@ TIP = (
 LAYERS = (
     ("cli",),
     ("cluster", "check"),
-    ("script",),
+    ("script", "startup"),
     ("agent",),
     ("plan", "mpi"),
     ("machine",),

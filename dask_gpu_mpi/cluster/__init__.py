@@ -1,1 +1,1 @@
-"""What the ranks of a job do together: start, serve, end. The only room that talks MPI and Dask at once."""
+"""A rank of a running cluster: what the user calls, what a rank does until the end, and the end of all ranks."""

@@ -7,10 +7,9 @@ import time
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
-
-from .agent_settings import configuration, worker_settings
-from .bringup import Joined
-from .messages import COORDINATOR
+from dask_gpu_mpi.startup.agent_settings import configuration, worker_settings
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.messages import COORDINATOR
 
 __all__ = ["DELAYS", "AgentRestarts"]
 

@@ -11,13 +11,13 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.startup.agent_settings import grace
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.events import BRISK
+from dask_gpu_mpi.startup.messages import COORDINATOR
 
-from .agent_settings import grace
-from .bringup import Joined
 from .end_coordinator import EndCoordinator
 from .ending import Ending, Event
-from .events import BRISK
-from .messages import COORDINATOR
 
 __all__ = ["Closing"]
 

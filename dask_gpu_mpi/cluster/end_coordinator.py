@@ -13,10 +13,10 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.events import BRISK
 
-from .bringup import Joined
 from .ending import Ending, Event
-from .events import BRISK
 
 __all__ = ["EndCoordinator"]
 

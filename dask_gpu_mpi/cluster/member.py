@@ -17,14 +17,14 @@ from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.events import BRISK, CALM
+from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .agent_restarts import AgentRestarts
-from .bringup import Joined
 from .closing import Closing
 from .end_coordinator import EndCoordinator
 from .ending import Ending, Event, State
-from .events import BRISK, CALM
-from .messages import COORDINATOR
 
 __all__ = ["Member"]
 

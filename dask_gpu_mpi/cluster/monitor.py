@@ -11,8 +11,8 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
 from dask_gpu_mpi.script.walltime import Walltime
+from dask_gpu_mpi.startup.events import CALM
 
-from .events import CALM
 from .member import Member
 
 __all__ = ["Monitor"]

@@ -29,9 +29,9 @@ from dask_gpu_mpi.script.dask_client import (
 )
 from dask_gpu_mpi.script.dask_settings import DaskSettings
 from dask_gpu_mpi.script.walltime import Walltime
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.events import BRISK
 
-from .bringup import Joined
-from .events import BRISK
 from .member import Member
 from .monitor import Monitor
 

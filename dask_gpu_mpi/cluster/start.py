@@ -76,8 +76,8 @@ def start(
     agent: AgentProcess | None = None
     try:
         if isinstance(options, InputError):
-            from .bringup import WITHOUT_OPTIONS, report_only
-            from .surroundings import Surroundings
+            from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
+            from dask_gpu_mpi.startup.surroundings import Surroundings
 
             deadline = started + WITHOUT_OPTIONS
             report_only(
@@ -88,10 +88,11 @@ def start(
         keepalive = start_cuda_keepalive(options, environ)
         agent = start_agent(options, environ)
         timeline.lap("start the agent")
-        from .bringup import Bringup
+        from dask_gpu_mpi.startup.bringup import Bringup
+        from dask_gpu_mpi.startup.surroundings import Surroundings
+
         from .member import Member
         from .session import Session, announce
-        from .surroundings import Surroundings
 
         timeline.lap("import")
         deadline = started + options.startup_timeout

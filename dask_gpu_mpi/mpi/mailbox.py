@@ -2,7 +2,7 @@
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
 sent without waiting (`isend`), and looked for between short sleeps (`improbe`). One message kind after the other makes the
-protocol; see `dask_gpu_mpi.cluster.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
+protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
 ours.
 """
 

@@ -91,7 +91,7 @@ def _join(self, *args):
 Mailbox._join = _join
 """,
     "for its agent": """
-from dask_gpu_mpi.cluster import inspection
+from dask_gpu_mpi.startup import inspection
 wait = inspection.await_agent
 
 def await_agent(agent, surroundings):

@@ -31,7 +31,7 @@ ELSEWHERE = {
     "cli/main": "tests/pure/cli/test_templates.py, tests/mpi/test_bad_input.py, tests/mpi/test_main_job.py",
     "cli/plan": "starts MPI: tests/mpi/test_main_job.py, tests/mpi/test_bad_input.py",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its signals: tests/pure/mpi/test_batch.py",
-    "cluster/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
+    "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "cluster/session": "needs a cluster: tests/mpi; before the walltime: tests/pure/mpi/test_batch.py",
 }
 

@@ -19,9 +19,9 @@ from dask_gpu_mpi.agent.worker_factory import (
     visible_device,
     worker_class_for,
 )
-from dask_gpu_mpi.cluster.agent_settings import configuration
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.startup.agent_settings import configuration
 
 
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:

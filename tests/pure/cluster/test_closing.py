@@ -9,9 +9,9 @@ import pytest
 
 from dask_gpu_mpi.cluster import closing
 from dask_gpu_mpi.cluster.ending import State
-from dask_gpu_mpi.cluster.events import Event
 from dask_gpu_mpi.cluster.member import Member
 from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.startup.events import Event
 
 
 class Agent:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.cluster.surroundings import Surroundings
 from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.startup.surroundings import Surroundings
 
 
 class Signals:
@@ -46,7 +46,7 @@ def test_an_error_that_is_fatal_aborts_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.cluster.surroundings.abort", codes.append)
+    monkeypatch.setattr("dask_gpu_mpi.startup.surroundings.abort", codes.append)
     error = StartupError("nobody there")
     error.fatal = True
     agent: Any = Agent()
@@ -60,7 +60,7 @@ def test_an_error_that_is_fatal_aborts_the_job(
 @pytest.mark.parametrize("met", [True, False])
 def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.cluster.surroundings.abort", codes.append)
+    monkeypatch.setattr("dask_gpu_mpi.startup.surroundings.abort", codes.append)
     around = surroundings()
     around._has_met = met
     with pytest.raises(ZeroDivisionError), around.ending_in_order(None):

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from dask_gpu_mpi.cluster.agent_settings import configuration, grace, scheduler_settings, worker_settings
-from dask_gpu_mpi.cluster.messages import Start
 from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.startup.agent_settings import configuration, grace, scheduler_settings, worker_settings
+from dask_gpu_mpi.startup.messages import Start
 
 
 def test_an_agent_that_replaces_another_has_no_deadline_for_mpi() -> None:

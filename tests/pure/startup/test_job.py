@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.cluster.coordinator import Job
-from dask_gpu_mpi.cluster.job import Preparation, make_job, prepare_job
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.startup.coordinator import Job
+from dask_gpu_mpi.startup.job import Preparation, make_job, prepare_job
 
 
 def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.cluster import inspection
-from dask_gpu_mpi.cluster.inspection import await_agent, inspect
-from dask_gpu_mpi.cluster.surroundings import Surroundings
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, StartupError
 from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.startup import inspection
+from dask_gpu_mpi.startup.inspection import await_agent, inspect
+from dask_gpu_mpi.startup.surroundings import Surroundings
 
 
 class Signals:

@@ -12,12 +12,12 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.cluster.events import Event
-from dask_gpu_mpi.cluster.messages import Kind, Start
-from dask_gpu_mpi.cluster.relay import Relay, dashboard_link
 from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.messages import Kind, Start
+from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 
 WORKER = WorkerPlan(
     name="a", rank=1, host="h", kind="cpu", gpu_index=None, device=None,

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.cluster.coordinator import Coordinator, Job
-from dask_gpu_mpi.cluster.events import Event
-from dask_gpu_mpi.cluster.messages import Go, Kind, Registration, Start
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.startup.coordinator import Coordinator, Job
+from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHARED = (("layout", "shared"),)

@@ -9,13 +9,13 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.cluster import exchange
-from dask_gpu_mpi.cluster.events import Event
-from dask_gpu_mpi.cluster.exchange import until_go
-from dask_gpu_mpi.cluster.messages import Go, Kind, Registration, Start
-from dask_gpu_mpi.cluster.registrations import FailureCoordinator
-from dask_gpu_mpi.cluster.surroundings import Surroundings
 from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
+from dask_gpu_mpi.startup import exchange
+from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.exchange import until_go
+from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
+from dask_gpu_mpi.startup.registrations import FailureCoordinator
+from dask_gpu_mpi.startup.surroundings import Surroundings
 
 GO = Go("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)

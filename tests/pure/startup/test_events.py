@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.cluster.events import Event, Post
 from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.startup.events import Event, Post
 
 
 class Box:

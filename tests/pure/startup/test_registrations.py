@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.cluster.events import Event
-from dask_gpu_mpi.cluster.messages import Kind, Registration
-from dask_gpu_mpi.cluster.registrations import (
+from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.messages import Kind, Registration
+from dask_gpu_mpi.startup.registrations import (
     GATHER_FAILURES,
     SHARED,
     FailureCoordinator,
@@ -18,8 +20,6 @@ from dask_gpu_mpi.cluster.registrations import (
     check_client,
     shared_options,
 )
-from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.options.table import Options
 
 
 def registration(host: str = "a", failure: Failure | None = None, **options: Any) -> Registration:
