@@ -154,9 +154,12 @@ def rooms() -> str:
                 body.append(text(x + 10, y + 28 + 14 * len(purposes[room]) + row * line, words))
             for other in above:
                 if room in imports_of(other):
-                    # where both boxes are
-                    middle = (max(x, places[other][0]) + min(x + each, places[other][1])) / 2
-                    body.append(arrow(f"M{middle:g} {y - gap:g} L{middle:g} {y:g}"))
+                    left, right = max(x, places[other][0]), min(x + each, places[other][1])
+                    # straight down where both boxes are, else from the middle of one to that of the other
+                    start = end = (left + right) / 2
+                    if left > right:
+                        start, end = sum(places[other]) / 2, x + each / 2
+                    body.append(arrow(f"M{start:g} {y - gap:g} L{end:g} {y:g}"))
         y += height + gap
         above = layer
     return picture("The rooms of dask_gpu_mpi and their imports", width, y - gap + 10, body)
