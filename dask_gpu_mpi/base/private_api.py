@@ -83,6 +83,22 @@ TABLE: tuple[PrivateName, ...] = (
         without="the warning names a line of this package",
     ),
     *_of(
+        "threading",
+        "_SHUTTING_DOWN",
+        "mpi/signals",
+        _PYTHON,
+        why="it tells that the main program has ended and that Python waits for threads, where it drops what a signal raises",
+        without="SIGTERM during that wait has the exit code 0 where the main program had it",
+    ),
+    *_of(
+        "multiprocessing.process",
+        "BaseProcess._target",
+        "agent/forkserver",
+        _PYTHON,
+        why="a process that a task starts is told from a worker, and has the default actions for signals",
+        without="processes that tasks of in-process workers start leave SIGTERM to the rank",
+    ),
+    *_of(
         "tornado.netutil",
         "_client_ssl_defaults",
         "agent/main",
@@ -125,7 +141,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed",
         "Client._instances Client.shutdown",
-        "cluster/session",
+        "script/dask_client",
         _DISTRIBUTED,
         why="clients that the script has left open are closed while the scheduler is there; `shutdown` is replaced, so that it "
         "does nothing on a client that is closed",

@@ -27,7 +27,7 @@ def silence_dask() -> list[logging.Logger]:
 def _clients() -> list[Any]:
     """All of this process; without importing Dask where the script has not."""
     module = sys.modules.get("distributed.client")
-    return [] if module is None else list(module.Client._instances)
+    return [] if module is None else list(getattr(module.Client, "_instances", ()))
 
 
 def close_clients(address: str) -> None:

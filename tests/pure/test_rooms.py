@@ -17,22 +17,29 @@ FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 #: What other folders of tests start, or what has nothing to test; the tests of each module that has its own are in
 #: ``tests/pure/<room>/test_<module>.py``.
 ELSEWHERE = {
-    "__main__": "two lines; tests/pure/cluster/test_script.py runs it",
+    "__main__": "two lines; tests/pure/script/test_run.py runs it",
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
-    "agent/early": "which processes begin before MPI: tests/pure/agent/test_cuda_keepalive.py, tests/mpi/test_contexts.py",
     "agent/main": "a process with Dask in it: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
     "agent/scheduler": "a process with Dask's scheduler: tests/mpi/test_joining.py, tests/faults/test_kills.py",
+    "agent/serve": "the event loop of such a process: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
     "agent/worker_plugins": "of workers that run: tests/faults/test_kills.py, tests/mpi/test_surroundings.py",
-    "base/failures": "tests/pure/cluster/test_coordinator.py, whose reports they are",
+    "agent/workers": "workers that run: tests/mpi/test_endings.py, tests/mpi/test_scratch.py, tests/faults/test_kills.py",
+    "check/rank": "starts MPI: tests/mpi/test_check.py",
     "check/run": "starts MPI: tests/mpi/test_check.py, tests/hosts/test_check.py",
     "cli/check": "starts MPI: tests/mpi/test_check.py",
     "cli/jobscript": "tests/pure/cli/test_templates.py looks at what the command writes",
     "cli/main": "tests/pure/cli/test_templates.py, tests/mpi/test_bad_input.py, tests/mpi/test_main_job.py",
     "cli/plan": "starts MPI: tests/mpi/test_main_job.py, tests/mpi/test_bad_input.py",
-    "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its signals: tests/pure/mpi/test_batch.py",
+    "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
+    "cluster/monitor": "a thread beside a script: tests/faults/test_kills.py, tests/faults/test_endings.py",
+    "cluster/start": "starts MPI: tests/mpi, tests/faults/test_starts.py, tests/faults/test_signals.py",
+    "mpi/finalize": "ends MPI: tests/mpi/test_mpi4py.py, tests/faults/test_endings.py",
+    "mpi/launcher_check": "tests/pure/mpi/test_launchers.py, with the table and what it says of a process",
+    "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
+    "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
-    "cluster/session": "needs a cluster: tests/mpi; before the walltime: tests/pure/mpi/test_batch.py",
+    "startup/messages": "plain data, no logic",
 }
 
 

@@ -10,7 +10,7 @@ from inventories import GIB, plan
 
 
 def test_json_has_the_schema_of_the_design() -> None:
-    found = plan(pretend(2, 2, 2), cpu_workers=1)
+    found = plan(pretend(2, 2, 2, memory_per_node=256 * GIB), cpu_workers=1)
     document = json.loads(json.dumps(found.as_json()))
     assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
     assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}

@@ -9,6 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.synthetic import pretend
 from dask_gpu_mpi.startup.coordinator import Job
@@ -23,9 +24,9 @@ def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:
 @pytest.mark.parametrize(
     ("options", "has"),
     [
-        ({"protocol": "tls"}, True),
-        ({"protocol": "tcp"}, False),
-        ({"protocol": "tls", "scheduler": False}, False),
+        ({"protocol": Protocol.TLS}, True),
+        ({"protocol": Protocol.TCP}, False),
+        ({"protocol": Protocol.TLS, "scheduler": False}, False),
     ],
 )
 def test_only_a_scheduler_with_tls_needs_credentials(options: dict[str, Any], has: bool) -> None:
@@ -35,7 +36,7 @@ def test_only_a_scheduler_with_tls_needs_credentials(options: dict[str, Any], ha
 
 
 def test_a_cluster_of_our_own() -> None:
-    made = job({"key": "secret"}, protocol="tls", cpu_workers=1, name="n")
+    made = job({"key": "secret"}, protocol=Protocol.TLS, cpu_workers=1, name="n")
     assert made.credentials() == {"key": "secret"}
     assert (made.protocol, made.target, made.configured) == ("tls", None, {"a.key"})
     plan = made.plan(pretend(1, 2, 0), True)
@@ -43,8 +44,8 @@ def test_a_cluster_of_our_own() -> None:
 
 
 def test_ucx_needs_no_credentials() -> None:
-    assert "key" not in job(protocol="ucx").credentials()
-    assert job(protocol="tcp").credentials() == {}
+    assert "key" not in job(protocol=Protocol.UCX).credentials()
+    assert job(protocol=Protocol.TCP).credentials() == {}
 
 
 def test_only_a_deadline_that_nobody_set_may_grow() -> None:
@@ -53,7 +54,7 @@ def test_only_a_deadline_that_nobody_set_may_grow() -> None:
 
 
 def test_workers_that_attach_have_names_of_their_own() -> None:
-    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol="tcp")
+    made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
     assert made.target is not None
     assert made.target.address == "tcp://10.0.0.9:5"
     plan = made.plan(pretend(1, 1, 0), True)
