@@ -17,13 +17,13 @@ from dask_gpu_mpi.startup.events import BRISK
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .end_coordinator import EndCoordinator
-from .ending import Ending, Event
+from .ending import Cause, Ending
 
 __all__ = ["Closing"]
 
 #: How long, beyond its own closing, rank 0 waits for the others to say that they have closed: this part of `shutdown_timeout`,
 #: and so many seconds at least.
-CLOSING_PART, CLOSING_SLACK = 0.3, 3.0
+CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 
 
 class Closing:
@@ -72,7 +72,7 @@ class Closing:
         """Close workers everywhere, then the scheduler: a worker that loses its scheduler first has much to say about it."""
         if self._ending.state.closed:
             return
-        self._ending.on(Event.CLOSE)
+        self._ending.on(Cause.CLOSE)
         joined, post = self._joined, self._post
         joined.timeline.lap("the script" if joined.start.is_client else "serve")
         if joined.scheduler_file is not None:
@@ -86,7 +86,7 @@ class Closing:
             self._end_agent()
             joined.timeline.lap("close the agent")
         # The others take as long as this rank, and the messages some time; this rank hears them also where it was slow itself.
-        slack = max(CLOSING_SLACK, CLOSING_PART * joined.options.shutdown_timeout)
+        slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
         limit = max(own, time.monotonic()) + slack
         if self._coordinator is not None:
             self._coordinator.wait_for_ranks(limit, self._pump)

@@ -16,7 +16,7 @@ from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.events import BRISK
 
-from .ending import Ending, Event
+from .ending import Cause, Ending
 
 __all__ = ["EndCoordinator"]
 
@@ -73,10 +73,10 @@ class EndCoordinator:
             if not ending.state.ended:
                 self._post.mailbox.send_all("end")
                 ending.signal = signal
-                ending.on(Event.END)
+                ending.on(Cause.END)
         elif not ending.state.over:
             self._post.mailbox.send_all("stop", lost)
-            ending.on(Event.STOP)
+            ending.on(Cause.STOP)
 
     def hear(self, kind: str, payload: Any) -> None:
         """Handle what a rank tells rank 0 alone; any other message is none of its business."""
@@ -99,7 +99,7 @@ class EndCoordinator:
             return
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
-        elif self._joined.joins:
+        elif self._joined.attaches:
             # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
             self.end_cluster(final=False)
 

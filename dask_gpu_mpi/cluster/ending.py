@@ -4,10 +4,10 @@ Two things make it up. What has become of the cluster: it runs, it is over while
 a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent, scheduler.
 
 >>> ending = Ending()
->>> ending.on(Event.STOP)
+>>> ending.on(Cause.STOP)
 >>> ending.state
 <State.STOPPED: 'the cluster is over, the script goes on'>
->>> ending.on(Event.STOP)
+>>> ending.on(Cause.STOP)
 Traceback (most recent call last):
     ...
 RuntimeError: STOP in state STOPPED: expected END, CLOSE
@@ -19,10 +19,10 @@ from enum import Enum
 
 from dask_gpu_mpi.script import exit_codes
 
-__all__ = ["TRANSITIONS", "Ending", "Event", "State"]
+__all__ = ["TRANSITIONS", "Cause", "Ending", "State"]
 
 
-class Event(Enum):
+class Cause(Enum):
     """What moves a rank towards its end."""
 
     STOP = "the cluster is over, the script goes on"
@@ -68,14 +68,14 @@ CLOSED_STATES = (State.LEFT, State.STOPPED_AND_CLOSED, State.CLOSED, State.CLOSE
 
 #: From a state, by what happens, to the next. What is not here can't happen: rank 0 decides once that the cluster stops, and once
 #: that the job ends, in that order, and messages keep their order.
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.RUNNING: {Event.STOP: State.STOPPED, Event.END: State.ENDING, Event.CLOSE: State.LEFT},
-    State.LEFT: {Event.STOP: State.STOPPED_AND_CLOSED, Event.END: State.CLOSED},
-    State.STOPPED: {Event.END: State.ENDING_AFTER_STOP, Event.CLOSE: State.STOPPED_AND_CLOSED},
-    State.STOPPED_AND_CLOSED: {Event.END: State.CLOSED_AFTER_STOP},
-    State.ENDING: {Event.CLOSE: State.CLOSED},
+TRANSITIONS: dict[State, dict[Cause, State]] = {
+    State.RUNNING: {Cause.STOP: State.STOPPED, Cause.END: State.ENDING, Cause.CLOSE: State.LEFT},
+    State.LEFT: {Cause.STOP: State.STOPPED_AND_CLOSED, Cause.END: State.CLOSED},
+    State.STOPPED: {Cause.END: State.ENDING_AFTER_STOP, Cause.CLOSE: State.STOPPED_AND_CLOSED},
+    State.STOPPED_AND_CLOSED: {Cause.END: State.CLOSED_AFTER_STOP},
+    State.ENDING: {Cause.CLOSE: State.CLOSED},
     State.CLOSED: {},
-    State.ENDING_AFTER_STOP: {Event.CLOSE: State.CLOSED_AFTER_STOP},
+    State.ENDING_AFTER_STOP: {Cause.CLOSE: State.CLOSED_AFTER_STOP},
     State.CLOSED_AFTER_STOP: {},
 }
 
@@ -90,7 +90,7 @@ class Ending:
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None
 
-    def on(self, event: Event) -> None:
+    def on(self, event: Cause) -> None:
         """Go to the next state.
 
         Raises

@@ -24,12 +24,12 @@ from dask_gpu_mpi.startup.messages import COORDINATOR
 from .agent_restarts import AgentRestarts
 from .closing import Closing
 from .end_coordinator import EndCoordinator
-from .ending import Ending, Event, State
+from .ending import Cause, Ending, State
 
 __all__ = ["Member"]
 
 #: Seconds for all ranks to come to an orderly end, where the program goes on.
-PARTING = 3.0
+FREE_TIMEOUT = 3.0
 #: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 #: Seconds for the last messages to get out.
@@ -93,11 +93,11 @@ class Member:
 
     def _on_mail(self, kind: str, payload: Any) -> None:
         if kind == "stop":
-            self.ending.on(Event.STOP)
+            self.ending.on(Cause.STOP)
             if self.joined.start.is_client:
                 self.ending.lost = payload  # for the script; rank 0 has said it
         elif kind == "end":
-            self.ending.on(Event.END)
+            self.ending.on(Cause.END)
         elif kind == "release":
             self._closing.release()
         elif kind == "busy":
@@ -168,7 +168,7 @@ class Member:
                     if self.leave_open:
                         if self.coordinator is not None:
                             self.coordinator.leave_mark()
-                        self._part()
+                        self._free_communicator()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
@@ -176,7 +176,7 @@ class Member:
                     self.post.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(exit_codes.FAILED)  # without a launcher MPI can't be left in an orderly way
             self.leave()
-            self._part()
+            self._free_communicator()
         finally:
             signals.give_back()
         if ending.lost is not None:
@@ -213,7 +213,7 @@ class Member:
                 self.pump(BRISK)
         self.leave()
         if final:
-            self._part()
+            self._free_communicator()
 
     def leave(self) -> None:
         """Close what is open here, and let the last messages out."""
@@ -231,10 +231,10 @@ class Member:
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
-    def _part(self) -> None:
+    def _free_communicator(self) -> None:
         """The program goes on without the cluster on all ranks: give back what MPI holds for it."""
         if self.leave_open and self.ending.state in (State.ENDING, State.CLOSED):
-            self.post.mailbox.free(PARTING, self.joined.options.shutdown_timeout + PARTING)
+            self.post.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
 
     def write_timeline(self) -> None:
         """On rank 0: write what it knows of the timeline, where the user wants it."""

@@ -77,27 +77,27 @@ def start(
     try:
         if isinstance(options, InputError):
             from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
-            from dask_gpu_mpi.startup.surroundings import Surroundings
+            from dask_gpu_mpi.startup.start_context import StartContext
 
             deadline = started + WITHOUT_OPTIONS
             report_only(
                 options,
-                Surroundings(environ, comm, has_client, started, deadline, signals, timeline),
+                StartContext(environ, comm, has_client, started, deadline, signals, timeline),
             )
         # Before everything else: they go on while this process imports, and while MPI initialises.
         keepalive = start_cuda_keepalive(options, environ)
         agent = start_agent(options, environ)
         timeline.lap("start the agent")
         from dask_gpu_mpi.startup.bringup import Bringup
-        from dask_gpu_mpi.startup.surroundings import Surroundings
+        from dask_gpu_mpi.startup.start_context import StartContext
 
         from .member import Member
         from .session import Session, announce
 
         timeline.lap("import")
         deadline = started + options.startup_timeout
-        surroundings = Surroundings(environ, comm, has_client, started, deadline, signals, timeline)
-        joined = Bringup(options, agent, surroundings, check=check).run()
+        context = StartContext(environ, comm, has_client, started, deadline, signals, timeline)
+        joined = Bringup(options, agent, context, check=check).run()
     except BaseException:
         if agent is not None:
             agent.close(1.0)

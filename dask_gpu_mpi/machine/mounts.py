@@ -1,4 +1,4 @@
-"""The mounts that this process sees: ``/proc/self/mountinfo``, read once for all who ask."""
+"""The mounts that this process sees: how ``/proc/self/mountinfo`` is read."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ MOST_NAMED = 8
 #: Seconds after which a rank other than 0 reports that it was interrupted.
 SECOND_WORD = 0.5
 #: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
-PARTING = 30.0
+LAST_MESSAGES_TIMEOUT = 30.0
 #: Kind of a rank's last message.
 _LAST = "last"
 
@@ -246,7 +246,7 @@ class Mailbox:
             comm.Free()
         return free
 
-    def close(self, timeout: float = PARTING) -> None:
+    def close(self, timeout: float = LAST_MESSAGES_TIMEOUT) -> None:
         """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.
 
         Those of one rank come in the order in which they were sent, so behind its last one there are no more. All messages are to

@@ -38,7 +38,7 @@ from .job import Preparation, make_job, prepare_job
 from .messages import COORDINATOR, Go, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
-from .surroundings import Surroundings
+from .start_context import StartContext
 
 __all__ = [
     "COORDINATOR",
@@ -79,7 +79,7 @@ class Joined:
     #: Path and scheduler id, where this rank has written a scheduler file.
     scheduler_file: tuple[str, str] | None
     #: Whether the cluster was there before this job.
-    joins: bool
+    attaches: bool
     #: What this rank and its agent have done since the coordinator was last told.
     timeline: Timeline
     #: On the coordinator, by rank: its host, and what it has told of its timeline.
@@ -87,7 +87,7 @@ class Joined:
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
-def report_only(error: InputError, surroundings: Surroundings) -> NoReturn:
+def report_only(error: InputError, context: StartContext) -> NoReturn:
     """The way of a rank whose options can't be used: report that by way of the coordinator, once for all ranks.
 
     Raises
@@ -95,9 +95,9 @@ def report_only(error: InputError, surroundings: Surroundings) -> NoReturn:
     DaskGpuMpiError
         The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
     """
-    with _uncollected(), surroundings.ending_in_order(None):
-        post = surroundings.meet(None)
-        _register_failure(Failure.of(error), post, surroundings, interface=None, shared=())
+    with _uncollected(), context.ending_in_order(None):
+        post = context.meet(None)
+        _register_failure(Failure.of(error), post, context, interface=None, shared=())
 
 
 class Bringup:
@@ -109,7 +109,7 @@ class Bringup:
         What the user asked for.
     agent : AgentProcess
         The agent, started already.
-    surroundings : Surroundings
+    context : StartContext
         What the rank starts with.
     check : callable, optional
         ``check(rank)`` raises an InputError where this rank can't do what it is for.
@@ -119,15 +119,15 @@ class Bringup:
         self,
         options: Options,
         agent: AgentProcess,
-        surroundings: Surroundings,
+        context: StartContext,
         *,
         check: Callable[[int], None] | None = None,
     ) -> None:
         self._options = options
         self._agent = agent
-        self._surroundings = surroundings
+        self._context = context
         self._check = check
-        self._timeline = surroundings.timeline
+        self._timeline = context.timeline
 
     def run(self) -> Joined:
         """Join.
@@ -137,38 +137,38 @@ class Bringup:
         DaskGpuMpiError
             The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
         """
-        with _uncollected(), self._surroundings.ending_in_order(self._agent):
+        with _uncollected(), self._context.ending_in_order(self._agent):
             return self._run()
 
     def _run(self) -> Joined:
-        options, surroundings = self._options, self._surroundings
+        options, context = self._options, self._context
         self._agent.configure(
             configuration(
                 options,
-                speaks=launchers.speaks(surroundings.environ),
-                mpi_deadline=surroundings.deadline + MPI_GRACE,
+                speaks=launchers.speaks(context.environ),
+                mpi_deadline=context.deadline + MPI_GRACE,
             )
         )
         self._timeline.lap("configure the agent")
         unloaded: InputError | None = None
-        if options.protocol.moves_device_memory and may_be_client(options, surroundings.environ):
+        if options.protocol.moves_device_memory and may_be_client(options, context.environ):
             try:
                 load_ucx_first()
             except InputError as error:
                 unloaded = error
-        post = surroundings.meet(self._agent)
+        post = context.meet(self._agent)
         shared = shared_options(options)
         prepared = Failure.of(unloaded) if unloaded is not None else self._prepare(post)
         if isinstance(prepared, Failure):
-            _register_failure(prepared, post, surroundings, interface=options.interface, shared=shared)
+            _register_failure(prepared, post, context, interface=options.interface, shared=shared)
         inventory, coordinator = prepared
         registration = Registration(
-            surroundings.host,
+            context.host,
             inventory,
             list_interfaces(),
             options.interface,
             shared,
-            has_client=surroundings.has_client,
+            has_client=context.has_client,
         )
         post.send(COORDINATOR, Kind.REGISTRATION, registration)
         return self._until_up(post, coordinator)
@@ -185,12 +185,10 @@ class Bringup:
 
     def _inspect(self, post: Post) -> tuple[Preparation | None, Inventory]:
         """What this rank sees, and, on rank 0, what it prepares while the agent imports."""
-        options, surroundings = self._options, self._surroundings
-        if surroundings.comm is None:
+        options, context = self._options, self._context
+        if context.comm is None:
             library = load_mpi().Get_library_version()
-            launcher_check.cross_check(
-                surroundings.environ, post.size, post.rank, surroundings.host, library=library
-            )
+            launcher_check.cross_check(context.environ, post.size, post.rank, context.host, library=library)
         if self._check is not None:
             self._check(post.rank)
         preparation: Preparation | None = None
@@ -199,22 +197,22 @@ class Bringup:
             self._timeline.lap("configuration, credentials")
         if post.rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        return preparation, inspect(options, self._agent, surroundings, post.rank, post.size)
+        return preparation, inspect(options, self._agent, context, post.rank, post.size)
 
     def _make_coordinator(self, post: Post, preparation: Preparation) -> Coordinator:
-        surroundings = self._surroundings
+        context = self._context
         return Coordinator(
             post.size,
-            make_job(self._options, preparation, self._timeline, surroundings.host),
+            make_job(self._options, preparation, self._timeline, context.host),
             send=post.send,
-            deadline=surroundings.deadline,
+            deadline=context.deadline,
             hosts=post.mailbox.hosts,
         )
 
     def _until_up(self, post: Post, coordinator: Coordinator | None) -> Joined:
-        options, surroundings = self._options, self._surroundings
-        relay = Relay(options, post, surroundings.host, self._timeline)
-        go = until_go(post, surroundings, coordinator, relay)
+        options, context = self._options, self._context
+        relay = Relay(options, post, context.host, self._timeline)
+        go = until_go(post, context, coordinator, relay)
         self._timeline.lap("ready: wait for go")
         post.push_back(relay.early)
         assert relay.start is not None  # nobody is ready before it
@@ -225,13 +223,13 @@ class Bringup:
         return Joined(
             post,
             options,
-            surroundings.environ,
-            surroundings.host,
+            context.environ,
+            context.host,
             go,
             relay.start,
             relay.scheduler.started,
             relay.scheduler.file,
-            joins=not options.scheduler,
+            attaches=not options.scheduler,
             timeline=self._timeline,
             hosts=coordinator.hosts if coordinator is not None else {},
             steps=coordinator.steps if coordinator is not None else {},
@@ -241,7 +239,7 @@ class Bringup:
 def _register_failure(
     failure: Failure,
     post: Post,
-    surroundings: Surroundings,
+    context: StartContext,
     *,
     interface: str | None,
     shared: tuple[tuple[str, object], ...],
@@ -249,12 +247,12 @@ def _register_failure(
     """Register as a rank that can't take part, and raise the one report."""
     coordinator: FailureCoordinator | None = None
     if post.rank == COORDINATOR:
-        coordinator = FailureCoordinator(post.size, deadline=surroundings.deadline, hosts=post.mailbox.hosts)
+        coordinator = FailureCoordinator(post.size, deadline=context.deadline, hosts=post.mailbox.hosts)
     registration = Registration(
-        surroundings.host, None, list_interfaces(), interface, shared, failure, surroundings.has_client
+        context.host, None, list_interfaces(), interface, shared, failure, context.has_client
     )
     post.send(COORDINATOR, Kind.REGISTRATION, registration)
-    until_go(post, surroundings, coordinator, None)
+    until_go(post, context, coordinator, None)
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
 
 

@@ -14,7 +14,7 @@ from .messages import COORDINATOR, Go, Kind
 from .progress import Progress
 from .registrations import FailureCoordinator
 from .relay import Relay
-from .surroundings import Surroundings
+from .start_context import StartContext
 
 __all__ = ["until_go"]
 
@@ -23,7 +23,7 @@ COORDINATOR_GRACE = 30.0
 
 
 def until_go(
-    post: Post, surroundings: Surroundings, coordinator: FailureCoordinator | None, relay: Relay | None
+    post: Post, context: StartContext, coordinator: FailureCoordinator | None, relay: Relay | None
 ) -> Go:
     """Serve the start until the cluster is up.
 
@@ -31,7 +31,7 @@ def until_go(
     ----------
     post : Post
         Of this rank.
-    surroundings : Surroundings
+    context : StartContext
         What the rank starts with.
     coordinator : FailureCoordinator or None
         On rank 0.
@@ -43,11 +43,11 @@ def until_go(
     DaskGpuMpiError
         The one report.
     """
-    deadline = surroundings.deadline
-    progress = Progress(surroundings.started)
+    deadline = context.deadline
+    progress = Progress(context.started)
     signalled: Failure | None = None
     while True:
-        if signalled is None and (signalled := surroundings.signal_failure()) is not None:
+        if signalled is None and (signalled := context.signal_failure()) is not None:
             post.send(COORDINATOR, Kind.FAILED, signalled)
         if relay is not None:
             relay.poll()
@@ -66,11 +66,11 @@ def until_go(
             if relay is not None:
                 relay.on_event(event)
         if coordinator is not None:
-            if (outcome := _tick(coordinator, progress, post, surroundings)) is not None:
+            if (outcome := _tick(coordinator, progress, post, context)) is not None:
                 return outcome
         elif time.monotonic() > deadline + COORDINATOR_GRACE:
             raise StartupError(
-                f"rank {post.rank} on {surroundings.host} heard nothing from rank 0 until the start-up deadline"
+                f"rank {post.rank} on {context.host} heard nothing from rank 0 until the start-up deadline"
             )
 
 
@@ -80,7 +80,7 @@ def _is(event: Event, kind: Kind) -> bool:
 
 
 def _tick(
-    coordinator: FailureCoordinator, progress: Progress, post: Post, surroundings: Surroundings
+    coordinator: FailureCoordinator, progress: Progress, post: Post, context: StartContext
 ) -> Go | None:
     """Let the coordinator decide, and show how far the start has come."""
     now = time.monotonic()
@@ -94,8 +94,8 @@ def _tick(
     if isinstance(outcome, Go):
         return outcome
     # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-    alone = surroundings.comm is None and post.size == 1
-    if alone and launcher_check.wait_for_rank_0_to_report(surroundings.environ):
+    alone = context.comm is None and post.size == 1
+    if alone and launcher_check.wait_for_rank_0_to_report(context.environ):
         outcome.reported = True
     if not outcome.fatal:  # else `ending_in_order` prints it and aborts: who does not answer can't be told
         report_to_all(post.mailbox, outcome)

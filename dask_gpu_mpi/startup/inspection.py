@@ -14,14 +14,12 @@ from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 
-from .surroundings import Surroundings
+from .start_context import StartContext
 
 __all__ = ["await_agent", "inspect"]
 
 
-def inspect(
-    options: Options, agent: AgentProcess, surroundings: Surroundings, rank: int, size: int
-) -> Inventory:
+def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: int, size: int) -> Inventory:
     """What this rank sees.
 
     Raises
@@ -30,28 +28,28 @@ def inspect(
         Its agent finds the options bad, NVML does not respond, or a signal came.
     """
     # First, since what it has to report may be why nobody has shown the GPUs.
-    await_agent(agent, surroundings)
-    surroundings.timeline.lap("wait for the agent")
+    await_agent(agent, context)
+    context.timeline.lap("wait for the agent")
     inventory = take_inventory(
         rank,
         size,
-        surroundings.environ,
+        context.environ,
         device_options=device_options(options),
         look_for_gpus=options.worker_kind != "cpu",
         seen=_gpus(
             agent,
-            surroundings,
-            f"rank {rank} of {size} on {surroundings.host}",
-            surroundings.deadline - nvml_grace(options.startup_timeout),
+            context,
+            f"rank {rank} of {size} on {context.host}",
+            context.deadline - nvml_grace(options.startup_timeout),
         ),
     )
-    surroundings.timeline.lap("inventory")
+    context.timeline.lap("inventory")
     return inventory
 
 
-def await_agent(agent: AgentProcess, surroundings: Surroundings) -> None:
+def await_agent(agent: AgentProcess, context: StartContext) -> None:
     """Wait until the agent has imported, and has found the options good."""
-    while time.monotonic() < surroundings.deadline:
+    while time.monotonic() < context.deadline:
         for kind, *payload in agent.events(0.05):
             if kind == Answer.PREPARED:
                 return
@@ -61,13 +59,11 @@ def await_agent(agent: AgentProcess, surroundings: Surroundings) -> None:
             raise StartupError(
                 f"the agent ended before it was ready ({agent.exit_text()}); its last words are above"
             )
-        surroundings.raise_signal()
+        context.raise_signal()
     raise StartupError("the agent did not finish its imports within the start-up deadline (startup_timeout)")
 
 
-def _gpus(
-    agent: AgentProcess, surroundings: Surroundings, where: str, deadline: float
-) -> tuple[Gpu, ...] | None:
+def _gpus(agent: AgentProcess, context: StartContext, where: str, deadline: float) -> tuple[Gpu, ...] | None:
     """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
     while True:
         try:
@@ -76,6 +72,6 @@ def _gpus(
             raise type(error)(f"{where}: {error}") from error
         if seen is not None or not agent.looks:
             return seen
-        surroundings.raise_signal()
+        context.raise_signal()
         if time.monotonic() > deadline:
             raise hangs(where)

@@ -59,7 +59,7 @@ class Registration:
     interfaces: tuple[Interface, ...]
     #: The interface that it was asked to use.
     wanted_interface: str | None
-    #: Options that must be the same on all ranks, as (name, value): see `agreement`.
+    #: Options that must be the same on all ranks, as (name, value): see `registrations.shared_options`.
     shared_options: tuple[tuple[str, Any], ...]
     #: Why this rank can't take part.
     failure: Failure | None = None

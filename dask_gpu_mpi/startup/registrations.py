@@ -1,4 +1,4 @@
-"""Who has registered with the coordinator, what has failed, and the one report: of the start, what needs no plan."""
+"""The part of the start that needs no plan: who has registered, what has failed, and the one report of all failures."""
 
 from __future__ import annotations
 

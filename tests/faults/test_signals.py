@@ -94,11 +94,11 @@ Mailbox._join = _join
 from dask_gpu_mpi.startup import inspection
 wait = inspection.await_agent
 
-def await_agent(agent, surroundings):
+def await_agent(agent, context):
     if rank() == 0:
         agent.events = lambda timeout: time.sleep(timeout) or []
         mark("waits")
-    wait(agent, surroundings)
+    wait(agent, context)
 
 inspection.await_agent = await_agent
 """,

@@ -17,7 +17,7 @@ class Rank0:
     """Rank 0 of three, with workers on the last two."""
 
     def __init__(
-        self, *, has_client: bool = True, joins: bool = False, log_directory: Path | None = None
+        self, *, has_client: bool = True, attaches: bool = False, log_directory: Path | None = None
     ) -> None:
         self.said: list[Any] = []
         post = SimpleNamespace(
@@ -28,7 +28,7 @@ class Rank0:
         workers = tuple(SimpleNamespace(rank=rank) for rank in (1, 2))
         self.joined: Any = SimpleNamespace(
             post=post,
-            joins=joins,
+            attaches=attaches,
             go=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
             options=SimpleNamespace(log_directory=log_directory, timeline=None),
             steps={},
@@ -75,7 +75,7 @@ def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("failed", "joins", "state", "lost"),
+    ("failed", "attaches", "state", "lost"),
     [
         ((False, True), False, State.STOPPED, "no worker is left"),
         ((True, False), True, State.STOPPED, "no worker is left"),
@@ -83,8 +83,8 @@ def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
         ((False, False), False, State.RUNNING, None),
     ],
 )
-def test_no_worker_is_left(failed: tuple[bool, bool], joins: bool, state: State, lost: str | None) -> None:
-    rank = Rank0(joins=joins)
+def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: State, lost: str | None) -> None:
+    rank = Rank0(attaches=attaches)
     rank.end.hear("workers-ended", (1, failed[0]))
     assert rank.state is State.RUNNING
     rank.end.hear("workers-ended", (2, failed[1]))

@@ -7,32 +7,32 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.cluster.ending import TRANSITIONS, Ending, Event, State
+from dask_gpu_mpi.cluster.ending import TRANSITIONS, Cause, Ending, State
 
 #: From, by, to.
 ARROWS = [
     # a signal, or a rank 0 that does not answer
-    (State.RUNNING, Event.CLOSE, State.LEFT),
-    (State.LEFT, Event.STOP, State.STOPPED_AND_CLOSED),
-    (State.LEFT, Event.END, State.CLOSED),
+    (State.RUNNING, Cause.CLOSE, State.LEFT),
+    (State.LEFT, Cause.STOP, State.STOPPED_AND_CLOSED),
+    (State.LEFT, Cause.END, State.CLOSED),
     # the script ends, and the cluster with it
-    (State.RUNNING, Event.END, State.ENDING),
-    (State.ENDING, Event.CLOSE, State.CLOSED),
+    (State.RUNNING, Cause.END, State.ENDING),
+    (State.ENDING, Cause.CLOSE, State.CLOSED),
     # the cluster ends before the script
-    (State.RUNNING, Event.STOP, State.STOPPED),
-    (State.STOPPED, Event.CLOSE, State.STOPPED_AND_CLOSED),
-    (State.STOPPED_AND_CLOSED, Event.END, State.CLOSED_AFTER_STOP),
+    (State.RUNNING, Cause.STOP, State.STOPPED),
+    (State.STOPPED, Cause.CLOSE, State.STOPPED_AND_CLOSED),
+    (State.STOPPED_AND_CLOSED, Cause.END, State.CLOSED_AFTER_STOP),
     # both at once
-    (State.STOPPED, Event.END, State.ENDING_AFTER_STOP),
-    (State.ENDING_AFTER_STOP, Event.CLOSE, State.CLOSED_AFTER_STOP),
+    (State.STOPPED, Cause.END, State.ENDING_AFTER_STOP),
+    (State.ENDING_AFTER_STOP, Cause.CLOSE, State.CLOSED_AFTER_STOP),
 ]
 NONE = sorted(
-    set(itertools.product(State, Event)) - {(before, event) for before, event, _ in ARROWS},
+    set(itertools.product(State, Cause)) - {(before, event) for before, event, _ in ARROWS},
     key=lambda each: (each[0].name, each[1].name),
 )
 
 
-def name(value: State | Event) -> str:
+def name(value: State | Cause) -> str:
     return value.name
 
 
@@ -43,14 +43,14 @@ def at(state: State) -> Ending:
 
 
 @pytest.mark.parametrize(("before", "event", "after"), ARROWS, ids=name)
-def test_arrow(before: State, event: Event, after: State) -> None:
+def test_arrow(before: State, event: Cause, after: State) -> None:
     ending = at(before)
     ending.on(event)
     assert ending.state is after
 
 
 @pytest.mark.parametrize(("state", "event"), NONE, ids=name)
-def test_no_arrow(state: State, event: Event) -> None:
+def test_no_arrow(state: State, event: Cause) -> None:
     ending = at(state)
     with pytest.raises(RuntimeError, match=f"^{event.name} in state {state.name}: expected "):
         ending.on(event)
@@ -91,9 +91,9 @@ def test_an_event_is_not_forgotten(state: State) -> None:
 def test_exit_code() -> None:
     ending = Ending()
     assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)  # it leaves of itself
-    ending.on(Event.STOP)
+    ending.on(Cause.STOP)
     assert (ending.exit_code(), ending.exit_code(15)) == (1, 143)
-    ending.on(Event.END)
+    ending.on(Cause.END)
     assert (ending.exit_code(), ending.exit_code(15)) == (0, 0)
     ending.signal = 2
     assert (ending.exit_code(), ending.exit_code(15)) == (130, 130)
@@ -107,4 +107,4 @@ def test_the_page_shows_this_table() -> None:
         (row,) = [line for line in page.splitlines() if line.startswith(f"| {state.name} |")]
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         assert cells[2] == ("closed" if state.closed else "open")
-        assert cells[3:] == [arrows[event].name if event in arrows else "-" for event in Event]
+        assert cells[3:] == [arrows[event].name if event in arrows else "-" for event in Cause]

@@ -83,7 +83,7 @@ def member(
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        joins=False,
+        attaches=False,
         go=SimpleNamespace(plan=plan),
     )
     signals: Any = Signals()

@@ -15,7 +15,7 @@ from dask_gpu_mpi.startup.events import Event
 from dask_gpu_mpi.startup.exchange import until_go
 from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
 from dask_gpu_mpi.startup.registrations import FailureCoordinator
-from dask_gpu_mpi.startup.surroundings import Surroundings
+from dask_gpu_mpi.startup.start_context import StartContext
 
 GO = Go("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)
@@ -71,13 +71,13 @@ class Relay:
         self.events.append(event)
 
 
-def surroundings(*, seconds: float = 30.0, signal: int | None = None, comm: Any = None) -> Surroundings:
+def context(*, seconds: float = 30.0, signal: int | None = None, comm: Any = None) -> StartContext:
     now = time.monotonic()
     signals: Any = Signals(None if signal is None else (signal, now))
-    return Surroundings({}, comm, True, now, now + seconds, signals, Timeline("rank"), "h")
+    return StartContext({}, comm, True, now, now + seconds, signals, Timeline("rank"), "h")
 
 
-def serve(post: Any, around: Surroundings, coordinator: FailureCoordinator | None, relay: Any) -> Go:
+def serve(post: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Go:
     return until_go(post, around, coordinator, relay)
 
 
@@ -90,7 +90,7 @@ def test_a_rank_that_takes_part_goes_on() -> None:
     agents = Event(None, "ready", [1, []])
     post = Post(1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.GO, GO), later])
     relay = Relay()
-    assert serve(post, surroundings(), None, relay) is GO
+    assert serve(post, context(), None, relay) is GO
     assert relay.events == [Event(0, Kind.START, START), agents]
     assert relay.polls == 3
     assert post.pushed_back == [later]
@@ -99,7 +99,7 @@ def test_a_rank_that_takes_part_goes_on() -> None:
 def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
     words = [Event(None, kind, []) for kind in (Kind.GO, Kind.FAIL, Kind.START)]
     relay = Relay()
-    serve(Post(1, 2, words, [Event(0, Kind.GO, GO)]), surroundings(), None, relay)
+    serve(Post(1, 2, words, [Event(0, Kind.GO, GO)]), context(), None, relay)
     assert relay.events == words
 
 
@@ -107,7 +107,7 @@ def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
 def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
     report = Failure("no GPU", 2, "PlacementError")
     with pytest.raises(PlacementError, match="no GPU") as caught:
-        serve(Post(1, 2, [Event(0, Kind.FAIL, report)]), surroundings(), None, relay)
+        serve(Post(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, relay)
     assert caught.value.reported
 
 
@@ -115,7 +115,7 @@ def test_a_rank_without_a_part_ignores_its_agent() -> None:
     lost = Event(None, "agent-lost", ["exit code 1", False])
     post = Post(1, 2, [lost], [Event(0, Kind.FAIL, Failure("x", 1))])
     with pytest.raises(StartupError):
-        serve(post, surroundings(), None, None)
+        serve(post, context(), None, None)
     assert post.sent == []
 
 
@@ -127,7 +127,7 @@ def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str
         [Event(1, Kind.REGISTRATION, registration()), Event(0, Kind.REGISTRATION, registration(failure))],
     )
     with pytest.raises(OptionError, match="rank 0 of 2 on h: bad option") as caught:
-        serve(post, surroundings(), FailureCoordinator(2, deadline=time.monotonic() + 30), None)
+        serve(post, context(), FailureCoordinator(2, deadline=time.monotonic() + 30), None)
     assert caught.value.reported
     assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
     ((kind, sent),) = post.mailbox.to_all
@@ -137,7 +137,7 @@ def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     post = Post(0, 2, [Event(0, Kind.REGISTRATION, registration())])
     with pytest.raises(StartupError, match="rank 1 of 2: has not answered") as caught:
-        serve(post, surroundings(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
+        serve(post, context(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
     assert caught.value.fatal
     assert not caught.value.reported  # by who aborts the job
     assert post.mailbox.to_all == []
@@ -151,7 +151,7 @@ def test_worlds_of_one_report_once(
     monkeypatch.setattr(exchange.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
     post = Post(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure("bad", 2)))])
     with pytest.raises(Exception, match="bad") as caught:
-        serve(post, surroundings(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
+        serve(post, context(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
     assert caught.value.reported  # type: ignore[attr-defined]
     assert ("bad" in capsys.readouterr().err) is not silent
 
@@ -159,13 +159,13 @@ def test_worlds_of_one_report_once(
 def test_a_signal_is_reported_once() -> None:
     post = Post(1, 2, [], [], [Event(0, Kind.FAIL, Failure("SIGTERM", 143))])
     with pytest.raises(StartupError) as caught:
-        serve(post, surroundings(signal=15), None, Relay())
+        serve(post, context(signal=15), None, Relay())
     assert caught.value.exit_code == 143
     assert post.sent == [(0, Kind.FAILED, Failure("SIGTERM came while the cluster started", 143))]
 
 
 def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever() -> None:
-    around = surroundings(seconds=-exchange.COORDINATOR_GRACE - 1)
+    around = context(seconds=-exchange.COORDINATOR_GRACE - 1)
     with pytest.raises(StartupError, match="rank 1 on h heard nothing from rank 0"):
         serve(Post(1, 2), around, None, None)
     # a start message may give more time

@@ -12,7 +12,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Startu
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.startup import inspection
 from dask_gpu_mpi.startup.inspection import await_agent, inspect
-from dask_gpu_mpi.startup.surroundings import Surroundings
+from dask_gpu_mpi.startup.start_context import StartContext
 
 
 class Signals:
@@ -42,19 +42,19 @@ class Agent:
         return "exit code 9"
 
 
-def surroundings(seconds: float = 30.0, signal: int | None = None) -> Surroundings:
+def context(seconds: float = 30.0, signal: int | None = None) -> StartContext:
     now = time.monotonic()
     signals: Any = Signals(None if signal is None else (signal, now))
-    return Surroundings({}, None, True, now, now + seconds, signals, Timeline("rank"), "h")
+    return StartContext({}, None, True, now, now + seconds, signals, Timeline("rank"), "h")
 
 
-def wait(agent: Any, around: Surroundings) -> None:
+def wait(agent: Any, around: StartContext) -> None:
     await_agent(agent, around)
 
 
 def test_the_agent_is_waited_for() -> None:
     agent = Agent([], [("early", 1)], [("prepared", "/scratch")], [("later",)])
-    wait(agent, surroundings())
+    wait(agent, context())
     assert agent.batches == [[("later",)]]
 
 
@@ -68,7 +68,7 @@ def test_the_agent_is_waited_for() -> None:
 )
 def test_what_the_agent_finds_wrong_is_raised(frame: tuple[Any, ...], kind: type[DaskGpuMpiError]) -> None:
     with pytest.raises(kind, match="no such class") as caught:
-        wait(Agent([frame]), surroundings())
+        wait(Agent([frame]), context())
     assert type(caught.value) is kind
     assert not caught.value.reported
 
@@ -77,18 +77,18 @@ def test_an_agent_that_ends_and_one_that_hangs() -> None:
     agent = Agent()
     agent.lost = True
     with pytest.raises(StartupError, match=r"ended before it was ready \(exit code 9\)"):
-        wait(agent, surroundings())
+        wait(agent, context())
     with pytest.raises(StartupError, match="did not finish its imports"):
-        wait(Agent(), surroundings(0.05))
+        wait(Agent(), context(0.05))
 
 
 def test_a_signal_ends_the_wait() -> None:
     with pytest.raises(StartupError, match="SIGINT came while the cluster started") as caught:
-        wait(Agent(), surroundings(signal=2))
+        wait(Agent(), context(signal=2))
     assert caught.value.exit_code == 130
 
 
-def take(agent: Any, around: Surroundings, **options: Any) -> Any:
+def take(agent: Any, around: StartContext, **options: Any) -> Any:
     agent.batches = [[("prepared", "/scratch")]]
     return inspect(Options(**options), agent, around, 1, 2)
 
@@ -96,23 +96,23 @@ def take(agent: Any, around: Surroundings, **options: Any) -> Any:
 def test_the_inventory_has_the_gpus_that_the_agents_child_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {}
     monkeypatch.setattr(inspection, "take_inventory", lambda *_, **words: given.update(words))
-    take(Agent(gpus=("GPU",)), surroundings())
+    take(Agent(gpus=("GPU",)), context())
     assert given["seen"] == ("GPU",)
     assert given["look_for_gpus"]
     agent = Agent(gpus=None)
     agent.looks = False
-    take(agent, surroundings(), worker_class="distributed.Nanny")
+    take(agent, context(), worker_class="distributed.Nanny")
     assert given["seen"] is None
     assert not given["look_for_gpus"]
 
 
 def test_what_nvml_says_is_told_with_the_rank() -> None:
     with pytest.raises(InputError, match="^rank 1 of 2 on h: no such GPU$"):
-        take(Agent(gpus=InputError("no such GPU")), surroundings())
+        take(Agent(gpus=InputError("no such GPU")), context())
 
 
 def test_nvml_that_hangs_is_reported_before_the_deadline() -> None:
     with pytest.raises(StartupError, match="^rank 1 of 2 on h: NVML"):
-        take(Agent(gpus=None), surroundings(1.0), startup_timeout=20.0)
+        take(Agent(gpus=None), context(1.0), startup_timeout=20.0)
     with pytest.raises(StartupError, match="SIGTERM"):
-        take(Agent(gpus=None), surroundings(signal=15))
+        take(Agent(gpus=None), context(signal=15))

@@ -1,4 +1,4 @@
-"""What a rank starts with, whether or not it can take part, and how it meets the other ranks."""
+"""What every rank needs to take part in the start, or to report that it can't: environment, communicator, deadline, signals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dask_gpu_mpi.mpi.signals import Signals
 
 from .events import Post
 
-__all__ = ["Surroundings"]
+__all__ = ["StartContext"]
 
 
 @dataclass
-class Surroundings:
+class StartContext:
     """What a rank starts with."""
 
     #: The process's environment.

@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.startup.surroundings import Surroundings
+from dask_gpu_mpi.startup.start_context import StartContext
 
 
 class Signals:
@@ -24,33 +24,33 @@ class Agent:
         self.closed = timeout
 
 
-def surroundings(signal: int | None = None) -> Surroundings:
+def context(signal: int | None = None) -> StartContext:
     now = time.monotonic()
     signals: Any = Signals(None if signal is None else (signal, now))
-    return Surroundings({"SECRET": "x"}, None, True, now, now + 30, signals, Timeline("rank"))
+    return StartContext({"SECRET": "x"}, None, True, now, now + 30, signals, Timeline("rank"))
 
 
 def test_a_signal_is_a_failure_with_its_exit_code() -> None:
-    surroundings().raise_signal()
-    assert surroundings().signal_failure() is None
+    context().raise_signal()
+    assert context().signal_failure() is None
     with pytest.raises(StartupError, match="^SIGINT came while the cluster started$") as caught:
-        surroundings(2).raise_signal()
+        context(2).raise_signal()
     assert caught.value.exit_code == 130
 
 
 def test_the_environment_is_not_shown() -> None:
-    assert "SECRET" not in repr(surroundings())
+    assert "SECRET" not in repr(context())
 
 
 def test_an_error_that_is_fatal_aborts_the_job(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.startup.surroundings.abort", codes.append)
+    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", codes.append)
     error = StartupError("nobody there")
     error.fatal = True
     agent: Any = Agent()
-    with pytest.raises(StartupError), surroundings().ending_in_order(agent):
+    with pytest.raises(StartupError), context().ending_in_order(agent):
         raise error
     assert codes == [1]
     assert agent.closed is not None
@@ -60,8 +60,8 @@ def test_an_error_that_is_fatal_aborts_the_job(
 @pytest.mark.parametrize("met", [True, False])
 def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr("dask_gpu_mpi.startup.surroundings.abort", codes.append)
-    around = surroundings()
+    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", codes.append)
+    around = context()
     around._has_met = met
     with pytest.raises(ZeroDivisionError), around.ending_in_order(None):
         _ = 1 / 0
