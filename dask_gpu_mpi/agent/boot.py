@@ -77,9 +77,9 @@ def main(reply: int, begin: Collection[str], *, parent: int, gpus: int) -> None:
 
         from .orders import Answer
 
-        failed = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
+        failed: tuple[object, ...] = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
         if isinstance(error, DaskGpuMpiError):
-            failed = (Answer.FAILED, str(error), error.exit_code)
+            failed = (Answer.FAILED, str(error), error.exit_code, type(error).__name__)
         with contextlib.suppress(OSError):
             write_frame(reply, failed)
     finally:

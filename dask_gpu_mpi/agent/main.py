@@ -109,7 +109,7 @@ def run(
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
-            write_frame(reply, (Answer.FAILED, str(error), error.exit_code))
+            write_frame(reply, (Answer.FAILED, str(error), error.exit_code, type(error).__name__))
             return
         if look is not None:  # threads are allowed now; inside the driver it may hang
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()

@@ -52,7 +52,7 @@ class Answer(StrEnum):
     WORKERS_ENDED = "workers-ended"
     #: Steps of the timeline.
     WORKERS_CLOSED = "closed"
-    #: Text, exit code: an order could not be obeyed.
+    #: Text, exit code, and of an error of ours the name of its class: an order could not be obeyed.
     FAILED = "failed"
     #: Why the agent ends now, of itself; `handle.AgentProcess` keeps it for `exit_text`.
     ENDED = "ended"

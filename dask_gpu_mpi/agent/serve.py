@@ -177,7 +177,7 @@ class Agent:
         try:
             await action
         except DaskGpuMpiError as error:
-            self.answer(Answer.FAILED, str(error), error.exit_code)
+            self.answer(Answer.FAILED, str(error), error.exit_code, type(error).__name__)
         except Exception as error:
             logger.debug("the agent failed", exc_info=True)
             self.answer(Answer.FAILED, f"{type(error).__name__}: {error}", 1)

@@ -708,6 +708,7 @@ def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
         found = []
         for options, size in (
             ({"nthreads": "two"}, None),
+            ({"worker_options": {"nonsense": 1}}, None),  # which the agent finds
             ({"worker_class": "dask_cuda.CUDAWorker"}, None),
             ({}, "4"),
         ):
@@ -725,9 +726,9 @@ def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
         raise last
     """
     done = mpirun.run(script, 2, timeout=LIMIT, env=QUICK | {"CUDA_VISIBLE_DEVICES": ""}).check(2)
-    row = "('OptionError', 2, True) ('PlacementError', 2, True) ('LauncherError', 2, True)\n"
+    row = "('OptionError', 2, True) ('OptionError', 2, True) ('PlacementError', 2, True) ('LauncherError', 2, True)\n"
     assert done.stdout == 2 * row
-    assert done.stderr.count(ERROR) == 3
+    assert done.stderr.count(ERROR) == 4
     assert "Traceback" not in done.stderr
     nothing_left(mpirun)
 
