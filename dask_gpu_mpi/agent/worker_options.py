@@ -239,7 +239,7 @@ def _check_together(options: Mapping[str, Any], where: str) -> None:
             raise OptionError(f"{where}: {one} and {other} exclude each other; needed: one of them")
     for name, others in NEEDS.items():
         if options.get(name) and not any(options.get(other) for other in others):
-            raise OptionError(f"{where}: {name} has no effect without {' or '.join(others)}; needed: both")
+            raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")
 
 
 def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def take_facts(
         # Which rank this is, is said elsewhere: so the ranks of a job that share a problem say it once.
         found.append(("GPUs", re.sub(r"^rank \d+ of \d+ on \S+: ", "", str(error))))
     except OSError as error:
-        found.append(("host", f"this host can't be looked at ({type(error).__name__}: {error})"))
+        found.append(("host", f"could not inspect this node ({type(error).__name__}: {error})"))
     directory = local_directory(options.local_directory)
     tell(f"the local directory {directory!r}")
     chosen = options.local_directory is not None

@@ -38,7 +38,7 @@ class AgentRestarts:
         if not self._joined.start.workers:
             return
         if self.tried == len(DELAYS):
-            say(f"{text}; rank {self._post.rank} is given up, the rest goes on")
+            say(f"{text}; rank {self._post.rank} removed, continuing with the other ranks")
             self._post.send(COORDINATOR, "workers-ended", (self._post.rank, True))
             return
         delay = DELAYS[self.tried]

@@ -116,7 +116,9 @@ class Member:
         elif kind == Answer.WORKERS_ENDED:
             self.post.send(COORDINATOR, "workers-ended", (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:
-            say(f"worker {payload[0]} on {self.joined.host} is given up: {payload[1]}; the rest goes on")
+            say(
+                f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
+            )
         elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
             self._tell_over(

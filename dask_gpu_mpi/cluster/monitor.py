@@ -78,7 +78,7 @@ class Monitor:
         silence_dask()
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
-            say(f"the script goes on {LOST_GRACE:g} s after its cluster was lost: it is ended")
+            say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
             self._member.post.drop_agent(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread: the script may be inside a print that nobody reads, which holds the stream.

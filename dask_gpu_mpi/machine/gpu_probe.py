@@ -101,8 +101,8 @@ def nvml_grace(timeout: float) -> float:
 def hangs(where: str) -> StartupError:
     """What is to be said of a rank, ``rank 0 of 2 on host``, to which NVML has shown nothing in time."""
     return StartupError(
-        f"{where}: NVML has not shown the GPUs until the start-up deadline (startup_timeout): the NVIDIA driver "
-        "hangs; reset the GPUs or leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+        f"{where}: NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node probably "
+        "hangs. Fix: reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
     )
 
 

@@ -194,9 +194,9 @@ def _no_gpu_left(hosts: Sequence[_Host]) -> list[str]:
         return []
     count = sum(map(len, without.values()))
     return [
-        f"no GPU is left for {_some(places)}: "
-        f"{'this rank starts' if count == 1 else f'these {count} ranks start'} "
-        "no GPU worker (--cpu-workers adds CPU workers)"
+        f"more ranks than GPUs: {_some(places)} "
+        f"{'gets none and starts' if count == 1 else f'get none, and these {count} ranks start'} "
+        "no GPU worker (one rank per node is enough; --cpu-workers adds CPU workers)"
     ]
 
 

@@ -181,7 +181,10 @@ class Bringup:
         except DaskGpuMpiError as error:
             return Failure.of(error)
         except OSError as error:
-            return Failure(f"this host can't be looked at: {type(error).__name__}: {error}", 1)
+            return Failure(
+                f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+                1,
+            )
 
     def _inspect(self, post: Post) -> tuple[Preparation | None, Inventory]:
         """What this rank sees, and, on rank 0, what it prepares while the agent imports."""

@@ -80,10 +80,10 @@ class FailureCoordinator:
             if heard or now > self._failed_at + self._patience():
                 self._give_up()
         elif now > self._deadline:
-            text = "has not started its workers" if self._all_registered else "has not answered"
+            text = "has not started its workers" if self._all_registered else "no response"
             for rank in self.waiting_for:
                 self._failures[rank] = Failure(
-                    f"{text} within the start-up deadline (startup_timeout)", 1, of_a_rank=True
+                    f"{text} before the start-up timeout (startup_timeout)", 1, of_a_rank=True
                 )
             self._give_up(fatal=True)
 

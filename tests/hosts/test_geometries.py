@@ -63,4 +63,4 @@ def test_gpu_and_cpu_workers_on_gpu_and_cpu_hosts(
         "0-0": "h1", "0-2": "h1", "0-cpu-0": "h1", "1-0": "h2", "1-cpu-0": "h2", "2-cpu-0": "h3",
     }  # fmt: skip
     (warning,) = told["plan"]["warnings"]
-    assert "no GPU is left for rank 2 on h3" in warning
+    assert "more ranks than GPUs: rank 2 on h3" in warning

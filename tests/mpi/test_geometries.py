@@ -196,7 +196,7 @@ def test_more_ranks_than_gpus_one_lost_and_another_order_than_pci(mpirun: Mpi, l
     check_workers(told, gpus, {"0-0": [gpus[2]], "1-1": [gpus[1]]})
     lost, idle = told["plan"]["warnings"]
     assert "GPU 0 is left out, NVML can't read it" in lost
-    assert "no GPU is left for rank 2 on" in idle
+    assert "more ranks than GPUs: rank 2 on" in idle
 
 
 def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(

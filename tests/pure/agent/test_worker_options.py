@@ -174,14 +174,14 @@ def test_right_types(options: dict[str, Any]) -> None:
             "rmm_managed_memory and rmm_async exclude each other",
         ),
         ({"enable_nvlink": True, "rmm_managed_memory": True}, "rmm_managed_memory and enable_nvlink exclude"),
-        ({"rmm_release_threshold": "1GB"}, "rmm_release_threshold has no effect without rmm_async"),
-        ({"rmm_release_threshold": "1GB", "rmm_async": False}, "without rmm_async"),
+        ({"rmm_release_threshold": "1GB"}, "rmm_release_threshold requires rmm_async"),
+        ({"rmm_release_threshold": "1GB", "rmm_async": False}, "requires rmm_async"),
         (
             {"rmm_maximum_pool_size": 0.5},
-            "rmm_maximum_pool_size has no effect without rmm_pool_size or rmm_async",
+            "rmm_maximum_pool_size requires one of rmm_pool_size, rmm_async",
         ),
-        ({"rmm_log_directory": "/x"}, "without rmm_pool_size or rmm_managed_memory or rmm_async"),
-        ({"cudf_spill_stats": 1}, "without enable_cudf_spill"),
+        ({"rmm_log_directory": "/x"}, "requires one of rmm_pool_size, rmm_managed_memory, rmm_async"),
+        ({"cudf_spill_stats": 1}, "requires enable_cudf_spill"),
     ],
 )
 def test_options_that_do_not_go_together(options: dict[str, Any], words: str) -> None:

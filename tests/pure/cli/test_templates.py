@@ -250,7 +250,7 @@ def test_ranks_without_a_gpu_are_told() -> None:
         ],
     )
     assert done.exit_code == 0
-    assert "no GPU is left for rank 2" in done.stderr
+    assert "more ranks than GPUs: rank 2" in done.stderr
 
 
 def test_an_unknown_option_is_told_in_one_line() -> None:

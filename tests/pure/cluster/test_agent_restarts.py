@@ -60,4 +60,4 @@ def test_an_agent_that_cannot_be_started_again(
     assert len(said) == 4
     assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]
     assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
-    assert said[3].endswith("(Too many open files); rank 1 is given up, the rest goes on")
+    assert said[3].endswith("(Too many open files); rank 1 removed, continuing with the other ranks")

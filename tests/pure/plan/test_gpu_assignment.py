@@ -25,7 +25,9 @@ def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
 def test_more_ranks_than_gpus() -> None:
     found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
     assert names(found) == ["0-0", "1-1", "2-2"]
-    assert any("no GPU is left for ranks 3-4 on h1: these 2 ranks start" in w for w in found.warnings)
+    assert any(
+        "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w for w in found.warnings
+    )
 
 
 def test_groups_that_see_different_sets() -> None:

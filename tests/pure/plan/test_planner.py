@@ -119,7 +119,7 @@ def test_one_machine_under_two_names_must_not_share_a_gpu() -> None:
 def test_a_rank_that_sees_none_starts_none() -> None:
     found = plan(one_host((gpu(0),), ()))
     assert names(found) == ["0-0"]
-    assert any("rank 1 on h1: this rank starts no GPU worker" in w for w in found.warnings)
+    assert any("rank 1 on h1 gets none and starts no GPU worker" in w for w in found.warnings)
 
 
 def test_index_order_is_pci_index_slice_uuid() -> None:
@@ -257,7 +257,7 @@ def test_memory_limits_that_mean_nothing(limit: Any) -> None:
 
 def test_warnings_of_a_large_job_stay_short() -> None:
     (warning,) = plan(pretend(500, 8, 4)).warnings
-    assert "and 492 more: these 2000 ranks" in warning
+    assert "and 492 more get none, and these 2000 ranks" in warning
     assert len(warning) < 400
 
 

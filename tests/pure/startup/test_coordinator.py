@@ -150,7 +150,7 @@ def test_the_deadline_names_who_is_missing() -> None:
     error = driver.coordinator.outcome
     assert isinstance(error, StartupError)
     assert error.fatal, "who does not answer can't be told to leave"
-    assert str(error).startswith("rank 1 of 3: has not answered within the start-up deadline")
+    assert str(error).startswith("rank 1 of 3: no response before the start-up timeout")
 
 
 def test_the_deadline_names_who_has_not_started_workers() -> None:

@@ -136,7 +136,7 @@ def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str
 
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
     post = Post(0, 2, [Event(0, Kind.REGISTRATION, registration())])
-    with pytest.raises(StartupError, match="rank 1 of 2: has not answered") as caught:
+    with pytest.raises(StartupError, match="rank 1 of 2: no response") as caught:
         serve(post, context(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
     assert caught.value.fatal
     assert not caught.value.reported  # by who aborts the job
