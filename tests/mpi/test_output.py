@@ -84,9 +84,10 @@ def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_
 def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
     program = """
         import contextlib, os, signal, time
-        from dask_gpu_mpi import initialize, session
+        from dask_gpu_mpi import initialize
+        from dask_gpu_mpi.cluster import monitor
 
-        session.LOST_GRACE = 1.0
+        monitor.LOST_GRACE = 1.0
         initialize()
         from distributed import Client
         client = Client()
@@ -97,7 +98,7 @@ def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
                 time.sleep(60)
     """
     done = mpirun.run(program, 2, timeout=60).check(1)
-    assert "it is ended" in done.stderr
+    assert "terminating it" in done.stderr
     assert done.stdout == "the result\n"
 
 
