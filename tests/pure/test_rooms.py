@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from pathlib import Path
 
@@ -71,10 +70,10 @@ def test_names_of_modules_in_texts_are_those_of_modules() -> None:
     unknown = []
     for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        named = re.findall(
-            r"\bfrom dask_gpu_mpi import ([a-z]\w*)|\bdask_gpu_mpi\.([a-z]\w*(?:\.[a-z]\w*)?)", text
-        )
-        for name in filter(None, itertools.chain(*named)):
+        named = re.findall(r"\bdask_gpu_mpi\.([a-z]\w*(?:\.[a-z]\w*)?)", text)
+        for imported in re.findall(r"\bfrom dask_gpu_mpi import ([\w, ]+)", text):
+            named += [name for name in re.findall(r"\w+", imported.partition(" as ")[0]) if name.islower()]
+        for name in named:
             room = name.partition(".")[0]
             if name not in known and (room not in known or (PACKAGE / room).is_dir()):
                 unknown.append(f"{path.relative_to(ROOT)}: dask_gpu_mpi.{name}")
