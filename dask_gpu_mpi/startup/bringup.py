@@ -29,7 +29,7 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.from_options import expected_client
 
-from .agent_settings import configuration, grace, worker_settings
+from .agent_settings import configuration
 from .coordinator import Coordinator
 from .events import Post
 from .exchange import until_go
@@ -41,14 +41,10 @@ from .relay import Relay
 from .start_context import StartContext
 
 __all__ = [
-    "COORDINATOR",
     "WITHOUT_OPTIONS",
     "Bringup",
     "Joined",
-    "configuration",
-    "grace",
     "report_only",
-    "worker_settings",
 ]
 
 #: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
