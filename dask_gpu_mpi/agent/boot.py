@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
+import select
 import signal
 import threading
-from collections.abc import Collection
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.signal_actions import NUMBERS, Action, install, kept
@@ -19,22 +20,40 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
-__all__ = ["main"]
+__all__ = ["UNCONFIGURED", "main"]
+
+#: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
+WAITING = (
+    "asyncio",
+    "ssl",
+    "yaml",
+    "jinja2",
+    "psutil",
+    "tlz",
+    "cloudpickle",
+    "click",
+    "tornado.ioloop",
+    "msgpack",
+    "numpy",
+)
+#: Seconds until an agent that is not told anything ends.
+UNCONFIGURED = 3600.0
 
 
-def main(reply: int, begin: Collection[str], *, parent: int, gpus: int) -> None:
+def main(reply: int, *, gpus: int, parent: int) -> None:
     """Run the agent; never returns.
+
+    The first line of standard input says what to begin with, before the configuration is known: words among ``cuda`` (import
+    dask_cuda as well), ``ucx`` (load UCX), ``inspect`` (have a child inspect the GPUs).
 
     Parameters
     ----------
     reply : int
         File descriptor for answers.
-    begin : collection of str
-        What to begin with, before the configuration is known: ``"cuda"`` (import dask_cuda as well), ``"ucx"`` (load UCX).
+    gpus : int
+        File descriptor for what the rank is to know of its GPUs.
     parent : int
         Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
-    gpus : int
-        File descriptor for what the rank is to know of its GPUs; -1: it does not ask.
     """
     # What is imported stays: looking through it for garbage again and again is a tenth of the import.
     gc.disable()
@@ -43,17 +62,22 @@ def main(reply: int, begin: Collection[str], *, parent: int, gpus: int) -> None:
     ignore_signals()
     if parent:
         die_with_parent(parent)
-    look = None
-    if gpus >= 0:
-        from dask_gpu_mpi.machine.gpu_probe import start_look
-
-        with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
-            look = start_look(gpus, close=[reply], rank=os.getppid())
     control = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    os.set_inheritable(reply, False)
+    for fd in (reply, gpus):
+        os.set_inheritable(fd, False)
+    _import_until(control)
+    begin = _read_words(control)
+    look = None
+    if "inspect" in begin:
+        from dask_gpu_mpi.machine.gpu_probe import start_look
+
+        with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
+            look = start_look(gpus, close=[reply, control], rank=os.getppid())
+    else:
+        os.close(gpus)
     if "cuda" in begin:
         # RAPIDS libraries must not make a context in the process that all workers are forked from.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
@@ -85,6 +109,27 @@ def main(reply: int, begin: Collection[str], *, parent: int, gpus: int) -> None:
     finally:
         flush()  # tasks may run in this process, and plugins of nannies
         os._exit(code)
+
+
+def _import_until(control: int) -> None:
+    """Import one by one what every agent needs, until there is something to read. No thread is started, no device is touched."""
+    for name in WAITING:
+        if select.select([control], [], [], 0)[0]:
+            return
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def _read_words(control: int) -> frozenset[str]:
+    """The first line, and no byte more: frames follow. The process ends where the rank has ended, or says nothing."""
+    line = b""
+    while not line.endswith(b"\n"):
+        ready = select.select([control], [], [], UNCONFIGURED)[0]
+        byte = os.read(control, 1) if ready else b""
+        if not byte:
+            os._exit(0)
+        line += byte
+    return frozenset(line.decode().split())
 
 
 def ignore_signals() -> None:

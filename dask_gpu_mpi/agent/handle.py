@@ -1,6 +1,6 @@
 """The rank's side of its agent: start it, talk to it, end it within a deadline.
 
-A rank starts its agent as soon as it knows its options: the agent imports meanwhile what the rank never does.
+A rank starts its agent first of all, before it reads its options: the agent imports meanwhile what the rank never does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
     from .orders import Configuration
 
-__all__ = ["AgentProcess", "start_agent"]
+__all__ = ["AgentProcess", "begin_agent", "start_agent"]
 
 # The empty __main__ of the agent: nothing that a child process could import again.
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[2]), frozenset(sys.argv[3].split()), parent=int(sys.argv[4]), gpus=int(sys.argv[5]))"
+    "main(int(sys.argv[2]), gpus=int(sys.argv[3]), parent=int(sys.argv[4]))"
 )
 
 
@@ -56,22 +56,26 @@ PRE_SPAWN = {
 KILLING = 2.0
 
 
-def start_agent(options: Options, environ: Mapping[str, str], *, again: bool = False) -> AgentProcess:
-    """Start the agent of this rank; it still has to be configured.
+def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
+    """Start an agent in place of one that was lost; it still has to be configured."""
+    agent = AgentProcess(environ)
+    agent.begin(options, environ, inspect_gpus=False)
+    return agent
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    environ : mapping
-        The process's environment.
-    again : bool
-        In place of one that was lost: what the rank sees is known.
+
+def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str]) -> AgentProcess:
+    """Tell an agent that was started before the options were known what to begin with.
+
+    Returns
+    -------
+    AgentProcess
+        Another one, where Dask's configuration sets variables that an agent must have from its first moment.
     """
-    begin = {"ucx"} if options.protocol.moves_device_memory else set()
-    if may_use_cuda(options, environ):
-        begin.add("cuda")
-    return AgentProcess(environ, begin, look="cuda" in begin and not again)
+    if agent.environ != _agent_environ(environ):
+        agent.close(1.0)
+        agent = AgentProcess(environ)
+    agent.begin(options, environ)
+    return agent
 
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -94,27 +98,26 @@ def _import_path() -> list[str]:
 class AgentProcess:
     """The agent of this rank.
 
-    It is started at once, to import while this process initialises MPI; what it is to do follows through its standard input.
+    It is started at once, to import while this process reads its options and initialises MPI; what it is to do follows through
+    its standard input: what to `begin` with, then the configuration (`configure`), then orders (`send`).
 
     Parameters
     ----------
     environ : mapping
         Environment of the rank; the agent gets it without the launcher's identity.
-    begin : collection of str
-        What it is to begin with, before it is configured: see `boot.main`.
-    look : bool
-        Whether a child of it is to look at the GPUs: see `gpus`.
 
     Attributes
     ----------
+    environ : dict
+        The agent's environment.
     looks : bool
         Whether a child of it was to look at the GPUs.
     scratch : str or None
         The agent's directory, once it said so; removed here if the agent could not.
     """
 
-    def __init__(self, environ: Mapping[str, str], begin: Collection[str], *, look: bool = False) -> None:
-        gpus_read = gpus_write = -1
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self.environ = _agent_environ(environ)
         ours: list[int] = []
         theirs: list[int] = []
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
@@ -126,10 +129,9 @@ class AgentProcess:
             orders, self._stdin = os.pipe()
             ours.append(self._stdin)
             theirs.append(orders)
-            if look:
-                gpus_read, gpus_write = os.pipe()
-                ours.append(gpus_read)
-                theirs.append(gpus_write)
+            gpus_read, gpus_write = os.pipe()
+            ours.append(gpus_read)
+            theirs.append(gpus_write)
             argv = [
                 sys.executable,
                 *getattr(subprocess, "_args_from_interpreter_flags", list)(),
@@ -137,15 +139,14 @@ class AgentProcess:
                 _BOOT,
                 json.dumps(_import_path()),
                 str(write),
-                " ".join(sorted(begin)),
-                str(os.getpid() if follow else 0),
                 str(gpus_write),
+                str(os.getpid() if follow else 0),
             ]
             self._process = subprocess.Popen(
                 argv,
                 stdin=orders,
                 pass_fds=[fd for fd in theirs if fd != orders],
-                env=_agent_environ(environ),
+                env=self.environ,
                 # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
             )
@@ -158,11 +159,12 @@ class AgentProcess:
                 os.close(fd)
         self._identity = identity(self._stdin)
         self._reader = FrameReader(read)
-        self.looks = look
-        self._look = Look(gpus_read) if look else None
+        self.looks = False
+        self._look = Look(gpus_read)
         self._lock = threading.Lock()
         # A child that the script forks must not hold the control pipe open when this process is gone.
         self._open = True
+        self._begun = False
         os.register_at_fork(after_in_child=self._close_stdin)
         self.scratch: str | None = None
         #: Why it has ended, where it could still say so.
@@ -183,8 +185,32 @@ class AgentProcess:
         """True once the script has closed the pipe from the agent, and with it, most likely, all that MPI has open."""
         return self._reader.taken
 
+    def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
+        """Say what to begin with, before the configuration is known: see `boot.main`. Once.
+
+        Parameters
+        ----------
+        options : Options
+            What the user asked for.
+        environ : mapping
+            Environment of the rank.
+        inspect_gpus : bool
+            Whether a child of the agent inspects the GPUs, where there may be some.
+        """
+        words = {"ucx"} if options.protocol.moves_device_memory else set()
+        if may_use_cuda(options, environ):
+            words.add("cuda")
+            self.looks = inspect_gpus
+        if self.looks:
+            words.add("inspect")
+        else:
+            self._look.close()
+        self._begun = True
+        with contextlib.suppress(BrokenPipeError):  # its death shows as `lost`
+            os.write(self._stdin, " ".join(sorted(words)).encode() + b"\n")
+
     def configure(self, configuration: Configuration) -> None:
-        """Send the first frame. It may hold a class of the user's script, which only cloudpickle can send."""
+        """Send the first frame, after `begin`. It may hold a class of the user's script, which only cloudpickle can send."""
         self._write(configuration)
 
     def send(self, order: Order, payload: Any = None) -> None:
@@ -218,7 +244,7 @@ class AgentProcess:
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
         """What a child of the agent has seen of the GPUs (`gpu_probe.Look.gpus`); None also where nobody was to look."""
-        return self._look.gpus(seconds) if self._look is not None else None
+        return self._look.gpus(seconds) if self.looks else None
 
     def exit_text(self) -> str:
         """How the agent died, in words."""
@@ -246,11 +272,11 @@ class AgentProcess:
         bool
             False when it had to be killed.
         """
-        # In words first: a process of the script's that was not forked through Python may hold the other end as well.
-        self.send(Order.CLOSE)
+        if self._begun:
+            # In words first: a process of the script's that was not forked through Python may hold the other end as well.
+            self.send(Order.CLOSE)
         self._close_stdin()
-        if self._look is not None:
-            self._look.close()
+        self._look.close()
         polite = True
         limit = time.monotonic() + timeout
         while self._process.poll() is None:

@@ -32,6 +32,7 @@ from dask_gpu_mpi.network.ucx import connection_config, import_ucx, transfer_con
 from dask_gpu_mpi.options.dask_config import import_config
 
 from . import logs
+from .boot import UNCONFIGURED
 from .forkserver import become_fork_server, become_resource_tracker
 from .orders import Answer, Configuration
 from .serve import Agent
@@ -56,8 +57,6 @@ PRELOAD_LATER = (
 )
 #: Seconds that UCX may take for its hooks: it takes one.
 HOOKS = 60.0
-#: Seconds until an agent that is not told anything ends.
-UNCONFIGURED = 3600.0
 
 
 def run(

@@ -16,7 +16,7 @@ from dask_gpu_mpi.options.table import Options
 
 from .check import check
 from .jobscript import jobscript
-from .options import RUN_CONTEXT, option_decorators, resolve_run, resolve_texts, run_parameters
+from .options import RUN_CONTEXT, option_decorators, read_texts, resolve_texts, run_parameters, script_of_run
 
 __all__ = ["cli", "main"]
 
@@ -48,27 +48,26 @@ def cli() -> None:
 @run_parameters
 def run(words: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code."""
-    _run(*resolve_run(given, words))
+    script = script_of_run(given, words)
+    _run(lambda: read_texts(given), script)
 
 
-def _run(options: Options | InputError, words: Sequence[str]) -> None:
+def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     from dask_gpu_mpi.cluster.start import prepare_process, start
     from dask_gpu_mpi.script.run import check_script, prepare_script, run_script
 
     prepare_process()
-    check_rank: Callable[[int], None] | None = None
     if words:
         prepare_script(words[0], words[1:])
-        if isinstance(options, Options):
 
-            def check_rank(rank: int) -> None:
-                from dask_gpu_mpi.plan.from_options import expected_client
+    def check_rank(rank: int, options: Options) -> None:
+        from dask_gpu_mpi.plan.from_options import expected_client
 
-                if rank == expected_client(options):
-                    check_script(words[0], cli.commands)
+        if words and rank == expected_client(options):
+            check_script(words[0], cli.commands)
 
     try:
-        member, session = start(options, check=check_rank, has_client=bool(words))
+        member, session = start(read_options, check=check_rank, has_client=bool(words))
         if session is None:
             code = member.serve()
             if not words and member.joined.start.is_client:
@@ -197,5 +196,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.ClickException as error:
         if arguments[:1] == ["jobscript"]:  # on a login node, where there are no ranks
             _fail(InputError(f"command line: {error.format_message()}"))
-        _run(InputError(f"command line: {error.format_message()}"), ())
+        message = f"command line: {error.format_message()}"
+
+        def refuse() -> Options:
+            raise InputError(message)
+
+        _run(refuse, ())
     sys.exit(0)

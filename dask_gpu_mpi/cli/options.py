@@ -15,9 +15,11 @@ __all__ = [
     "RUN_CONTEXT",
     "option_decorators",
     "parse_run",
+    "read_texts",
     "resolve_run",
     "resolve_texts",
     "run_parameters",
+    "script_of_run",
 ]
 
 #: Options of ours come before the script, all words after it are the script's.
@@ -47,15 +49,26 @@ def option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any
     return decorate
 
 
+def read_texts(given: dict[str, Any]) -> Options:
+    """The options from what the command line said.
+
+    Raises
+    ------
+    InputError
+        One of them is wrong.
+    """
+    explicit = {
+        name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
+        for name, value in given.items()
+        if value is not None
+    }
+    return resolve(explicit, source="command line")
+
+
 def resolve_texts(given: dict[str, Any]) -> Options | InputError:
-    """The options from what the command line said, or what is wrong with them: to be told once for all ranks."""
+    """The options, or what is wrong with them: to be told once for all ranks."""
     try:
-        explicit = {
-            name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
-            for name, value in given.items()
-            if value is not None
-        }
-        return resolve(explicit, source="command line")
+        return read_texts(given)
     except InputError as error:
         return error
 
@@ -81,10 +94,8 @@ def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
         return dict(context.params)
 
 
-def resolve_run(
-    given: dict[str, Any], words: tuple[str, ...]
-) -> tuple[Options | InputError, tuple[str, ...]]:
-    """The options and the script of a job."""
+def script_of_run(given: dict[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
+    """The script of a job and its arguments. With dask-mpi the first word may be an address, which goes to `given`."""
     if (
         given["scheduler"] is False
         and given["scheduler_file"] is None
@@ -93,4 +104,12 @@ def resolve_run(
         and _ADDRESS.fullmatch(words[0])
     ):
         given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
-    return resolve_texts(given), words
+    return words
+
+
+def resolve_run(
+    given: dict[str, Any], words: tuple[str, ...]
+) -> tuple[Options | InputError, tuple[str, ...]]:
+    """The options and the script of a job."""
+    script = script_of_run(given, words)
+    return resolve_texts(given), script

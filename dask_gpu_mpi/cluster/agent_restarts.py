@@ -53,7 +53,7 @@ class AgentRestarts:
         self.due = None
         joined = self._joined
         try:
-            agent = start_agent(joined.options, joined.environ, again=True)
+            agent = start_agent(joined.options, joined.environ)
         except OSError as error:  # no descriptors, no memory: perhaps later
             self.lost(
                 f"the agent of rank {self._post.rank} on {joined.host} could not be started ({error.strerror})"

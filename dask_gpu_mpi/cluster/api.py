@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.table import Options, resolve
 from dask_gpu_mpi.script import excepthook
@@ -136,7 +136,7 @@ def initialize(
     """
     explicit = _specified(locals()) | options  # first: these are the arguments alone
     prepare_process()
-    member, session = start(_resolve(explicit), comm=comm, leave_open=not exit)
+    member, session = start(_reader(explicit), comm=comm, leave_open=not exit)
     if session is not None:
         return session
     code = member.serve()
@@ -204,7 +204,7 @@ def execute(
     explicit = _specified(given) | options
     prepare_process()
     has_client = client_function is not None
-    member, session = start(_resolve(explicit), comm=comm, leave_open=True, has_client=has_client)
+    member, session = start(_reader(explicit), comm=comm, leave_open=True, has_client=has_client)
     if client_function is None or session is None:
         member.serve()
         excepthook.retire()
@@ -255,10 +255,7 @@ def send_close_signal() -> None:
         session.close()
 
 
-def _resolve(explicit: dict[str, Any]) -> Options | InputError:
-    """The options, or the error that all ranks are to report together."""
+def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
+    """What reads the options, in a process that may still start a cluster."""
     refuse_second()
-    try:
-        return resolve(explicit, source="keyword")
-    except InputError as error:
-        return error
+    return functools.partial(resolve, explicit, source="keyword")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
-from dask_gpu_mpi.agent.handle import AgentProcess, start_agent
+from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi.signals import Signals
@@ -31,19 +31,20 @@ _member: Member | None = None
 
 
 def start(
-    options: Options | InputError,
+    read_options: Callable[[], Options],
     *,
     comm: Any = None,
     leave_open: bool = False,
     has_client: bool = True,
-    check: Callable[[int], None] | None = None,
+    check: Callable[[int, Options], None] | None = None,
 ) -> tuple[Member, Session | None]:
     """Join the cluster; a session on the client rank, None elsewhere and without a script.
 
     Parameters
     ----------
-    options : Options or InputError
-        What the user asked for, or why that can't be.
+    read_options : callable
+        Returns what the user asked for; takes a while, since it imports Dask's configuration. Its InputError is reported once
+        for all ranks.
     comm : mpi4py.MPI.Intracomm, optional
         None = ``COMM_WORLD``.
     leave_open : bool
@@ -51,7 +52,7 @@ def start(
     has_client : bool
         Whether some rank runs a script.
     check : callable, optional
-        ``check(rank)`` raises an InputError where this rank can't do what it is for.
+        ``check(rank, options)`` raises an InputError where this rank can't do what it is for.
 
     Raises
     ------
@@ -61,11 +62,6 @@ def start(
     global _member
     process_hooks.refuse_children()
     started = time.monotonic()
-    if not sys.executable and isinstance(options, Options):
-        options = InputError(
-            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
-            "program). Fix: set sys.executable before initialize()"
-        )
     signals = Signals()
     signals.take()
     environ = dict(os.environ)
@@ -75,18 +71,25 @@ def start(
     keepalive: CudaKeepalive | None = None
     agent: AgentProcess | None = None
     try:
-        if isinstance(options, InputError):
+        # Before everything else: it imports while this process does, and while MPI initialises.
+        if sys.executable:
+            agent = AgentProcess(environ)
+        try:
+            options = read_options()
+            if agent is None:
+                raise InputError(
+                    f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a "
+                    "Python program). Fix: set sys.executable before initialize()"
+                )
+        except InputError as error:
             from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
             from dask_gpu_mpi.startup.start_context import StartContext
 
             deadline = started + WITHOUT_OPTIONS
-            report_only(
-                options,
-                StartContext(environ, comm, has_client, started, deadline, signals, timeline),
-            )
-        # Before everything else: they go on while this process imports, and while MPI initialises.
+            report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
+        timeline.lap("read the options")
         keepalive = start_cuda_keepalive(options, environ)
-        agent = start_agent(options, environ)
+        agent = begin_agent(agent, options, environ)
         timeline.lap("start the agent")
         from dask_gpu_mpi.startup.bringup import Bringup
         from dask_gpu_mpi.startup.start_context import StartContext
@@ -97,7 +100,8 @@ def start(
         timeline.lap("import")
         deadline = started + options.startup_timeout
         context = StartContext(environ, comm, has_client, started, deadline, signals, timeline)
-        joined = Bringup(options, agent, context, check=check).run()
+        checked = None if check is None else lambda rank: check(rank, options)
+        joined = Bringup(options, agent, context, check=checked).run()
     except BaseException:
         if agent is not None:
             agent.close(1.0)

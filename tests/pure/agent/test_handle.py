@@ -9,14 +9,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import dask.config
 import pytest
 
 from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
-from dask_gpu_mpi.agent.handle import AgentProcess, _import_path
+from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
 from dask_gpu_mpi.agent.orders import Order
+from dask_gpu_mpi.options.table import Options
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+ENVIRON = dict(os.environ)
 
 
 def test_the_agent_imports_from_where_the_rank_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,7 +41,7 @@ def test_there_is_no_working_directory(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def agent() -> Iterator[AgentProcess]:
-    agent = AgentProcess(os.environ, set())
+    agent = AgentProcess(ENVIRON)
     kill = agent._process.kill
     yield agent
     kill()
@@ -82,3 +86,27 @@ def test_pipes_that_are_gone(agent: AgentProcess) -> None:
     assert agent.events() == []
     assert agent.lost
     agent.close(5.0)
+
+
+def environ_of(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_an_agent_that_began_before_the_options_were_read_is_used(agent: AgentProcess) -> None:
+    assert begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON) is agent
+    assert not agent.looks
+
+
+def test_what_dask_configures_for_processes_is_there_from_the_agents_first_moment(
+    agent: AgentProcess,
+) -> None:
+    """The configuration is read while the first agent imports already: another one takes its place."""
+    assert b"\0DGM_TEST=7\0" not in environ_of(agent.pid)
+    with dask.config.set({"distributed.nanny.pre-spawn-environ": {"DGM_TEST": 7}}):
+        another = begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON)
+    try:
+        assert b"\0DGM_TEST=7\0" in environ_of(another.pid)
+        assert agent._process.returncode == 0
+    finally:
+        another.close(5.0)
+    assert another._process.returncode == 0

@@ -110,5 +110,5 @@ def test_an_agent_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytes
     monkeypatch.setattr(subprocess, "Popen", full)
     before = sorted(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match="memory"):
-        AgentProcess({}, (), look=True)
+        AgentProcess({})
     assert sorted(os.listdir("/proc/self/fd")) == before

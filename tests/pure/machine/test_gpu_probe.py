@@ -23,6 +23,7 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.agent.handle import AgentProcess
+from dask_gpu_mpi.options.table import Options
 
 def until(true):
     limit = time.monotonic() + 20
@@ -30,7 +31,8 @@ def until(true):
         assert time.monotonic() < limit
         time.sleep(0.01)
 
-agent = AgentProcess(os.environ, set(), look=True)
+agent = AgentProcess(os.environ)
+agent.begin(Options(worker_class="dask_cuda.CUDAWorker"), os.environ)
 assert agent.looks
 if "CALLED" in os.environ:
     until(lambda: os.path.exists(os.environ["CALLED"]))
