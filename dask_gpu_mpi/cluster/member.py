@@ -165,12 +165,9 @@ class Member:
         try:
             while not ending.state.ended:
                 self.pump(CALM)
-                if ending.state.stopped or (ending.state.over and self.coordinator is not None):
-                    self._closing.run()
+                if ending.state.stopped:
+                    self.leave()  # the script goes on, maybe for long
                     if self.leave_open:
-                        if self.coordinator is not None:
-                            self.coordinator.leave_mark()
-                        self._free_communicator()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
@@ -181,7 +178,7 @@ class Member:
             self._free_communicator()
         finally:
             signals.give_back()
-        if ending.lost is not None:
+        if ending.lost is not None and not self.leave_open:
             raise ClusterLostError(ending.lost, reported=True)
         return ending.exit_code(None if signals.got is None else signals.got[0])
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
@@ -24,6 +27,7 @@ class Post:
     def __init__(self, rank: int, heard: list[list[Event]]) -> None:
         self.rank = rank
         self.heard = heard
+        self._to_self: list[Event] = []
         self.said: list[Any] = []
         self.left: list[str] = []
         self.agent = None
@@ -38,10 +42,11 @@ class Post:
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self.said.append((kind, payload))
         if rank == self.rank:
-            self.heard.append([Event(rank, kind, payload)])
+            self._to_self.append(Event(rank, kind, payload))
 
     def events(self, timeout: float) -> list[Event]:
-        return self.heard.pop(0) if self.heard else []
+        events, self._to_self = self._to_self, []
+        return events + (self.heard.pop(0) if self.heard else [])
 
     def drop_agent(self, timeout: float) -> None:
         pass
@@ -70,16 +75,18 @@ def member(
     has_client: bool = True,
     is_client: bool = False,
     has_scheduler: bool = False,
+    timeline: Path | None = None,
 ) -> tuple[Member, Post]:
     post = Post(rank, list(heard))
     plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), workers=(SimpleNamespace(rank=1),))
     joined: Any = SimpleNamespace(
         post=post,
-        options=Options(shutdown_timeout=1.0),
+        options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
         environ={},
         host="h1",
         start=SimpleNamespace(workers=("1",), is_client=is_client),
-        timeline=SimpleNamespace(lap=lambda name: None, add=lambda steps: None),
+        timeline=Timeline("rank"),
+        hosts={0: "h1"},
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
@@ -149,6 +156,21 @@ def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(capsys: pytest.Cap
     with pytest.raises(ClusterLostError, match="exit code 9"):
         rank.serve()
     assert capsys.readouterr().err.count("the cluster is lost") == 1
+
+
+@pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
+@pytest.mark.parametrize("has_client", [False, True], ids=["no script", "script elsewhere"])
+def test_rank_0_that_serves_writes_the_end_into_the_timeline(
+    leave_open: bool, has_client: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "timeline.json"
+    closed = mail("closed", (1, [Step("rank", "close workers", 1.0, 2.0)]), 1)
+    over = mail("over", (True, None), 1)
+    rank, _ = member(over, [], closed, rank=0, leave_open=leave_open, has_client=has_client, timeline=path)
+    assert rank.serve() == 0
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {event["name"] for event in events if event["pid"] == 0} >= {"serve", "wait for the ranks"}
+    assert {event["name"] for event in events if event["pid"] == 1} == {"close workers"}
 
 
 def test_busy_is_told_once() -> None:
