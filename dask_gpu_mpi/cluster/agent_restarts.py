@@ -11,6 +11,8 @@ from dask_gpu_mpi.startup.agent_settings import configuration, worker_settings
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
+from .messages import EndKind
+
 __all__ = ["DELAYS", "AgentRestarts"]
 
 #: Seconds before each start.
@@ -39,7 +41,7 @@ class AgentRestarts:
             return
         if self.tried == len(DELAYS):
             say(f"{text}; rank {self._post.rank} removed, continuing with the other ranks")
-            self._post.send(COORDINATOR, "workers-ended", (self._post.rank, True))
+            self._post.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._post.rank, True))
             return
         delay = DELAYS[self.tried]
         self.tried += 1

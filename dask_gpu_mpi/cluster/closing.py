@@ -18,6 +18,7 @@ from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .end_coordinator import EndCoordinator
 from .ending import Cause, Ending
+from .messages import EndKind
 
 __all__ = ["Closing"]
 
@@ -127,4 +128,4 @@ class Closing:
     def _report(self) -> None:
         """Tell rank 0 that this rank's workers have closed, and what it has done since it was ready."""
         steps = self._joined.timeline.take() if self._joined.options.timeline is not None else []
-        self._post.send(COORDINATOR, "closed", (self._post.rank, steps))
+        self._post.send(COORDINATOR, EndKind.CLOSED, (self._post.rank, steps))

@@ -17,6 +17,7 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.events import BRISK
 
 from .ending import Cause, Ending
+from .messages import EndKind
 
 __all__ = ["EndCoordinator"]
 
@@ -35,6 +36,8 @@ class EndCoordinator:
     """
 
     def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
+        assert joined.go.plan is not None  # rank 0 has it
+        self._plan = joined.go.plan
         self._joined = joined
         self._post = joined.post
         self._ending = ending
@@ -71,31 +74,38 @@ class EndCoordinator:
             say(f"error: {lost}: the cluster is lost")
         if final or not self._has_client:
             if not ending.state.ended:
-                self._post.mailbox.send_all("end")
+                self._post.mailbox.send_all(EndKind.END)
                 ending.signal = signal
                 ending.on(Cause.END)
         elif not ending.state.over:
-            self._post.mailbox.send_all("stop", lost)
+            self._post.mailbox.send_all(EndKind.STOP, lost)
             ending.on(Cause.STOP)
 
     def hear(self, kind: str, payload: Any) -> None:
         """Handle what a rank tells rank 0 alone; any other message is none of its business."""
-        if kind == "closed":
+        if kind == EndKind.CLOSED:
             rank, steps = payload
             self._closed.add(rank)
             self._joined.steps.setdefault(rank, []).extend(steps)
-        elif kind == "over":
+        elif kind == EndKind.OVER:
             final, lost = payload
             self.end_cluster(final=final, lost=lost)
-        elif kind == "workers-ended":
+        elif kind == EndKind.WORKERS_ENDED:
             self._on_workers_ended(*payload)
+        elif kind == EndKind.SIGNAL:
+            self._on_signal(payload)
+
+    def _on_signal(self, number: int) -> None:
+        """A rank was sent a signal: it ends the job, by way of the script where there is one."""
+        if self._has_client:
+            self._post.send(self._plan.client.rank, EndKind.SIGNAL, number)
+        else:
+            self.end_cluster(final=True, signal=number)
 
     def _on_workers_ended(self, rank: int, failed: bool) -> None:
         """All workers of a rank have ended, and not because we ended them."""
         self._without_workers[rank] = failed
-        plan = self._joined.go.plan
-        assert plan is not None  # rank 0 has it
-        if not set(self._without_workers) >= {worker.rank for worker in plan.workers}:
+        if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
@@ -111,9 +121,7 @@ class EndCoordinator:
             pump(BRISK)
         self._joined.timeline.lap("wait for the ranks")
         self.silent = [rank for rank in range(self._post.size) if rank not in self._closed]
-        plan = self._joined.go.plan
-        assert plan is not None  # rank 0 has it
-        self._post.send(plan.scheduler.rank, "release")
+        self._post.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
     def wait_for_silent(self, limit: float, pump: Callable[[float], None]) -> None:
         """Hear those once more who had not answered."""

@@ -25,6 +25,7 @@ from .agent_restarts import AgentRestarts
 from .closing import Closing
 from .end_coordinator import EndCoordinator
 from .ending import Cause, Ending, State
+from .messages import EndKind
 
 __all__ = ["Member"]
 
@@ -70,6 +71,10 @@ class Member:
         self.busy = False
         #: The script's `finally` runs: no rank leaves of itself because of a signal.
         self._script_is_busy = False
+        #: On the client rank: the signal that another rank was sent, until the script has it too (`Monitor`).
+        self.signal_elsewhere: int | None = None
+        #: This rank has reported the signal that it was sent.
+        self._signal_reported = False
         self._has_client = has_client
         self._parent = os.getppid()
         self._launched = launchers.detect(joined.environ) is not None
@@ -84,7 +89,7 @@ class Member:
                 self._restarts.start_if_due()
             if self.busy:
                 self.busy = False
-                self.post.send(COORDINATOR, "busy")
+                self.post.send(COORDINATOR, EndKind.BUSY)
             for event in self.post.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -92,18 +97,20 @@ class Member:
                     self._on_mail(event.kind, event.payload)
 
     def _on_mail(self, kind: str, payload: Any) -> None:
-        if kind == "stop":
+        if kind == EndKind.STOP:
             self.ending.on(Cause.STOP)
             if self.joined.start.is_client:
                 self.ending.lost = payload  # for the script; rank 0 has said it
-        elif kind == "end":
+        elif kind == EndKind.END:
             self.ending.on(Cause.END)
-        elif kind == "release":
+        elif kind == EndKind.RELEASE:
             self._closing.release()
-        elif kind == "busy":
+        elif kind == EndKind.BUSY:
             self._script_is_busy = True
             if self.coordinator is not None:
-                self.post.mailbox.send_all("busy")
+                self.post.mailbox.send_all(EndKind.BUSY)
+        elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
+            self.signal_elsewhere = payload
         elif self.coordinator is not None:
             self.coordinator.hear(kind, payload)
 
@@ -114,7 +121,7 @@ class Member:
         elif self.ending.state.over:
             return  # what else ends now was told to
         elif kind == Answer.WORKERS_ENDED:
-            self.post.send(COORDINATOR, "workers-ended", (self.rank, payload[0]))
+            self.post.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:
             say(
                 f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
@@ -140,7 +147,7 @@ class Member:
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
     def _tell_over(self, lost: str | None, *, final: bool = False) -> None:
-        self.post.send(COORDINATOR, "over", (final, lost))
+        self.post.send(COORDINATOR, EndKind.OVER, (final, lost))
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -183,11 +190,11 @@ class Member:
         return ending.exit_code(None if signals.got is None else signals.got[0])
 
     def _leaves_on(self, number: int, since: float) -> bool:
-        """Whether this rank is to leave now, of itself, because of a signal."""
-        if not self._has_client and self.coordinator is not None:
-            self.coordinator.end_cluster(final=True, signal=number)
-            return False
-        # With a script the client rank gets the signal too: it says that its `finally` runs, and later that it is done.
+        """Report the signal to rank 0, which ends the job; True where this rank is to leave by itself, since nobody does."""
+        if not self._signal_reported:
+            self._signal_reported = True
+            self.post.send(COORDINATOR, EndKind.SIGNAL, number)
+        # A client rank whose `finally` runs says so, and later that it is done.
         return not self._script_is_busy and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 
+from dask_gpu_mpi.base.signal_actions import is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
@@ -69,9 +70,21 @@ class Monitor:
             self._walltime.look()
             if member.ending.state.over:
                 member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
+            if member.signal_elsewhere is not None:
+                self._pass_on_signal(member.signal_elsewhere)
             if member.ending.lost is not None or member.launcher_gone():
                 self._end_the_script()
                 return
+
+    def _pass_on_signal(self, number: int) -> None:
+        """Raise in the script the signal that another rank was sent.
+
+        Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
+        knows. A handler of ours ignores the second.
+        """
+        self._member.signal_elsewhere = None
+        if is_ours(number):
+            os.kill(os.getpid(), number)
 
     def _end_the_script(self) -> None:
         """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""

@@ -78,7 +78,8 @@ def member(
     timeline: Path | None = None,
 ) -> tuple[Member, Post]:
     post = Post(rank, list(heard))
-    plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), workers=(SimpleNamespace(rank=1),))
+    workers = (SimpleNamespace(rank=1),)
+    plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=workers)
     joined: Any = SimpleNamespace(
         post=post,
         options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
@@ -141,13 +142,35 @@ def test_a_signal_while_the_script_is_busy() -> None:
     assert rank.serve() == 0
 
 
-def test_rank_0_of_a_job_without_a_script_is_ended_by_a_signal() -> None:
-    rank, post = member(rank=0, has_client=False)
-    rank.signals.got = (2, time.monotonic())
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool) -> None:
+    rank, post = member(rank=0, has_client=False, is_client=True)
+    if elsewhere:
+        post.heard.append(mail("signal", 2, 1))
+    else:
+        rank.signals.got = (2, time.monotonic())
     post.heard.append([])
     post.heard.append(mail("closed", (1, []), 1))
     assert rank.serve() == 130
     assert ("end",) in post.said
+
+
+def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
+    rank, post = member([], [], [], mail("end"))
+    rank.signals.got = (15, time.monotonic() - TERM_GRACE + 0.5)
+    assert rank.serve() == 0
+    assert [said for said in post.said if said[0] == "signal"] == [("signal", 15)]
+
+
+def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
+    rank, post = member(mail("signal", 15, 2), rank=0)  # whose script is on rank 1
+    rank.pump(0.0)
+    assert post.said == [("signal", 15)]
+    assert rank.signal_elsewhere is None
+    rank, post = member(mail("signal", 15), is_client=True)
+    rank.pump(0.0)
+    assert post.said == []
+    assert rank.signal_elsewhere == 15
 
 
 def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
