@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -20,6 +21,7 @@ from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.script.dask_client import (
     close_clients,
     give_up_clients,
@@ -50,7 +52,8 @@ class _Use(Enum):
     """What the script has made of its session."""
 
     OPEN = "it has its cluster"
-    CLOSED = "it has closed it, and goes on"
+    CLOSED = "it has closed it, and continues; the other ranks wait for its end"
+    ENDED = "it has closed it, and continues, as all ranks do: nothing is left to do at its end"
     FINISHED = "it is over; or this is a child that it has forked, whose the cluster is not"
 
 
@@ -128,8 +131,12 @@ class Session:
             self._use = _Use.CLOSED
             self._monitor.stop()
             close_clients(self.address)
-            self._member.client_done(final=self._member.leave_open)
+            final = self._member.leave_open
+            self._member.client_done(final=final)
             self._give_back()
+            if final:
+                self._use = _Use.ENDED
+                self._over()
 
     def time_left(self) -> float | None:
         """Seconds until the batch system ends the job; None where it does not tell."""
@@ -192,6 +199,8 @@ class Session:
         # An error of ours that is under way, through a `finally` perhaps, still needs it.
         if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
+        if self._member.leave_open:
+            unmark_children()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
@@ -214,7 +223,7 @@ class Session:
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
-        if self._has_finished() or os.getpid() != self._owner:
+        if self._use in (_Use.ENDED, _Use.FINISHED) or os.getpid() != self._owner:
             return
         had_cluster, self._use = not self.closed, _Use.FINISHED
         try:
@@ -235,11 +244,16 @@ class Session:
         self._silenced = silence_dask()
         close_clients(self.address)
         self._member.client_done(final=True)
-        give_up_clients(self.address)
-        say(f"ended after {time.monotonic() - self._started:.1f} s")
+        self._over()
         if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
             os._exit(exit_codes.FAILED)  # MPI can't be left in an orderly way
+
+    def _over(self) -> None:
+        """Nothing of the cluster is left, for this process to end either."""
+        give_up_clients(self.address)
+        atexit.unregister(self._finish)
+        say(f"ended after {time.monotonic() - self._started:.1f} s")
 
 
 def _disown() -> None:

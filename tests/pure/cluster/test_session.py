@@ -12,6 +12,7 @@ from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.cluster.ending import Ending
 from dask_gpu_mpi.cluster.session import Session
 from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
 
 
 class Member:
@@ -66,11 +67,41 @@ def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("ended after") == 1
 
 
-def test_where_the_other_ranks_go_on_a_close_is_their_end(member: Member) -> None:
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is taken away from what Python calls at the end of the process."""
+    calls: list[Any] = []
+    monkeypatch.setattr(session_module.atexit, "unregister", calls.append)
+    return calls
+
+
+def test_where_the_other_ranks_go_on_a_close_is_their_end(
+    member: Member,
+    unregistered: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And nothing is left to do when this process ends."""
+    monkeypatch.delenv(RANK_PID, raising=False)
+    mark_children()
     member.leave_open = True
-    with make(member):
-        pass
+    with make(member) as session:
+        assert RANK_PID in os.environ
     assert member.done == [True]
+    assert unregistered == [session._finish]
+    assert RANK_PID not in os.environ
+    session._finish()  # called when MPI is finalized
+    assert member.done == [True]
+    assert capsys.readouterr().err.count("ended after") == 1
+
+
+def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregistered: list[Any]) -> None:
+    with make(member) as session:
+        pass
+    assert unregistered == []
+    session._finish()
+    assert member.done == [False, True]
+    assert unregistered == [session._finish]
 
 
 def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
