@@ -30,7 +30,7 @@ class AgentRestarts:
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined
-        self._post = joined.post
+        self._channels = joined.channels
         self.tried = 0
         #: When to start it again (``time.monotonic()``), if at all.
         self.due: float | None = None
@@ -40,8 +40,8 @@ class AgentRestarts:
         if not self._joined.start.workers:
             return
         if self.tried == len(DELAYS):
-            say(f"{text}; rank {self._post.rank} removed, continuing with the other ranks")
-            self._post.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._post.rank, True))
+            say(f"{text}; rank {self._channels.rank} removed, continuing with the other ranks")
+            self._channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._channels.rank, True))
             return
         delay = DELAYS[self.tried]
         self.tried += 1
@@ -58,16 +58,16 @@ class AgentRestarts:
             agent = start_agent(joined.options, joined.environ, again=True)
         except OSError as error:  # no descriptors, no memory: perhaps later
             self.lost(
-                f"the agent of rank {self._post.rank} on {joined.host} could not be started ({error.strerror})"
+                f"the agent of rank {self._channels.rank} on {joined.host} could not be started ({error.strerror})"
             )
             return
-        self._post.agent = agent
+        self._channels.agent = agent
         agent.configure(configuration(joined.options, speaks=False))
         agent.send(Order.JOINED)
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        agent, start = self._post.agent, self._joined.start
+        agent, start = self._channels.agent, self._joined.start
         if agent is not None:
             settings = worker_settings(self._joined.options, start, agent.scratch or "")
             agent.send(Order.START_WORKERS, (settings, start.workers, start.config))

@@ -14,7 +14,7 @@ from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK
+from dask_gpu_mpi.startup.channels import POLL_BUSY
 
 from .ending import Cause, Ending
 from .messages import EndKind
@@ -36,10 +36,10 @@ class EndCoordinator:
     """
 
     def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
-        assert joined.go.plan is not None  # rank 0 has it
-        self._plan = joined.go.plan
+        assert joined.cluster.plan is not None  # rank 0 has it
+        self._plan = joined.cluster.plan
         self._joined = joined
-        self._post = joined.post
+        self._channels = joined.channels
         self._ending = ending
         self._has_client = has_client
         #: Ranks whose workers have all ended without us, and whether one of them had failed.
@@ -74,11 +74,11 @@ class EndCoordinator:
             say(f"error: {lost}: the cluster is lost")
         if final or not self._has_client:
             if not ending.state.ended:
-                self._post.mailbox.send_all(EndKind.END)
+                self._channels.mailbox.send_all(EndKind.END)
                 ending.signal = signal
                 ending.on(Cause.END)
         elif not ending.state.over:
-            self._post.mailbox.send_all(EndKind.STOP, lost)
+            self._channels.mailbox.send_all(EndKind.STOP, lost)
             ending.on(Cause.STOP)
 
     def hear(self, kind: str, payload: Any) -> None:
@@ -98,7 +98,7 @@ class EndCoordinator:
     def _on_signal(self, number: int) -> None:
         """A rank was sent a signal: it ends the job, by way of the script where there is one."""
         if self._has_client:
-            self._post.send(self._plan.client.rank, EndKind.SIGNAL, number)
+            self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
         else:
             self.end_cluster(final=True, signal=number)
 
@@ -117,16 +117,16 @@ class EndCoordinator:
 
     def wait_for_ranks(self, limit: float, pump: Callable[[float], None]) -> None:
         """Hear the ranks until all have closed, or until `limit`; then the scheduler may close."""
-        while len(self._closed) < self._post.size and time.monotonic() < limit:
-            pump(BRISK)
+        while len(self._closed) < self._channels.size and time.monotonic() < limit:
+            pump(POLL_BUSY)
         self._joined.timeline.lap("wait for the ranks")
-        self.silent = [rank for rank in range(self._post.size) if rank not in self._closed]
-        self._post.send(self._plan.scheduler.rank, EndKind.RELEASE)
+        self.silent = [rank for rank in range(self._channels.size) if rank not in self._closed]
+        self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
     def wait_for_silent(self, limit: float, pump: Callable[[float], None]) -> None:
         """Hear those once more who had not answered."""
         while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
-            pump(BRISK)
+            pump(POLL_BUSY)
         self.silent = [rank for rank in self.silent if rank not in self._closed]
 
     # -- the last things ----------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class EndCoordinator:
         """
         if self.silent or not flushed:
             names = ranks_text(self.silent) if self.silent else "a rank"
-            say(f"{names} of {self._post.size} did not answer at the end: the job is aborted")
+            say(f"{names} of {self._channels.size} did not answer at the end: the job is aborted")
             abort(exit_codes.of_abort(self._ending.exit_code()))
         else:
             self.leave_mark()

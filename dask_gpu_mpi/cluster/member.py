@@ -19,7 +19,7 @@ from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK, CALM
+from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .agent_restarts import AgentRestarts
@@ -56,8 +56,8 @@ class Member:
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
         self.joined = joined
         self.signals = signals
-        self.post = joined.post
-        self.rank = joined.post.rank
+        self.channels = joined.channels
+        self.rank = joined.channels.rank
         self.leave_open = leave_open
         self.ending = Ending()
         #: On rank 0.
@@ -90,8 +90,8 @@ class Member:
                 self._restarts.start_if_due()
             if self.busy:
                 self.busy = False
-                self.post.send(COORDINATOR, EndKind.BUSY)
-            for event in self.post.events(timeout):
+                self.channels.send(COORDINATOR, EndKind.BUSY)
+            for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
                 else:
@@ -109,7 +109,7 @@ class Member:
         elif kind == EndKind.BUSY:
             self._script_is_busy = True
             if self.coordinator is not None:
-                self.post.mailbox.send_all(EndKind.BUSY)
+                self.channels.mailbox.send_all(EndKind.BUSY)
         elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
             self.signal_elsewhere = payload
         elif self.coordinator is not None:
@@ -122,7 +122,7 @@ class Member:
         elif self.ending.state.over:
             return  # what else ends now was told to
         elif kind == Answer.WORKERS_ENDED:
-            self.post.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
+            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:
             say(
                 f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
@@ -144,11 +144,11 @@ class Member:
         elif kind == Answer.PREPARED:
             self._restarts.start_workers()
         elif kind == Answer.FAILED and self._restarts.tried:
-            self.post.drop_agent(0.5)
+            self.channels.drop_agent(0.5)
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
     def _tell_over(self, lost: str | None, *, final: bool = False) -> None:
-        self.post.send(COORDINATOR, EndKind.OVER, (final, lost))
+        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost))
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -172,7 +172,7 @@ class Member:
         ending, signals = self.ending, self.signals
         try:
             while not ending.state.ended:
-                self.pump(CALM)
+                self.pump(POLL_IDLE)
                 if ending.state.stopped:
                     self.leave()  # the script goes on, maybe for long
                     if self.leave_open:
@@ -180,7 +180,7 @@ class Member:
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
                 if self.launcher_gone():
-                    self.post.drop_agent(self.joined.options.shutdown_timeout)
+                    self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(exit_codes.FAILED)  # without a launcher MPI can't be left in an orderly way
             self.leave()
             self._free_communicator()
@@ -196,7 +196,7 @@ class Member:
         """Report the signal to rank 0, which ends the job; True where this rank is to leave by itself, since nobody does."""
         if not self._signal_reported:
             self._signal_reported = True
-            self.post.send(COORDINATOR, EndKind.SIGNAL, number)
+            self.channels.send(COORDINATOR, EndKind.SIGNAL, number)
         # A client rank whose `finally` runs says so, and later that it is done.
         return not self._script_is_busy and time.monotonic() > since + TERM_GRACE
 
@@ -219,7 +219,7 @@ class Member:
             self._tell_over(None, final=final)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             while not (ending.state.ended if final else ending.state.over) and time.monotonic() < limit:
-                self.pump(BRISK)
+                self.pump(POLL_BUSY)
         self.leave()
         if final:
             self._free_communicator()
@@ -233,7 +233,7 @@ class Member:
             # Who has not answered is the client rank, perhaps: where the cluster had ended before its script, it has only now
             # come to its end.
             coordinator.wait_for_silent(time.monotonic() + options.shutdown_timeout + 1.0, self.pump)
-        flushed = self.post.mailbox.flush(FLUSHING)
+        flushed = self.channels.mailbox.flush(FLUSHING)
         if options.timeline is not None and not closed_before:
             self.pump(0.0)  # what this rank has told itself, and what others have told last
             self.write_timeline()
@@ -243,7 +243,7 @@ class Member:
     def _free_communicator(self) -> None:
         """The program goes on without the cluster on all ranks: give back what MPI holds for it."""
         if self.leave_open and self.ending.state in (State.ENDING, State.CLOSED):
-            self.post.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
+            self.channels.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
 
     def write_timeline(self) -> None:
         """On rank 0: write what it knows of the timeline, where the user wants it."""

@@ -12,7 +12,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
 from dask_gpu_mpi.script.walltime import Walltime
-from dask_gpu_mpi.startup.events import CALM
+from dask_gpu_mpi.startup.channels import POLL_IDLE
 
 from .member import Member
 
@@ -66,7 +66,7 @@ class Monitor:
     def _watch(self) -> None:
         member = self._member
         while not self._leaving.is_set():
-            member.pump(CALM)
+            member.pump(POLL_IDLE)
             self._walltime.look()
             if member.ending.state.over:
                 member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
@@ -92,7 +92,7 @@ class Monitor:
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
-            self._member.post.drop_agent(1.0)
+            self._member.channels.drop_agent(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread: the script may be inside a print that nobody reads, which holds the stream.
                 flushing = threading.Thread(target=flush, daemon=True)

@@ -32,7 +32,7 @@ from dask_gpu_mpi.script.dask_client import (
 from dask_gpu_mpi.script.dask_settings import DaskSettings
 from dask_gpu_mpi.script.walltime import Walltime
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK
+from dask_gpu_mpi.startup.channels import POLL_BUSY
 
 from .member import Member
 from .monitor import Monitor
@@ -76,13 +76,13 @@ class Session:
         self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
     ) -> None:
         global _current
-        go, options = member.joined.go, member.joined.options
-        assert go.plan is not None  # the client rank is given it
-        self.plan: Plan = go.plan
-        self.address: str = go.address
-        self.dashboard_link: str | None = go.dashboard
+        cluster, options = member.joined.cluster, member.joined.options
+        assert cluster.plan is not None  # the client rank is given it
+        self.plan: Plan = cluster.plan
+        self.address: str = cluster.address
+        self.dashboard_link: str | None = cluster.dashboard
         self.ready_seconds: float = time.monotonic() - started
-        self._config = go.config
+        self._config = cluster.config
         self._member = member
         self._started = started
         self._use = _Use.OPEN
@@ -216,7 +216,7 @@ class Session:
         member.pump(0.0)
         member.pump(0.0)  # what the first has heard this rank tells itself
         while has_lost_client() and not member.ending.state.over and time.monotonic() < limit:
-            member.pump(BRISK)
+            member.pump(POLL_BUSY)
 
     def _has_finished(self) -> bool:
         return self._use is _Use.FINISHED
@@ -270,7 +270,7 @@ os.register_at_fork(after_in_child=_disown)
 
 def announce(joined: Joined, seconds: float) -> None:
     """Say what came up, and where the dashboard is."""
-    plan = joined.go.plan
+    plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
     gpus = sum(worker.kind == "gpu" for worker in plan.workers)
     workers, hosts = len(plan.workers), len(plan.hosts)
@@ -281,8 +281,8 @@ def announce(joined: Joined, seconds: float) -> None:
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
     for warning in (*joined.options.warnings, *plan.warnings):
         say(f"warning: {warning}")
-    if joined.go.dashboard:
-        say(f"dashboard at {joined.go.dashboard}")
+    if joined.cluster.dashboard:
+        say(f"dashboard at {joined.cluster.dashboard}")
 
 
 def current_session() -> Session | None:

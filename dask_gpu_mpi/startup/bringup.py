@@ -30,12 +30,12 @@ from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.from_options import expected_client
 
 from .agent_settings import configuration
+from .channels import Channels
 from .coordinator import Coordinator
-from .events import Post
-from .exchange import until_go
+from .exchange import until_up
 from .inspection import inspect
 from .job import Preparation, make_job, prepare_job
-from .messages import COORDINATOR, Go, Kind, Registration, Start
+from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
@@ -59,7 +59,7 @@ class Joined:
     """A rank that has joined."""
 
     #: Its messages and its agent.
-    post: Post
+    channels: Channels
     #: What the user asked for.
     options: Options
     #: Environment to start another agent with.
@@ -67,7 +67,7 @@ class Joined:
     #: Where it runs.
     host: str
     #: The cluster; with the plan on the client rank and on the coordinator.
-    go: Go
+    cluster: Cluster
     #: Its part.
     start: Start
     #: Whether the scheduler lives in its agent.
@@ -92,8 +92,8 @@ def report_only(error: InputError, context: StartContext) -> NoReturn:
         The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
     """
     with _uncollected(), context.ending_in_order(None):
-        post = context.meet(None)
-        _register_failure(Failure.of(error), post, context, interface=None, shared=())
+        channels = context.meet(None)
+        _register_failure(Failure.of(error), channels, context, interface=None, shared=())
 
 
 class Bringup:
@@ -152,11 +152,11 @@ class Bringup:
                 load_ucx_first()
             except InputError as error:
                 unloaded = error
-        post = context.meet(self._agent)
+        channels = context.meet(self._agent)
         shared = shared_options(options)
-        prepared = Failure.of(unloaded) if unloaded is not None else self._prepare(post)
+        prepared = Failure.of(unloaded) if unloaded is not None else self._prepare(channels)
         if isinstance(prepared, Failure):
-            _register_failure(prepared, post, context, interface=options.interface, shared=shared)
+            _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
         inventory, coordinator = prepared
         registration = Registration(
             context.host,
@@ -166,14 +166,16 @@ class Bringup:
             shared,
             has_client=context.has_client,
         )
-        post.send(COORDINATOR, Kind.REGISTRATION, registration)
-        return self._until_up(post, coordinator)
+        channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+        return self._until_up(channels, coordinator)
 
-    def _prepare(self, post: Post) -> tuple[Inventory, Coordinator | None] | Failure:
+    def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
         """What this rank sees, and, on rank 0, the coordinator; or why this rank can't take part."""
         try:
-            preparation, inventory = self._inspect(post)
-            return inventory, self._make_coordinator(post, preparation) if preparation is not None else None
+            preparation, inventory = self._inspect(channels)
+            return inventory, self._make_coordinator(
+                channels, preparation
+            ) if preparation is not None else None
         except DaskGpuMpiError as error:
             return Failure.of(error)
         except OSError as error:
@@ -182,49 +184,51 @@ class Bringup:
                 1,
             )
 
-    def _inspect(self, post: Post) -> tuple[Preparation | None, Inventory]:
+    def _inspect(self, channels: Channels) -> tuple[Preparation | None, Inventory]:
         """What this rank sees, and, on rank 0, what it prepares while the agent imports."""
         options, context = self._options, self._context
         if context.comm is None:
             library = load_mpi().Get_library_version()
-            launcher_check.cross_check(context.environ, post.size, post.rank, context.host, library=library)
+            launcher_check.cross_check(
+                context.environ, channels.size, channels.rank, context.host, library=library
+            )
         if self._check is not None:
-            self._check(post.rank)
+            self._check(channels.rank)
         preparation: Preparation | None = None
-        if post.rank == COORDINATOR:
+        if channels.rank == COORDINATOR:
             preparation = prepare_job(options)
             self._timeline.lap("configuration, credentials")
-        if post.rank == expected_client(options):
+        if channels.rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        return preparation, inspect(options, self._agent, context, post.rank, post.size)
+        return preparation, inspect(options, self._agent, context, channels.rank, channels.size)
 
-    def _make_coordinator(self, post: Post, preparation: Preparation) -> Coordinator:
+    def _make_coordinator(self, channels: Channels, preparation: Preparation) -> Coordinator:
         context = self._context
         return Coordinator(
-            post.size,
+            channels.size,
             make_job(self._options, preparation, self._timeline, context.host),
-            send=post.send,
+            send=channels.send,
             deadline=context.deadline,
-            hosts=post.mailbox.hosts,
+            hosts=channels.mailbox.hosts,
         )
 
-    def _until_up(self, post: Post, coordinator: Coordinator | None) -> Joined:
+    def _until_up(self, channels: Channels, coordinator: Coordinator | None) -> Joined:
         options, context = self._options, self._context
-        relay = Relay(options, post, context.host, self._timeline)
-        go = until_go(post, context, coordinator, relay)
-        self._timeline.lap("ready: wait for go")
-        post.push_back(relay.early)
+        relay = Relay(options, channels, context.host, self._timeline)
+        cluster = until_up(channels, context, coordinator, relay)
+        self._timeline.lap("wait for the other ranks")
+        channels.push_back(relay.early)
         assert relay.start is not None  # nobody is ready before it
-        if relay.scheduler.started and post.agent is not None:
-            post.agent.send(Order.DASHBOARD)
+        if relay.scheduler.started and channels.agent is not None:
+            channels.agent.send(Order.DASHBOARD)
         elif not relay.start.workers:
-            post.drop_agent(1.0)  # nothing to do here: give its memory back
+            channels.drop_agent(1.0)  # nothing to do here: give its memory back
         return Joined(
-            post,
+            channels,
             options,
             context.environ,
             context.host,
-            go,
+            cluster,
             relay.start,
             relay.scheduler.started,
             relay.scheduler.file,
@@ -237,7 +241,7 @@ class Bringup:
 
 def _register_failure(
     failure: Failure,
-    post: Post,
+    channels: Channels,
     context: StartContext,
     *,
     interface: str | None,
@@ -245,13 +249,15 @@ def _register_failure(
 ) -> NoReturn:
     """Register as a rank that can't take part, and raise the one report."""
     coordinator: FailureCoordinator | None = None
-    if post.rank == COORDINATOR:
-        coordinator = FailureCoordinator(post.size, deadline=context.deadline, hosts=post.mailbox.hosts)
+    if channels.rank == COORDINATOR:
+        coordinator = FailureCoordinator(
+            channels.size, deadline=context.deadline, hosts=channels.mailbox.hosts
+        )
     registration = Registration(
         context.host, None, list_interfaces(), interface, shared, failure, context.has_client
     )
-    post.send(COORDINATOR, Kind.REGISTRATION, registration)
-    until_go(post, context, coordinator, None)
+    channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+    until_up(channels, context, coordinator, None)
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
 
 

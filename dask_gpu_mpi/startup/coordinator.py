@@ -2,7 +2,8 @@
 
 A state machine without MPI, processes or clocks of its own: it is given messages and the time, and says what to send.
 
-    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
+    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all
+        -> CLUSTER_UP to all
 
 Over several hosts, between the plan and the scheduler, the reachability test:
 
@@ -28,8 +29,8 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
-from .events import Event
-from .messages import Go, Kind, Registration, Start
+from .channels import Event
+from .messages import Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, check_agreement, check_client
 
 __all__ = ["Coordinator", "Job"]
@@ -129,7 +130,7 @@ class Coordinator(FailureCoordinator):
         self._ready: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
-        self._go: Go | None = None
+        self._cluster: Cluster | None = None
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
@@ -245,7 +246,7 @@ class Coordinator(FailureCoordinator):
     def _on_address(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""
         assert self.plan is not None  # the scheduler is started after the plan is made
-        self._go = Go(address, dashboard)
+        self._cluster = Cluster(address, dashboard)
         plan, target = self.plan, self._job.target
         memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
         host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
@@ -271,8 +272,8 @@ class Coordinator(FailureCoordinator):
 
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
-        assert self._go is not None  # as above
-        full = Go(self._go.address, self._go.dashboard, self.plan, self._config)
+        assert self._cluster is not None  # as above
+        full = Cluster(self._cluster.address, self._cluster.dashboard, self.plan, self._config)
         for rank in range(1, self.size):
-            self._send(rank, Kind.GO, full if rank == self.plan.client.rank else self._go)
+            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else self._cluster)
         self.outcome = full

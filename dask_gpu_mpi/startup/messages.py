@@ -12,7 +12,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 
-__all__ = ["COORDINATOR", "Go", "Kind", "Registration", "Start"]
+__all__ = ["COORDINATOR", "Cluster", "Kind", "Registration", "Start"]
 
 #: Rank that hears all others and makes the plan.
 COORDINATOR = 0
@@ -41,8 +41,8 @@ class Kind(StrEnum):
     READY = "ready"
     #: Any rank to the coordinator: a `Failure`.
     FAILED = "failed"
-    #: Coordinator to all: a `Go`.
-    GO = "go"
+    #: Coordinator to all: a `Cluster`; all its workers are there.
+    CLUSTER_UP = "cluster-up"
     #: Coordinator to all: the `Failure` that all raise.
     FAIL = FAIL
 
@@ -92,8 +92,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Go:
-    """The cluster is up."""
+class Cluster:
+    """A cluster that is up, as a rank knows it."""
 
     #: The scheduler's.
     address: str

@@ -9,8 +9,8 @@ from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.table import Options
 
-from .events import Event
-from .messages import Go, Kind, Registration
+from .channels import Event
+from .messages import Cluster, Kind, Registration
 
 __all__ = ["FailureCoordinator", "check_agreement", "check_client", "shared_options"]
 
@@ -49,7 +49,7 @@ class FailureCoordinator:
     def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
         self.size = size
         #: The end of the start, once it is known.
-        self.outcome: Go | DaskGpuMpiError | None = None
+        self.outcome: Cluster | DaskGpuMpiError | None = None
         self._deadline = deadline
         self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}

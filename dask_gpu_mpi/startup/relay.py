@@ -17,7 +17,7 @@ from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.table import Options
 
 from .agent_settings import scheduler_settings, worker_settings
-from .events import Event, Post
+from .channels import Channels, Event
 from .messages import COORDINATOR, Kind, Start
 
 __all__ = ["Relay", "SchedulerStart", "dashboard_link"]
@@ -30,15 +30,15 @@ class SchedulerStart:
     ----------
     options : Options
         What the user asked for.
-    post : Post
+    channels : Channels
         Of this rank.
     host : str
         Where it runs.
     """
 
-    def __init__(self, options: Options, post: Post, host: str) -> None:
+    def __init__(self, options: Options, channels: Channels, host: str) -> None:
         self._options = options
-        self._post = post
+        self._channels = channels
         self._host = host
         #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
         self._config: dict[str, Any] | None = None
@@ -56,9 +56,9 @@ class SchedulerStart:
         try:
             self._listener = Listener(address, self._options.scheduler_port or 0, tokens)
         except OSError:
-            self._post.send(COORDINATOR, Kind.LISTENING, "")
+            self._channels.send(COORDINATOR, Kind.LISTENING, "")
         else:
-            self._post.send(COORDINATOR, Kind.LISTENING, f"{address}:{self._listener.port}")
+            self._channels.send(COORDINATOR, Kind.LISTENING, f"{address}:{self._listener.port}")
 
     def start(self, listen: str, config: dict[str, Any], device: str) -> None:
         """Have the agent start it."""
@@ -66,8 +66,8 @@ class SchedulerStart:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._post.agent is not None:
-            self._post.agent.send(
+        if self._channels.agent is not None:
+            self._channels.agent.send(
                 Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device)
             )
 
@@ -76,10 +76,10 @@ class SchedulerStart:
         try:
             self._write_file(address, http_port, identity)
         except InputError as error:
-            self._post.send(COORDINATOR, Kind.FAILED, Failure.of(error))
+            self._channels.send(COORDINATOR, Kind.FAILED, Failure.of(error))
         else:
             link = dashboard_link(self._options, self._host, http_port)
-            self._post.send(COORDINATOR, Kind.ADDRESS, (address, link))
+            self._channels.send(COORDINATOR, Kind.ADDRESS, (address, link))
 
     def _write_file(self, address: str, http_port: int | None, identity: str) -> None:
         path = self._options.scheduler_file
@@ -87,8 +87,8 @@ class SchedulerStart:
             return
         write_scheduler_file(path, address, http_port, identity, self._config or {})
         self.file = (os.path.abspath(path), identity)
-        if self._post.agent is not None:
-            self._post.agent.send(Order.SCHEDULER_FILE, self.file)
+        if self._channels.agent is not None:
+            self._channels.agent.send(Order.SCHEDULER_FILE, self.file)
 
 
 class Relay:
@@ -98,7 +98,7 @@ class Relay:
     ----------
     options : Options
         What the user asked for.
-    post : Post
+    channels : Channels
         Of this rank.
     host : str
         Where it runs.
@@ -106,11 +106,11 @@ class Relay:
         Of this process.
     """
 
-    def __init__(self, options: Options, post: Post, host: str, timeline: Timeline) -> None:
+    def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options
-        self._post = post
+        self._channels = channels
         self._timeline = timeline
-        self.scheduler = SchedulerStart(options, post, host)
+        self.scheduler = SchedulerStart(options, channels, host)
         #: This rank's part, once it is known.
         self.start: Start | None = None
         #: What the agent reported of workers already, for `Member`, which counts them.
@@ -122,7 +122,7 @@ class Relay:
         """Report what came of connecting to the scheduler's host, once that is known."""
         with contextlib.suppress(queue.Empty):
             failure = self._connected.get_nowait()
-            self._post.send(COORDINATOR, Kind.FAILED if failure else Kind.REACHED, failure)
+            self._channels.send(COORDINATOR, Kind.FAILED if failure else Kind.REACHED, failure)
 
     def on_event(self, event: Event) -> None:
         """Do what the coordinator wants, and report what the agent has done."""
@@ -156,7 +156,7 @@ class Relay:
             self._fail(Failure(f"its agent ended while it started ({payload[0]})", 1))
 
     def _fail(self, failure: Failure) -> None:
-        self._post.send(COORDINATOR, Kind.FAILED, failure)
+        self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
     def _connect(self, target: str, where: str, tokens: Tokens | None) -> None:
         host, _, port = target.rpartition(":")
@@ -170,8 +170,8 @@ class Relay:
 
     def _start_workers(self, start: Start) -> None:
         self.start = start
-        self._timeline.lap("hello: wait for the plan and the scheduler")
-        agent = self._post.agent
+        self._timeline.lap("wait for the plan and the scheduler")
+        agent = self._channels.agent
         if not start.workers:
             self._report_ready()
         elif agent is not None:
@@ -181,7 +181,7 @@ class Relay:
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")
         steps = self._timeline.take() if self._options.timeline else []
-        self._post.send(COORDINATOR, Kind.READY, steps)
+        self._channels.send(COORDINATOR, Kind.READY, steps)
 
 
 def dashboard_link(options: Options, host: str, port: int | None) -> str | None:

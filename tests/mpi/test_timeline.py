@@ -24,9 +24,9 @@ RANK = {
     "join the ranks",
     "inventory",
     "wait for the agent",
-    "hello: wait for the plan and the scheduler",
+    "wait for the plan and the scheduler",
     "start workers",
-    "ready: wait for go",
+    "wait for the other ranks",
     "close workers",
 }
 AGENT = {"python", "import", "configure", "fork", "close workers"}

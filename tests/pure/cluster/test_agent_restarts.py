@@ -27,7 +27,7 @@ def test_an_agent_that_cannot_be_started_again(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    class Post:
+    class Channels:
         rank, agent = 1, None
         sent: list[Any]
 
@@ -41,9 +41,9 @@ def test_an_agent_that_cannot_be_started_again(
             self.sent.append(message)
 
     monkeypatch.setattr(agent_restarts, "start_agent", full)
-    post = Post()
+    channels = Channels()
     joined: Any = SimpleNamespace(
-        post=post,
+        channels=channels,
         options=SimpleNamespace(log_directory=None),
         environ={},
         host="h1",
@@ -55,7 +55,7 @@ def test_an_agent_that_cannot_be_started_again(
         if rank._restarts.due is not None:
             rank._restarts.due = 0.0
         rank.pump(0.0)
-    assert post.sent == [(0, "workers-ended", (1, True))]
+    assert channels.sent == [(0, "workers-ended", (1, True))]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 4
     assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]

@@ -11,7 +11,7 @@ from dask_gpu_mpi.cluster import closing
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import Member
 from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.channels import Event
 
 
 class Agent:
@@ -29,7 +29,7 @@ class Agent:
         self._said.append("killed")
 
 
-class Post:
+class Channels:
     """Two ranks; time passes where this one waits."""
 
     rank, size = 0, 2
@@ -63,10 +63,10 @@ class Post:
             self.now += 500.0
 
 
-def wind_down(post: Post, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: bool) -> Member:
-    monkeypatch.setattr(closing.time, "monotonic", lambda: post.now)
+def wind_down(channels: Channels, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: bool) -> Member:
+    monkeypatch.setattr(closing.time, "monotonic", lambda: channels.now)
     joined: Any = SimpleNamespace(
-        post=post,
+        channels=channels,
         options=Options(),
         environ={},
         host="h1",
@@ -75,7 +75,7 @@ def wind_down(post: Post, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: boo
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        go=SimpleNamespace(plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0))),
+        cluster=SimpleNamespace(plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0))),
     )
     signals: Any = SimpleNamespace()
     rank = Member(joined, signals, leave_open=False, has_client=True)
@@ -88,16 +88,16 @@ def wind_down(post: Post, monkeypatch: pytest.MonkeyPatch, *, has_scheduler: boo
 def test_a_slow_rank_0_tells_first_and_still_hears_the_others(
     has_scheduler: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    post = Post()
-    rank = wind_down(post, monkeypatch, has_scheduler=has_scheduler)
-    assert post.said[:4] == ["close-workers", "killed", "closed", "removed"]
+    channels = Channels()
+    rank = wind_down(channels, monkeypatch, has_scheduler=has_scheduler)
+    assert channels.said[:4] == ["close-workers", "killed", "closed", "removed"]
     assert rank.coordinator is not None
     assert rank.coordinator.silent == []
 
 
 def test_a_silent_rank_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    post = Post()
-    post.other = (10_000.0, post.other[1])
-    rank = wind_down(post, monkeypatch, has_scheduler=False)
+    channels = Channels()
+    channels.other = (10_000.0, channels.other[1])
+    rank = wind_down(channels, monkeypatch, has_scheduler=False)
     assert rank.coordinator is not None
     assert rank.coordinator.silent == [1]

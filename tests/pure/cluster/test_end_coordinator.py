@@ -20,16 +20,16 @@ class Rank0:
         self, *, has_client: bool = True, attaches: bool = False, log_directory: Path | None = None
     ) -> None:
         self.said: list[Any] = []
-        post = SimpleNamespace(
+        channels = SimpleNamespace(
             size=3,
             mailbox=SimpleNamespace(send_all=lambda *message: self.said.append(message)),
             send=lambda *message: self.said.append(message),
         )
         workers = tuple(SimpleNamespace(rank=rank) for rank in (1, 2))
         self.joined: Any = SimpleNamespace(
-            post=post,
+            channels=channels,
             attaches=attaches,
-            go=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
+            cluster=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
             options=SimpleNamespace(log_directory=log_directory, timeline=None),
             steps={},
             timeline=SimpleNamespace(lap=lambda name: None),

@@ -17,10 +17,10 @@ from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
-from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.channels import Event
 
 
-class Post:
+class Channels:
     """Messages of two ranks: what is to be heard, a list for each `pump`, and what was said."""
 
     size = 2
@@ -77,12 +77,12 @@ def member(
     is_client: bool = False,
     has_scheduler: bool = False,
     timeline: Path | None = None,
-) -> tuple[Member, Post]:
-    post = Post(rank, list(heard))
+) -> tuple[Member, Channels]:
+    channels = Channels(rank, list(heard))
     workers = (SimpleNamespace(rank=1),)
     plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=workers)
     joined: Any = SimpleNamespace(
-        post=post,
+        channels=channels,
         options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
         environ={},
         host="h1",
@@ -93,18 +93,18 @@ def member(
         scheduler_file=None,
         has_scheduler=has_scheduler,
         attaches=False,
-        go=SimpleNamespace(plan=plan),
+        cluster=SimpleNamespace(plan=plan),
     )
     signals: Any = Signals()
-    return Member(joined, signals, leave_open=leave_open, has_client=has_client), post
+    return Member(joined, signals, leave_open=leave_open, has_client=has_client), channels
 
 
 def test_a_rank_that_serves_until_the_end() -> None:
-    rank, post = member(mail("end"))
+    rank, channels = member(mail("end"))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED
-    assert ("closed", (1, [])) in post.said
-    assert not post.freed
+    assert ("closed", (1, [])) in channels.said
+    assert not channels.freed
     assert rank.signals.given_back  # type: ignore[attr-defined]
 
 
@@ -113,10 +113,10 @@ def test_where_the_program_goes_on(word: str, freed: bool, monkeypatch: pytest.M
     """The communicator is freed where all ranks come to the same end."""
     monkeypatch.delenv(RANK_PID, raising=False)
     mark_children()
-    rank, post = member(mail(word), leave_open=True)
+    rank, channels = member(mail(word), leave_open=True)
     assert rank.serve() == 0
     assert RANK_PID not in os.environ
-    assert post.freed is freed
+    assert channels.freed is freed
 
 
 def test_a_stop_and_then_the_end() -> None:
@@ -148,32 +148,32 @@ def test_a_signal_while_the_script_is_busy() -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool) -> None:
-    rank, post = member(rank=0, has_client=False, is_client=True)
+    rank, channels = member(rank=0, has_client=False, is_client=True)
     if elsewhere:
-        post.heard.append(mail("signal", 2, 1))
+        channels.heard.append(mail("signal", 2, 1))
     else:
         rank.signals.got = (2, time.monotonic())
-    post.heard.append([])
-    post.heard.append(mail("closed", (1, []), 1))
+    channels.heard.append([])
+    channels.heard.append(mail("closed", (1, []), 1))
     assert rank.serve() == 130
-    assert ("end",) in post.said
+    assert ("end",) in channels.said
 
 
 def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
-    rank, post = member([], [], [], mail("end"))
+    rank, channels = member([], [], [], mail("end"))
     rank.signals.got = (15, time.monotonic() - TERM_GRACE + 0.5)
     assert rank.serve() == 0
-    assert [said for said in post.said if said[0] == "signal"] == [("signal", 15)]
+    assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]
 
 
 def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
-    rank, post = member(mail("signal", 15, 2), rank=0)  # whose script is on rank 1
+    rank, channels = member(mail("signal", 15, 2), rank=0)  # whose script is on rank 1
     rank.pump(0.0)
-    assert post.said == [("signal", 15)]
+    assert channels.said == [("signal", 15)]
     assert rank.signal_elsewhere is None
-    rank, post = member(mail("signal", 15), is_client=True)
+    rank, channels = member(mail("signal", 15), is_client=True)
     rank.pump(0.0)
-    assert post.said == []
+    assert channels.said == []
     assert rank.signal_elsewhere == 15
 
 
@@ -201,11 +201,11 @@ def test_rank_0_that_serves_writes_the_end_into_the_timeline(
 
 
 def test_busy_is_told_once() -> None:
-    rank, post = member()
+    rank, channels = member()
     rank.busy = True
     rank.pump(0.0)
     rank.pump(0.0)
-    assert post.said == [("busy", None)]
+    assert channels.said == [("busy", None)]
 
 
 @pytest.mark.parametrize(
@@ -213,25 +213,25 @@ def test_busy_is_told_once() -> None:
     [(True, "end", State.CLOSED), (False, "stop", State.STOPPED_AND_CLOSED), (False, "end", State.CLOSED)],
 )
 def test_the_client_elsewhere_waits_for_rank_0(final: bool, word: str, state: State) -> None:
-    rank, post = member([], mail(word), is_client=True)
+    rank, channels = member([], mail(word), is_client=True)
     rank.client_done(final=final)
     assert rank.ending.state is state
-    assert post.said[0] == ("over", (final, None))
+    assert channels.said[0] == ("over", (final, None))
 
 
 def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
-    rank, post = member(is_client=True)
-    post.events = lambda timeout: time.sleep(0.05) or []  # type: ignore[method-assign, func-returns-value]
+    rank, channels = member(is_client=True)
+    channels.events = lambda timeout: time.sleep(0.05) or []  # type: ignore[method-assign, func-returns-value]
     rank.client_done(final=True)
     assert rank.ending.state is State.LEFT
 
 
 def test_nobody_listens_any_more() -> None:
-    rank, post = member(mail("stop"), is_client=True, leave_open=True)
+    rank, channels = member(mail("stop"), is_client=True, leave_open=True)
     rank.pump(0.0)
     rank.client_done(final=True)
-    assert "over" not in [said[0] for said in post.said]
-    assert not post.freed
+    assert "over" not in [said[0] for said in channels.said]
+    assert not channels.freed
 
 
 @pytest.mark.parametrize(
@@ -243,18 +243,18 @@ def test_nobody_listens_any_more() -> None:
     ],
 )
 def test_a_lost_agent(has_scheduler: bool, taken: bool, said: str | None) -> None:
-    rank, post = member(of_agent("agent-lost", "killed", taken), has_scheduler=has_scheduler)
+    rank, channels = member(of_agent("agent-lost", "killed", taken), has_scheduler=has_scheduler)
     rank.pump(0.0)
-    assert post.said == ([] if said is None else [("over", (False, said))])
+    assert channels.said == ([] if said is None else [("over", (False, said))])
     assert (rank._restarts.due is not None) is (said is None)
     assert rank.descriptors_lost is taken
 
 
 def test_what_an_agent_says_after_the_end_is_no_news() -> None:
-    rank, post = member(mail("stop"), of_agent("agent-lost", "killed", False))
+    rank, channels = member(mail("stop"), of_agent("agent-lost", "killed", False))
     rank.pump(0.0)
     rank.pump(0.0)
-    assert post.said == []
+    assert channels.said == []
     assert rank._restarts.due is None
 
 

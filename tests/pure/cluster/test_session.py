@@ -23,11 +23,11 @@ class Member:
     busy = False
 
     def __init__(self) -> None:
-        go = SimpleNamespace(
+        cluster = SimpleNamespace(
             plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
         )
         options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0)
-        self.joined = SimpleNamespace(go=go, environ={}, options=options)
+        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
         self.ending = Ending()
         self.done: list[bool] = []
 

@@ -21,8 +21,8 @@ from dask_gpu_mpi.script import exit_codes
 def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
     """A session of a cluster that is not there."""
     monkeypatch.setattr(session_module, "_current", None)
-    go = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
-    joined = SimpleNamespace(go=go, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
+    cluster = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
+    joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
     member: Any = SimpleNamespace(joined=joined, busy=False, ending=Ending())
     return session_module.Session(member, 0.0, process_hooks.on_signal)
 

@@ -12,9 +12,9 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
-from dask_gpu_mpi.startup.events import Event
-from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHARED = (("layout", "shared"),)
@@ -89,8 +89,8 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.coordinator.waiting_for == [1]
     assert driver.coordinator.outcome is None
     driver.tell(1, Kind.READY)
-    assert isinstance(driver.coordinator.outcome, Go)
-    assert driver.kinds()[-1] == (1, Kind.GO)
+    assert isinstance(driver.coordinator.outcome, Cluster)
+    assert driver.kinds()[-1] == (1, Kind.CLUSTER_UP)
     # only the client rank is given the plan and the credentials
     assert driver.sent[-1][2].plan is None
     assert driver.sent[-1][2].config == {}

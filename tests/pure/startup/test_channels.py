@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.startup.events import Event, Post
+from dask_gpu_mpi.startup.channels import Channels, Event
 
 
 class Box:
@@ -42,56 +42,56 @@ class Agent:
         self.closed = timeout
 
 
-def make() -> tuple[Post, Any, Any]:
+def make() -> tuple[Channels, Any, Any]:
     box, agent = Box(), Agent()
-    return Post(box, agent), box, agent  # type: ignore[arg-type]
+    return Channels(box, agent), box, agent  # type: ignore[arg-type]
 
 
 def test_mail_and_the_agent_are_one_stream() -> None:
-    post, box, agent = make()
+    channels, box, agent = make()
     box.mails = [Mail(0, "start", 5)]
     agent.frames = [("ready", 2)]
-    assert post.events(9.0) == [Event(0, "start", 5), Event(None, "ready", [2])]
+    assert channels.events(9.0) == [Event(0, "start", 5), Event(None, "ready", [2])]
     assert agent.waits == [0.0]  # there was mail: no waiting
-    assert post.events(9.0) == []
+    assert channels.events(9.0) == []
     assert agent.waits == [0.0, 9.0]
-    assert (post.rank, post.size) == (1, 3)
+    assert (channels.rank, channels.size) == (1, 3)
 
 
 def test_a_lost_agent_is_told_once() -> None:
-    post, _, agent = make()
+    channels, _, agent = make()
     agent.lost = True
     agent.frames = [("failed", "why", 1)]
-    assert post.events(0.0) == [
+    assert channels.events(0.0) == [
         Event(None, "failed", ["why", 1]),
         Event(None, "agent-lost", ["killed by signal SIGKILL", False]),
     ]
-    assert post.agent is None
+    assert channels.agent is None
     assert agent.closed is not None
-    assert post.events(0.0) == []
+    assert channels.events(0.0) == []
 
 
 def test_pushed_back_events_come_first() -> None:
-    post, box, _ = make()
+    channels, box, _ = make()
     box.mails = [Mail(0, "late", None)]
-    post.push_back([Event(0, "second", None)])
-    post.push_back([Event(0, "first", None)])
-    assert [event.kind for event in post.events(0.0)] == ["first", "second", "late"]
+    channels.push_back([Event(0, "second", None)])
+    channels.push_back([Event(0, "first", None)])
+    assert [event.kind for event in channels.events(0.0)] == ["first", "second", "late"]
 
 
 def test_sending_and_dropping() -> None:
-    post, box, agent = make()
-    post.send(2, "hello", "x")
+    channels, box, agent = make()
+    channels.send(2, "hello", "x")
     assert box.sent == [(2, "hello", "x")]
-    post.drop_agent(1.5)
-    post.drop_agent(1.5)
+    channels.drop_agent(1.5)
+    channels.drop_agent(1.5)
     assert agent.closed == 1.5
-    assert post.events(0.0) == []
-    assert post.left == []
+    assert channels.events(0.0) == []
+    assert channels.left == []
 
 
 def test_scratch_that_an_agent_leaves(tmp_path: Path) -> None:
-    post, _, agent = make()
+    channels, _, agent = make()
     agent.scratch = str(tmp_path)
-    post.drop_agent(1.5)
-    assert post.left == [str(tmp_path)]
+    channels.drop_agent(1.5)
+    assert channels.left == [str(tmp_path)]
