@@ -7,9 +7,10 @@ import time
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.startup.agent_settings import configuration, worker_settings
+from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
+from dask_gpu_mpi.startup.relay import start_workers
 
 from .messages import EndKind
 
@@ -67,7 +68,4 @@ class AgentRestarts:
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        agent, start = self._channels.agent, self._joined.start
-        if agent is not None:
-            settings = worker_settings(self._joined.options, start, agent.scratch or "")
-            agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
+        start_workers(self._channels, self._joined.options, self._joined.start)

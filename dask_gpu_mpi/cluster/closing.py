@@ -13,7 +13,6 @@ from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.startup.agent_settings import grace
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.channels import POLL_BUSY
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .end_coordinator import EndCoordinator
@@ -38,8 +37,8 @@ class Closing:
         Its state.
     coordinator : EndCoordinator or None
         On rank 0.
-    pump : callable
-        ``pump(seconds)`` handles what happens meanwhile.
+    pump_until : callable
+        `Member.pump_until`.
     """
 
     def __init__(
@@ -47,13 +46,13 @@ class Closing:
         joined: Joined,
         ending: Ending,
         coordinator: EndCoordinator | None,
-        pump: Callable[[float], None],
+        pump_until: Callable[[Callable[[], bool], float], None],
     ) -> None:
         self._joined = joined
         self._channels = joined.channels
         self._ending = ending
         self._coordinator = coordinator
-        self._pump = pump
+        self._pump_until = pump_until
         #: What the two waits are for: the agent says so of its workers; rank 0 of all.
         self._workers_closed = False
         self._released = False
@@ -89,11 +88,11 @@ class Closing:
         # The others take as long as this rank, and the messages some time; this rank hears them also where it was slow itself.
         slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
         limit = max(own, time.monotonic()) + slack
-        if self._coordinator is not None:
-            self._coordinator.wait_for_ranks(limit, self._pump)
+        if (coordinator := self._coordinator) is not None:
+            self._pump_until(lambda: not coordinator.silent, limit)
+            coordinator.release_scheduler()
         if joined.has_scheduler:
-            while not self._released and channels.agent is not None and time.monotonic() < limit + 1.0:
-                self._pump(POLL_BUSY)
+            self._pump_until(lambda: self._released or channels.agent is None, limit + 1.0)
             self._end_agent()
             joined.timeline.lap("close the scheduler")
         self._end_agent()
@@ -104,8 +103,7 @@ class Closing:
         channels = self._channels
         if channels.agent is not None:
             channels.agent.send(Order.CLOSE_WORKERS)
-            while not self._workers_closed and channels.agent is not None and time.monotonic() < limit:
-                self._pump(POLL_BUSY)
+            self._pump_until(lambda: self._workers_closed or channels.agent is None, limit)
         if not self._workers_closed:
             if channels.agent is not None:
                 channels.agent.kill()

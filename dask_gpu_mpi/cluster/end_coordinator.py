@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.channels import POLL_BUSY
 
 from .ending import Cause, Ending
 from .messages import EndKind
@@ -45,8 +42,6 @@ class EndCoordinator:
         #: Ranks whose workers have all ended without us, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
-        self.silent: list[int] = []
         directory = joined.options.log_directory
         # absolute: the script may change to another directory
         self._mark = None if directory is None else Path(directory, "ended").absolute()
@@ -109,25 +104,21 @@ class EndCoordinator:
             return
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
-        elif self._joined.attaches:
+        elif not self._joined.options.scheduler:
             # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
             self.end_cluster(final=False)
 
     # -- who has closed -----------------------------------------------------------------------------------------
 
-    def wait_for_ranks(self, limit: float, pump: Callable[[float], None]) -> None:
-        """Hear the ranks until all have closed, or until `limit`; then the scheduler may close."""
-        while len(self._closed) < self._channels.size and time.monotonic() < limit:
-            pump(POLL_BUSY)
-        self._joined.timeline.lap("wait for the ranks")
-        self.silent = [rank for rank in range(self._channels.size) if rank not in self._closed]
-        self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that have not closed yet: MPI can't be left in an orderly way without them."""
+        return [rank for rank in range(self._channels.size) if rank not in self._closed]
 
-    def wait_for_silent(self, limit: float, pump: Callable[[float], None]) -> None:
-        """Hear those once more who had not answered."""
-        while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
-            pump(POLL_BUSY)
-        self.silent = [rank for rank in self.silent if rank not in self._closed]
+    def release_scheduler(self) -> None:
+        """The ranks have closed, or did not answer: the scheduler may close."""
+        self._joined.timeline.lap("wait for the ranks")
+        self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
     # -- the last things ----------------------------------------------------------------------------------------
 
@@ -139,8 +130,8 @@ class EndCoordinator:
         flushed : bool
             Whether all messages got out.
         """
-        if self.silent or not flushed:
-            names = ranks_text(self.silent) if self.silent else "a rank"
+        if (silent := self.silent) or not flushed:
+            names = ranks_text(silent) if silent else "a rank"
             say(f"{names} of {self._channels.size} did not answer at the end: the job is aborted")
             abort(exit_codes.of_abort(self._ending.exit_code()))
         else:

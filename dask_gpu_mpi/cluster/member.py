@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Answer
@@ -64,7 +65,7 @@ class Member:
         self.coordinator: EndCoordinator | None = None
         if self.rank == COORDINATOR:
             self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
-        self._closing = Closing(joined, self.ending, self.coordinator, self.pump)
+        self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed our descriptors, and those of MPI, which can't be left in an orderly way any more.
         self.descriptors_lost = False
@@ -96,6 +97,11 @@ class Member:
                     self._on_agent(event.kind, event.payload)
                 else:
                     self._on_mail(event.kind, event.payload)
+
+    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
+        """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""
+        while not done() and time.monotonic() < limit:
+            self.pump(POLL_BUSY)
 
     def _on_mail(self, kind: str, payload: Any) -> None:
         if kind == EndKind.STOP:
@@ -218,8 +224,7 @@ class Member:
         ):  # else nobody listens any more
             self._tell_over(None, final=final)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
-            while not (ending.state.ended if final else ending.state.over) and time.monotonic() < limit:
-                self.pump(POLL_BUSY)
+            self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
         self.leave()
         if final:
             self._free_communicator()
@@ -232,7 +237,7 @@ class Member:
         if closed_before and ending.state.ended and coordinator is not None:
             # Who has not answered is the client rank, perhaps: where the cluster had ended before its script, it has only now
             # come to its end.
-            coordinator.wait_for_silent(time.monotonic() + options.shutdown_timeout + 1.0, self.pump)
+            self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSHING)
         if options.timeline is not None and not closed_before:
             self.pump(0.0)  # what this rank has told itself, and what others have told last

@@ -32,7 +32,6 @@ from dask_gpu_mpi.script.dask_client import (
 from dask_gpu_mpi.script.dask_settings import DaskSettings
 from dask_gpu_mpi.script.walltime import Walltime
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.channels import POLL_BUSY
 
 from .member import Member
 from .monitor import Monitor
@@ -42,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "announce", "current_session"]
 
-#: Seconds to hear why a client has lost its scheduler.
-HEARING = 1.0
+#: Seconds to find out why a client has lost its scheduler.
+REASON_TIMEOUT = 1.0
 
 _current: Session | None = None
 
@@ -210,13 +209,14 @@ class Session:
         called = self._walltime.run_callback(number, frame)
         raise SystemExit(exit_codes.WALLTIME if called else exit_codes.of_signal(number))
 
-    def _hear_why(self) -> None:
+    def _await_reason(self) -> None:
         """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
-        member, limit = self._member, time.monotonic() + HEARING
+        member = self._member
         member.pump(0.0)
-        member.pump(0.0)  # what the first has heard this rank tells itself
-        while has_lost_client() and not member.ending.state.over and time.monotonic() < limit:
-            member.pump(POLL_BUSY)
+        member.pump(0.0)  # this rank's messages to itself, from the first
+        member.pump_until(
+            lambda: member.ending.state.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
+        )
 
     def _has_finished(self) -> bool:
         return self._use is _Use.FINISHED
@@ -240,7 +240,7 @@ class Session:
     def _end_the_job(self, had_cluster: bool) -> None:
         self._monitor.stop()
         if had_cluster:
-            self._hear_why()
+            self._await_reason()
         self._silenced = silence_dask()
         close_clients(self.address)
         self._member.client_done(final=True)

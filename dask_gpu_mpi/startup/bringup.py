@@ -74,8 +74,6 @@ class Joined:
     has_scheduler: bool
     #: Path and scheduler id, where this rank has written a scheduler file.
     scheduler_file: tuple[str, str] | None
-    #: Whether the cluster was there before this job.
-    attaches: bool
     #: What this rank and its agent have done since the coordinator was last told.
     timeline: Timeline
     #: On the coordinator, by rank: its host, and what it has told of its timeline.
@@ -133,49 +131,43 @@ class Bringup:
         DaskGpuMpiError
             The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
         """
-        with _uncollected(), self._context.ending_in_order(self._agent):
-            return self._run()
-
-    def _run(self) -> Joined:
         options, context = self._options, self._context
-        self._agent.configure(
-            configuration(
-                options,
-                speaks=launchers.speaks(context.environ),
-                mpi_deadline=context.deadline + MPI_GRACE,
+        with _uncollected(), context.ending_in_order(self._agent):
+            self._agent.configure(
+                configuration(
+                    options,
+                    speaks=launchers.speaks(context.environ),
+                    mpi_deadline=context.deadline + MPI_GRACE,
+                )
             )
-        )
-        self._timeline.lap("configure the agent")
-        unloaded: InputError | None = None
-        if options.protocol.moves_device_memory and may_be_client(options, context.environ):
-            try:
-                load_ucx_first()
-            except InputError as error:
-                unloaded = error
-        channels = context.meet(self._agent)
-        shared = shared_options(options)
-        prepared = Failure.of(unloaded) if unloaded is not None else self._prepare(channels)
-        if isinstance(prepared, Failure):
-            _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
-        inventory, coordinator = prepared
-        registration = Registration(
-            context.host,
-            inventory,
-            list_interfaces(),
-            options.interface,
-            shared,
-            has_client=context.has_client,
-        )
-        channels.send(COORDINATOR, Kind.REGISTRATION, registration)
-        return self._until_up(channels, coordinator)
+            self._timeline.lap("configure the agent")
+            unloaded: Failure | None = None
+            if options.protocol.moves_device_memory and may_be_client(options, context.environ):
+                try:
+                    load_ucx_first()
+                except InputError as error:
+                    unloaded = Failure.of(error)
+            channels = context.meet(self._agent)
+            shared = shared_options(options)
+            prepared = unloaded or self._prepare(channels)
+            if isinstance(prepared, Failure):
+                _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
+            inventory, coordinator = prepared
+            registration = Registration(
+                context.host,
+                inventory,
+                list_interfaces(),
+                options.interface,
+                shared,
+                has_client=context.has_client,
+            )
+            channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+            return self._until_up(channels, coordinator)
 
     def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
         """What this rank sees, and, on rank 0, the coordinator; or why this rank can't take part."""
         try:
-            preparation, inventory = self._inspect(channels)
-            return inventory, self._make_coordinator(
-                channels, preparation
-            ) if preparation is not None else None
+            return self._inspect(channels)
         except DaskGpuMpiError as error:
             return Failure.of(error)
         except OSError as error:
@@ -184,33 +176,26 @@ class Bringup:
                 1,
             )
 
-    def _inspect(self, channels: Channels) -> tuple[Preparation | None, Inventory]:
-        """What this rank sees, and, on rank 0, what it prepares while the agent imports."""
+    def _inspect(self, channels: Channels) -> tuple[Inventory, Coordinator | None]:
         options, context = self._options, self._context
+        rank, size = channels.rank, channels.size
         if context.comm is None:
             library = load_mpi().Get_library_version()
-            launcher_check.cross_check(
-                context.environ, channels.size, channels.rank, context.host, library=library
-            )
+            launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
         if self._check is not None:
-            self._check(channels.rank)
+            self._check(rank)
         preparation: Preparation | None = None
-        if channels.rank == COORDINATOR:
-            preparation = prepare_job(options)
+        if rank == COORDINATOR:
+            preparation = prepare_job(options)  # while the agent imports
             self._timeline.lap("configuration, credentials")
-        if channels.rank == expected_client(options):
+        if rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        return preparation, inspect(options, self._agent, context, channels.rank, channels.size)
-
-    def _make_coordinator(self, channels: Channels, preparation: Preparation) -> Coordinator:
-        context = self._context
-        return Coordinator(
-            channels.size,
-            make_job(self._options, preparation, self._timeline, context.host),
-            send=channels.send,
-            deadline=context.deadline,
-            hosts=channels.mailbox.hosts,
-        )
+        inventory = inspect(options, self._agent, context, rank, size)
+        if preparation is None:
+            return inventory, None
+        job = make_job(options, preparation, self._timeline, context.host)
+        hosts = channels.mailbox.hosts
+        return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
 
     def _until_up(self, channels: Channels, coordinator: Coordinator | None) -> Joined:
         options, context = self._options, self._context
@@ -219,8 +204,8 @@ class Bringup:
         self._timeline.lap("wait for the other ranks")
         channels.push_back(relay.early)
         assert relay.start is not None  # nobody is ready before it
-        if relay.scheduler.started and channels.agent is not None:
-            channels.agent.send(Order.DASHBOARD)
+        if relay.scheduler.started:
+            channels.order(Order.DASHBOARD)
         elif not relay.start.workers:
             channels.drop_agent(1.0)  # nothing to do here: give its memory back
         return Joined(
@@ -232,7 +217,6 @@ class Bringup:
             relay.start,
             relay.scheduler.started,
             relay.scheduler.file,
-            attaches=not options.scheduler,
             timeline=self._timeline,
             hosts=coordinator.hosts if coordinator is not None else {},
             steps=coordinator.steps if coordinator is not None else {},

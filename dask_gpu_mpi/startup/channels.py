@@ -7,7 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Answer
+from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 __all__ = ["POLL_BUSY", "POLL_IDLE", "Channels", "Event"]
@@ -50,6 +50,11 @@ class Channels:
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         """Send a message to a rank, also to this one."""
         self.mailbox.send(rank, kind, payload)
+
+    def order(self, order: Order, payload: Any = None) -> None:
+        """Send an order to this rank's agent, if it has one."""
+        if self.agent is not None:
+            self.agent.send(order, payload)
 
     def push_back(self, events: list[Event]) -> None:
         """Put events back for the next reader: `events` returns them first."""

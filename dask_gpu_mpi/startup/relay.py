@@ -20,7 +20,7 @@ from .agent_settings import scheduler_settings, worker_settings
 from .channels import Channels, Event
 from .messages import COORDINATOR, Kind, Start
 
-__all__ = ["Relay", "SchedulerStart", "dashboard_link"]
+__all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
 
 
 class SchedulerStart:
@@ -66,10 +66,7 @@ class SchedulerStart:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._channels.agent is not None:
-            self._channels.agent.send(
-                Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device)
-            )
+        self._channels.order(Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device))
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:
         """It is up: write the scheduler file, and report its address."""
@@ -87,8 +84,14 @@ class SchedulerStart:
             return
         write_scheduler_file(path, address, http_port, identity, self._config or {})
         self.file = (os.path.abspath(path), identity)
-        if self._channels.agent is not None:
-            self._channels.agent.send(Order.SCHEDULER_FILE, self.file)
+        self._channels.order(Order.SCHEDULER_FILE, self.file)
+
+
+def start_workers(channels: Channels, options: Options, start: Start) -> None:
+    """Have the agent of this rank start its workers."""
+    if channels.agent is not None:
+        settings = worker_settings(options, start, channels.agent.scratch or "")
+        channels.order(Order.START_WORKERS, (settings, start.workers, start.config))
 
 
 class Relay:
@@ -171,12 +174,10 @@ class Relay:
     def _start_workers(self, start: Start) -> None:
         self.start = start
         self._timeline.lap("wait for the plan and the scheduler")
-        agent = self._channels.agent
-        if not start.workers:
+        if start.workers:
+            start_workers(self._channels, self._options, start)
+        else:
             self._report_ready()
-        elif agent is not None:
-            settings = worker_settings(self._options, start, agent.scratch or "")
-            agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
 
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")

@@ -28,9 +28,8 @@ class Rank0:
         workers = tuple(SimpleNamespace(rank=rank) for rank in (1, 2))
         self.joined: Any = SimpleNamespace(
             channels=channels,
-            attaches=attaches,
             cluster=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
-            options=SimpleNamespace(log_directory=log_directory, timeline=None),
+            options=SimpleNamespace(log_directory=log_directory, timeline=None, scheduler=not attaches),
             steps={},
             timeline=SimpleNamespace(lap=lambda name: None),
         )
@@ -103,15 +102,15 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     rank.end.end_cluster(final=True)
     for closed in (0, 1):
         rank.end.hear("closed", (closed, []))
-    rank.end.wait_for_ranks(0.0, lambda seconds: None)
     assert rank.end.silent == [2]
+    rank.end.release_scheduler()
     assert rank.said[-1] == (1, "release")
     rank.end.finish(flushed=True)
     assert aborts == [1]
     said = "dask_gpu_mpi: rank 2 of 3 did not answer at the end: the job is aborted\n"
     assert capsys.readouterr().err == said
     rank.end.hear("closed", (2, []))
-    rank.end.wait_for_silent(0.0, lambda seconds: None)
+    assert rank.end.silent == []
     rank.end.finish(flushed=True)
     assert aborts == [1]
     rank.end.finish(flushed=False)

@@ -92,7 +92,6 @@ def member(
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        attaches=False,
         cluster=SimpleNamespace(plan=plan),
     )
     signals: Any = Signals()

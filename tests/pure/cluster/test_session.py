@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,6 +36,9 @@ class Member:
         self.done.append(final)
 
     def pump(self, timeout: float) -> None:
+        pass
+
+    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         pass
 
     def launcher_gone(self) -> bool:
