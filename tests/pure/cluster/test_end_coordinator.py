@@ -127,6 +127,8 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     rank.end.leave_mark()
     assert not mark.exists()
     rank.end.end_cluster(final=True)
+    for closed in range(3):
+        rank.end.hear("closed", (closed, []))
     rank.end.finish(flushed=False)
     assert not mark.exists()
     rank.end.finish(flushed=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.startup.channels import Channels, Event
 
@@ -29,6 +30,10 @@ class Agent:
         self.lost = self.taken = False
         self.closed: float | None = None
         self.scratch: str | None = None
+        self.orders: list[tuple[str, Any]] = []
+
+    def send(self, order: str, payload: Any) -> None:
+        self.orders.append((order, payload))
 
     def events(self, timeout: float) -> list[tuple[Any, ...]]:
         self.waits.append(timeout)
@@ -83,8 +88,11 @@ def test_sending_and_dropping() -> None:
     channels, box, agent = make()
     channels.send(2, "hello", "x")
     assert box.sent == [(2, "hello", "x")]
+    channels.order(Order.JOINED)
     channels.drop_agent(1.5)
     channels.drop_agent(1.5)
+    channels.order(Order.CLOSE)  # there is none
+    assert agent.orders == [(Order.JOINED, None)]
     assert agent.closed == 1.5
     assert channels.events(0.0) == []
     assert channels.left == []

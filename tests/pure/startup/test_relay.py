@@ -34,8 +34,10 @@ class Recorder:
         self.agent: Any = self
         self.sent: list[tuple[Any, ...]] = []
 
-    def send(self, *words: Any) -> None:
-        self.sent.append(words)
+    def send(self, *message: Any) -> None:
+        self.sent.append(message)
+
+    order = send
 
 
 def relay(**options: Any) -> tuple[Relay, Recorder]:
