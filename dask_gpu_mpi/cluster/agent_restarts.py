@@ -1,4 +1,4 @@
-"""An agent that dies is started again, with its workers, but not for ever."""
+"""An agent that dies is restarted, with its workers, but not for ever."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class AgentRestarts:
         self._joined = joined
         self._channels = joined.channels
         self.tried = 0
-        #: When to start it again (``time.monotonic()``), if at all.
+        #: When to restart it (``time.monotonic()``), if at all.
         self.due: float | None = None
 
     def lost(self, text: str) -> None:
-        """The agent has died, and its workers with it: start another, or give this rank up."""
+        """The agent has died, and its workers with it: start another, or remove this rank."""
         if not self._joined.start.workers:
             return
         if self.tried == len(DELAYS):
@@ -46,11 +46,11 @@ class AgentRestarts:
             return
         delay = DELAYS[self.tried]
         self.tried += 1
-        say(f"{text}; it is started again in {delay:g} s")
+        say(f"{text}; restarting it in {delay:g} s")
         self.due = time.monotonic() + delay
 
     def start_if_due(self) -> None:
-        """Start another agent, if it is time; once it has said ``prepared``, it gets its workers (`start_workers`)."""
+        """Start another agent, if it is time; once it is `Answer.PREPARED`, it gets its workers (`start_workers`)."""
         if self.due is None or time.monotonic() <= self.due:
             return
         self.due = None

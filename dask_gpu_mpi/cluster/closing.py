@@ -21,7 +21,7 @@ from .messages import EndKind
 
 __all__ = ["Closing"]
 
-#: How long, beyond its own closing, rank 0 waits for the others to say that they have closed: this part of `shutdown_timeout`,
+#: How long, beyond its own closing, rank 0 waits until the others have closed: this part of `shutdown_timeout`,
 #: and so many seconds at least.
 CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 
@@ -53,8 +53,9 @@ class Closing:
         self._ending = ending
         self._coordinator = coordinator
         self._pump_until = pump_until
-        #: What the two waits are for: the agent says so of its workers; rank 0 of all.
+        #: The agent has reported that its workers have closed.
         self._workers_closed = False
+        #: Rank 0 has reported that all workers have closed.
         self._released = False
 
     def workers_closed(self, steps: Any) -> None:
@@ -69,7 +70,7 @@ class Closing:
         self._released = True
 
     def run(self) -> None:
-        """Close workers everywhere, then the scheduler: a worker that loses its scheduler first has much to say about it."""
+        """Close workers everywhere, then the scheduler: a worker that loses its scheduler first logs many errors."""
         if self._ending.state.closed:
             return
         self._ending.on(Cause.CLOSE)
@@ -85,7 +86,7 @@ class Closing:
         if not joined.has_scheduler or not self._workers_closed:
             self._end_agent()
             joined.timeline.lap("close the agent")
-        # The others take as long as this rank, and the messages some time; this rank hears them also where it was slow itself.
+        # The others take as long as this rank, and the messages some time; they are handled also where this rank was slow itself.
         slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
         limit = max(own, time.monotonic()) + slack
         if (coordinator := self._coordinator) is not None:
@@ -95,8 +96,7 @@ class Closing:
             self._pump_until(lambda: self._released or channels.agent is None, limit + 1.0)
             self._end_agent()
             joined.timeline.lap("close the scheduler")
-        self._end_agent()
-        self._report()  # also when its agent could not say so any more
+        self._report()  # also where its agent could not any more
 
     def _close_workers(self, limit: float) -> None:
         """Have the agent close its workers until `limit`, or kill it."""
@@ -124,6 +124,6 @@ class Closing:
                 )
 
     def _report(self) -> None:
-        """Tell rank 0 that this rank's workers have closed, and what it has done since it was ready."""
+        """Report to rank 0 that this rank's workers have closed, and what it has done since it was ready."""
         steps = self._joined.timeline.take() if self._joined.options.timeline is not None else []
         self._channels.send(COORDINATOR, EndKind.CLOSED, (self._channels.rank, steps))

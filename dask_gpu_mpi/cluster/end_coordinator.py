@@ -1,4 +1,4 @@
-"""What rank 0 does for the end of all ranks: it decides when the cluster is over, tells all, and hears who has closed."""
+"""What rank 0 does for the end of all ranks: it decides when the cluster is over, and gathers which ranks have closed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class EndCoordinator:
         self._channels = joined.channels
         self._ending = ending
         self._has_client = has_client
-        #: Ranks whose workers have all ended without us, and whether one of them had failed.
+        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
         directory = joined.options.log_directory
@@ -76,8 +76,8 @@ class EndCoordinator:
             self._channels.mailbox.send_all(EndKind.STOP, lost)
             ending.on(Cause.STOP)
 
-    def hear(self, kind: str, payload: Any) -> None:
-        """Handle what a rank tells rank 0 alone; any other message is none of its business."""
+    def on_message(self, kind: str, payload: Any) -> None:
+        """Handle a message to rank 0 alone; others are ignored."""
         if kind == EndKind.CLOSED:
             rank, steps = payload
             self._closed.add(rank)
@@ -98,7 +98,7 @@ class EndCoordinator:
             self.end_cluster(final=True, signal=number)
 
     def _on_workers_ended(self, rank: int, failed: bool) -> None:
-        """All workers of a rank have ended, and not because we ended them."""
+        """All workers of a rank have ended, by themselves."""
         self._without_workers[rank] = failed
         if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
@@ -132,13 +132,13 @@ class EndCoordinator:
         """
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
-            say(f"{names} of {self._channels.size} did not answer at the end: the job is aborted")
+            say(f"no response from {names} of {self._channels.size} at the end: aborting the job")
             abort(exit_codes.of_abort(self._ending.exit_code()))
         else:
             self.leave_mark()
 
     def leave_mark(self) -> None:
-        """Say in the log directory that the job has come to its end.
+        """Mark in the log directory that the job has come to its end.
 
         Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
         """

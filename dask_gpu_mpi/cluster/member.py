@@ -31,16 +31,16 @@ from .messages import EndKind
 
 __all__ = ["Member"]
 
-#: Seconds for all ranks to come to an orderly end, where the program goes on.
+#: Seconds for all ranks to come to an orderly end, where the program continues.
 FREE_TIMEOUT = 3.0
-#: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
+#: Seconds that a rank continues after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 #: Seconds for the last messages to get out.
 FLUSHING = 2.0
 
 
 class Member:
-    """A rank that has joined.
+    """A rank of a cluster that is up.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class Member:
     signals : Signals
         Taken before it joined.
     leave_open : bool
-        ``exit=False``: the rank goes on with work of its own when the cluster stops.
+        ``exit=False``: the rank continues with work of its own when the cluster stops.
     has_client : bool
         Whether some rank runs a script.
     """
@@ -69,9 +69,9 @@ class Member:
         self._restarts = AgentRestarts(joined)
         #: The script has closed our descriptors, and those of MPI, which can't be left in an orderly way any more.
         self.descriptors_lost = False
-        #: Set by the script's SIGTERM handler; told to the others by the next `pump`, since a handler must not touch messages.
+        #: Set by the script's SIGTERM handler; sent to the others by the next `pump`, since a handler must not touch messages.
         self.busy = False
-        #: The script's `finally` runs: no rank leaves of itself because of a signal.
+        #: The script's `finally` runs: no rank leaves by itself because of a signal.
         self._script_is_busy = False
         #: On the client rank: the signal that another rank was sent, until the script has it too (`Monitor`).
         self.signal_elsewhere: int | None = None
@@ -107,7 +107,7 @@ class Member:
         if kind == EndKind.STOP:
             self.ending.on(Cause.STOP)
             if self.joined.start.is_client:
-                self.ending.lost = payload  # for the script; rank 0 has said it
+                self.ending.lost = payload  # for the script; rank 0 has printed it
         elif kind == EndKind.END:
             self.ending.on(Cause.END)
         elif kind == EndKind.RELEASE:
@@ -119,14 +119,14 @@ class Member:
         elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
             self.signal_elsewhere = payload
         elif self.coordinator is not None:
-            self.coordinator.hear(kind, payload)
+            self.coordinator.on_message(kind, payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         here = f"rank {self.rank} on {self.joined.host}"
         if kind == Answer.WORKERS_CLOSED:
             self._closing.workers_closed(payload[0])
         elif self.ending.state.over:
-            return  # what else ends now was told to
+            return  # all else that ends now was ordered to
         elif kind == Answer.WORKERS_ENDED:
             self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:
@@ -135,16 +135,16 @@ class Member:
             )
         elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
-            self._tell_over(
+            self._report_over(
                 None if payload[0] == 0 else f"the scheduler's process ended (exit code {payload[0]})"
             )
         elif kind == Answer.LOST:
             text = f"the agent of {here} ended ({payload[0]})"
             self.descriptors_lost = payload[1]
             if self.joined.has_scheduler:
-                self._tell_over(f"{text}, and the scheduler with it")
+                self._report_over(f"{text}, and the scheduler with it")
             elif self.descriptors_lost:
-                self._tell_over(text)
+                self._report_over(text)
             else:
                 self._restarts.lost(text)
         elif kind == Answer.PREPARED:
@@ -153,7 +153,7 @@ class Member:
             self.channels.drop_agent(0.5)
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
-    def _tell_over(self, lost: str | None, *, final: bool = False) -> None:
+    def _report_over(self, lost: str | None, *, final: bool = False) -> None:
         self.channels.send(COORDINATOR, EndKind.OVER, (final, lost))
 
     def launcher_gone(self) -> bool:
@@ -180,7 +180,7 @@ class Member:
             while not ending.state.ended:
                 self.pump(POLL_IDLE)
                 if ending.state.stopped:
-                    self.leave()  # the script goes on, maybe for long
+                    self.leave()  # the script continues, maybe for long
                     if self.leave_open:
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
@@ -203,7 +203,7 @@ class Member:
         if not self._signal_reported:
             self._signal_reported = True
             self.channels.send(COORDINATOR, EndKind.SIGNAL, number)
-        # A client rank whose `finally` runs says so, and later that it is done.
+        # A client rank whose `finally` runs reports that, and later its end.
         return not self._script_is_busy and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -214,15 +214,15 @@ class Member:
         Parameters
         ----------
         final : bool
-            False when the script goes on without the cluster.
+            False when the script continues without the cluster.
         """
         ending = self.ending
         if self.coordinator is not None:
             self.coordinator.end_cluster(final=final)
         elif not ending.state.ended and not (
             ending.state.stopped and self.leave_open
-        ):  # else nobody listens any more
-            self._tell_over(None, final=final)
+        ):  # else no rank waits for it any more
+            self._report_over(None, final=final)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
         self.leave()
@@ -240,13 +240,13 @@ class Member:
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSHING)
         if options.timeline is not None and not closed_before:
-            self.pump(0.0)  # what this rank has told itself, and what others have told last
+            self.pump(0.0)  # this rank's own messages, and the last ones of others
             self.write_timeline()
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
     def _free_communicator(self) -> None:
-        """The program goes on without the cluster on all ranks: give back what MPI holds for it."""
+        """The program continues without the cluster on all ranks: free what MPI holds for it."""
         if self.leave_open and self.ending.state in (State.ENDING, State.CLOSED):
             self.channels.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""The thread that looks after the cluster while the script runs in the main thread."""
+"""The thread that watches the cluster while the script runs in the main thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .member import Member
 
 __all__ = ["Monitor"]
 
-#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+#: Seconds that a script may continue (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
 #: Seconds to let out what a script has printed that is ended by force.
 FLUSHING = 1.0
@@ -57,7 +57,7 @@ class Monitor:
         try:
             self._watch()
         except Exception as error:
-            # Whatever it is: without this thread nobody hears of the cluster's end any more.
+            # Whatever it is: without this thread nobody notices the cluster's end any more.
             if not self._leaving.is_set():
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
                 self._member.ending.lost = self._member.ending.lost or "its monitor failed"
@@ -67,9 +67,9 @@ class Monitor:
         member = self._member
         while not self._leaving.is_set():
             member.pump(POLL_IDLE)
-            self._walltime.look()
+            self._walltime.check()
             if member.ending.state.over:
-                member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
+                member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
             if member.signal_elsewhere is not None:
                 self._pass_on_signal(member.signal_elsewhere)
             if member.ending.lost is not None or member.launcher_gone():
@@ -80,7 +80,7 @@ class Monitor:
         """Raise in the script the signal that another rank was sent.
 
         Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
-        knows. A handler of ours ignores the second.
+        knows. Our own handler ignores the second.
         """
         self._member.signal_elsewhere = None
         if is_ours(number):

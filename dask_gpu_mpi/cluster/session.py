@@ -23,8 +23,8 @@ from dask_gpu_mpi.plan.planner import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
 from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.script.dask_client import (
+    abandon_clients,
     close_clients,
-    give_up_clients,
     has_lost_client,
     shut_down_once,
     silence_dask,
@@ -125,7 +125,7 @@ class Session:
         return Client(self.address, **kwargs)
 
     def close(self) -> None:
-        """End the cluster; the script goes on. May be called again."""
+        """End the cluster; the script continues. May be called again."""
         if not self.closed:
             self._use = _Use.CLOSED
             self._monitor.stop()
@@ -138,7 +138,7 @@ class Session:
                 self._over()
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None where it does not tell."""
+        """Seconds until the batch system ends the job; None where it does not report that."""
         return self._walltime.time_left()
 
     def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
@@ -190,12 +190,12 @@ class Session:
         self._monitor.start()
 
     def _give_back(self) -> None:
-        """The script goes on without the cluster: its process is what it was before."""
+        """The script continues without the cluster: its process is what it was before."""
         if self._settings is not None:
             self._settings.take_back()
         for logger in self._silenced:
             logger.disabled = False
-        # An error of ours that is under way, through a `finally` perhaps, still needs it.
+        # A DaskGpuMpiError that is being raised, through a `finally` perhaps, still needs it.
         if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
         if self._member.leave_open:
@@ -230,8 +230,8 @@ class Session:
             with undisturbed():
                 self._end_the_job(had_cluster)
         except BaseException:
-            # The other ranks have not been told, and would wait for this one for ever.
-            say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
+            # The other ranks do not know, and would wait for this one for ever.
+            say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
                 abort(exit_codes.FAILED)
             flush()
@@ -251,7 +251,7 @@ class Session:
 
     def _over(self) -> None:
         """Nothing of the cluster is left, for this process to end either."""
-        give_up_clients(self.address)
+        abandon_clients(self.address)
         atexit.unregister(self._finish)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
 
@@ -262,14 +262,14 @@ def _disown() -> None:
     if session is not None:
         session._use = _Use.FINISHED
         # What Dask does with them at the end of a process waits for their event loop, which is not here.
-        give_up_clients(session.address)
+        abandon_clients(session.address)
 
 
 os.register_at_fork(after_in_child=_disown)
 
 
 def announce(joined: Joined, seconds: float) -> None:
-    """Say what came up, and where the dashboard is."""
+    """Print what came up, and where the dashboard is."""
     plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
     gpus = sum(worker.kind == "gpu" for worker in plan.workers)

@@ -28,7 +28,7 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
     path : str
         The script.
     commands : collection of str
-        What the first word can be instead.
+        What the first argument can be instead.
 
     Raises
     ------
@@ -46,7 +46,7 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
         meant = difflib.get_close_matches(path, commands, n=1)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
-            f"the script {path!r} {what} ({_where()}): give the path of a Python file, after the options"
+            f"script {path!r} {what} ({_where()}; expected a Python file). Fix: give its path after the options"
             + hint
         )
 

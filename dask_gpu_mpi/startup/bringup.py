@@ -1,6 +1,6 @@
-"""How one rank joins the cluster: its agent, MPI, what it sees, its part of the plan. The other side is `coordinator`.
+"""The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
-Two ways lead on from the meeting of the ranks. A rank that can take part (`Bringup`) relays between the coordinator and its agent
+A rank that can take part (`Bringup`) relays between the coordinator and its agent
 until the cluster is up. One that can't, because its options, its node or its agent are not as they must be, registers with that
 failure, and waits for the one report (`report_only`).
 """
@@ -74,15 +74,15 @@ class Joined:
     has_scheduler: bool
     #: Path and scheduler id, where this rank has written a scheduler file.
     scheduler_file: tuple[str, str] | None
-    #: What this rank and its agent have done since the coordinator was last told.
+    #: What this rank and its agent have done since the last report to the coordinator.
     timeline: Timeline
-    #: On the coordinator, by rank: its host, and what it has told of its timeline.
+    #: On the coordinator, by rank: its host, and the steps of its timeline.
     hosts: dict[int, str] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
 def report_only(error: InputError, context: StartContext) -> NoReturn:
-    """The way of a rank whose options can't be used: report that by way of the coordinator, once for all ranks.
+    """The start of a rank whose options can't be used: report that through the coordinator, once for all ranks.
 
     Raises
     ------
@@ -95,7 +95,7 @@ def report_only(error: InputError, context: StartContext) -> NoReturn:
 
 
 class Bringup:
-    """The way of a rank into the cluster.
+    """The start of a rank that can take part.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class Bringup:
             return self._until_up(channels, coordinator)
 
     def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
-        """What this rank sees, and, on rank 0, the coordinator; or why this rank can't take part."""
+        """The inventory of this rank, and, on rank 0, the coordinator; or why this rank can't take part."""
         try:
             return self._inspect(channels)
         except DaskGpuMpiError as error:
@@ -247,7 +247,7 @@ def _register_failure(
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Garbage collection off: to look through the messages of thousands of ranks again and again would take longest of all."""
+    """Garbage collection off: to scan the messages of thousands of ranks again and again would take longest of all."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -258,7 +258,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _import_for_client(protocol: Protocol) -> None:
-    """What the script's client needs, in a thread of its own; what can't be had is told where it is used.
+    """What the script's client needs, in a thread of its own; what can't be imported is reported where it is used.
 
     Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
     """
@@ -270,6 +270,6 @@ def _import_for_client(protocol: Protocol) -> None:
 
 
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
-    """Whether the script may run here, as far as the launcher tells: MPI, which knows, can't be asked before UCX is loaded."""
+    """Whether the script may run here, as far as the launcher shows: MPI, which knows, can't be asked before UCX is loaded."""
     launched = launchers.detect(environ)
     return launched is None or launched.rank == expected_client(options)

@@ -1,6 +1,6 @@
-"""What rank 0 does while the cluster starts: hear every rank, plan, start the scheduler, send each rank its part.
+"""What rank 0 does while the cluster starts: gather the registrations, plan, start the scheduler, send each rank its part.
 
-A state machine without MPI, processes or clocks of its own: it is given messages and the time, and says what to send.
+A state machine without MPI, processes or clocks of its own: it is given messages and the time, and sends messages.
 
     REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all
         -> CLUSTER_UP to all
@@ -35,8 +35,8 @@ from .registrations import FailureCoordinator, check_agreement, check_client
 
 __all__ = ["Coordinator", "Job"]
 
-#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some are told
-#: at once that there is no way, others wait in vain.
+#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
+#: at once that there is no route, others wait in vain.
 GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
 
 
@@ -54,7 +54,7 @@ class Job:
     target: Target | None = None
     #: Keys of `plan.scaling` that the user has configured.
     configured: Collection[str] = ()
-    #: The deadline is nobody's wish, and may grow with the number of workers.
+    #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
 
 
@@ -121,7 +121,7 @@ class Coordinator(FailureCoordinator):
     ) -> None:
         super().__init__(size, deadline=deadline, hosts=hosts)
         self.plan: Plan | None = None
-        #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
+        #: By rank: the steps of its timeline until it was ready (none, unless the user wants them).
         self.steps: dict[int, list[Step]] = {}
         self._job = job
         self._send = send
@@ -171,11 +171,11 @@ class Coordinator(FailureCoordinator):
         """The ranks that have not registered; once all have, those that are not ready yet."""
         return super().waiting_for or [rank for rank in range(self.size) if rank not in self._ready]
 
-    def _others_heard(self) -> int:
+    def _others_reported(self) -> int:
         return len(self._test.reached) if self._test.under_way else 0
 
-    def _patience(self) -> float:
-        return GATHER_UNREACHED if self._test.under_way else super()._patience()
+    def _report_timeout(self) -> float:
+        return GATHER_UNREACHED if self._test.under_way else super()._report_timeout()
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
@@ -231,11 +231,11 @@ class Coordinator(FailureCoordinator):
         if target:
             self._test.connect(target, f"rank {role.rank} on {role.host}")
         else:
-            self._start_scheduler()  # which says better why nobody can listen there
+            self._start_scheduler()  # whose error says better why nobody can listen there
 
     def _start_scheduler(self) -> None:
-        assert self.plan is not None  # it says where
-        if self._job.target is not None:  # it is there
+        assert self.plan is not None  # the scheduler is started after it
+        if self._job.target is not None:  # it runs already
             self._on_address(self._job.target.address, None)
             return
         role = self.plan.scheduler

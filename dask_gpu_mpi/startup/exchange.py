@@ -1,4 +1,4 @@
-"""The messages of the start, on one rank: heard and passed on until the cluster is up, or until the one report."""
+"""The messages of the start, on one rank: handled and passed on until the cluster is up, or until the one report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .start_context import StartContext
 
 __all__ = ["until_up"]
 
-#: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
+#: Seconds beyond the start-up deadline after which a rank takes the coordinator for dead.
 COORDINATOR_GRACE = 30.0
 
 
@@ -70,12 +70,12 @@ def until_up(
                 return outcome
         elif time.monotonic() > deadline + COORDINATOR_GRACE:
             raise StartupError(
-                f"rank {channels.rank} on {context.host} heard nothing from rank 0 until the start-up deadline"
+                f"rank {channels.rank} on {context.host}: no response from rank 0 before the start-up timeout (startup_timeout)"
             )
 
 
 def _is(event: Event, kind: Kind) -> bool:
-    """Whether this is a message of that kind: an agent has words of its own, some the same."""
+    """Whether this is a message of that kind: an agent has answers of the same names."""
     return event.source is not None and event.kind == kind
 
 
@@ -97,6 +97,8 @@ def _tick(
     alone = context.comm is None and channels.size == 1
     if alone and launcher_check.wait_for_rank_0_to_report(context.environ):
         outcome.reported = True
-    if not outcome.fatal:  # else `ending_in_order` prints it and aborts: who does not answer can't be told
+    if (
+        not outcome.fatal
+    ):  # else `ending_in_order` prints it and aborts: a rank that does not respond can't be sent it
         report_to_all(channels.mailbox, outcome)
     raise outcome

@@ -14,12 +14,12 @@ from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 
 __all__ = ["COORDINATOR", "Cluster", "Kind", "Registration", "Start"]
 
-#: Rank that hears all others and makes the plan.
+#: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
 
 
 class Kind(StrEnum):
-    """Kinds of messages between ranks; each says who sends it to whom."""
+    """Kinds of messages between ranks; each names its sender, its receivers and its payload."""
 
     #: Every rank to the coordinator: a `Registration`.
     REGISTRATION = "registration"
@@ -49,7 +49,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Registration:
-    """What a rank sends first: what it sees, or why it can't take part."""
+    """What a rank sends first: its inventory, or why it can't take part."""
 
     #: Where it runs.
     host: str

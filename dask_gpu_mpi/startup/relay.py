@@ -52,7 +52,7 @@ class SchedulerStart:
         return self._config is not None
 
     def listen(self, address: str, tokens: Tokens) -> None:
-        """Listen where the scheduler will, so that all ranks can prove that they reach it, before anything starts there."""
+        """Listen at the address of the scheduler to come, for the reachability test."""
         try:
             self._listener = Listener(address, self._options.scheduler_port or 0, tokens)
         except OSError:
@@ -135,7 +135,7 @@ class Relay:
         elif kind == Kind.LISTEN:
             self.scheduler.listen(*payload)
         elif kind == Kind.CONNECT:
-            # In a thread: it may take seconds, and rank 0 has others to hear.
+            # In a thread: it may take seconds, and rank 0 has messages of others to handle.
             threading.Thread(target=self._connect, args=payload, daemon=True).start()
         elif kind == Kind.SCHEDULER:
             self.scheduler.start(*payload)
@@ -166,8 +166,8 @@ class Relay:
         host = host.strip("[]")
         error = connect_to(host, int(port), tokens).error if tokens else connect_only(host, int(port))
         text = (
-            f"can't reach the scheduler's host at {target} ({where}): {error}; choose a network that leads there with interface "
-            "(--interface), or let the port through the firewall"
+            f"could not reach the scheduler's host at {target} ({where}): {error}. Fix: choose a network that leads there with "
+            "interface (--interface), or open the port in the firewall"
         )
         self._connected.put(Failure(text, 2) if error else None)
 

@@ -1,4 +1,4 @@
-"""An agent that dies: how often, and when, it is started again."""
+"""An agent that dies: how often, and when, it is restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_an_agent_is_started_three_times_again() -> None:
 def test_an_agent_that_cannot_be_started_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another try each time, then the rank is given up; nothing is raised."""
+    """Another try each time, then the rank is removed; nothing is raised."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
@@ -59,5 +59,5 @@ def test_an_agent_that_cannot_be_started_again(
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 4
     assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]
-    assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
+    assert said[1].endswith("could not be started (Too many open files); restarting it in 2 s")
     assert said[3].endswith("(Too many open files); rank 1 removed, continuing with the other ranks")

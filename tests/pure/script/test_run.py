@@ -231,6 +231,7 @@ def test_a_script_in_a_deleted_working_directory(tmp_path: Path, monkeypatch: py
         assert sys.path == after
         assert sys.argv == ["s.py"]
     with pytest.raises(
-        InputError, match=r"the script 's.py' does not exist \(the working directory was deleted\)"
+        InputError,
+        match=r"script 's.py' does not exist \(the working directory was deleted; expected a Python file\)",
     ):
         check_script("s.py")

@@ -161,7 +161,9 @@ def test_a_rank_that_does_not_reach_it_reports_that() -> None:
     rank.on_event(Event(0, Kind.CONNECT, (f"127.0.0.1:{port}", "rank 0 on h", Tokens())))
     to, kind, failure = until_reported(rank, channels)
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
-    assert failure.text.startswith(f"can't reach the scheduler's host at 127.0.0.1:{port} (rank 0 on h): ")
+    assert failure.text.startswith(
+        f"could not reach the scheduler's host at 127.0.0.1:{port} (rank 0 on h): "
+    )
 
 
 def test_a_port_that_is_taken_is_the_schedulers_to_report() -> None:
