@@ -1,7 +1,8 @@
 """The end of a rank, as one state: which states there are, and what leads from one to the next.
 
 Two things make it up. What has become of the cluster: it runs, it is over while the script continues (``close()``,
-``shutdown()``, a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent, scheduler.
+``shutdown()``, a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent,
+scheduler.
 
 >>> ending = Ending()
 >>> ending.on(Cause.STOP)

@@ -43,7 +43,7 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
             if os.path.exists(path)
             else "does not exist"
         )
-        meant = difflib.get_close_matches(path, commands, n=1)
+        meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
             f"script {path!r} {what} ({_where()}; expected a Python file). Fix: give its path after the options"

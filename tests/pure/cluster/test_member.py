@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.timeline import Step, Timeline
+from dask_gpu_mpi.cluster import end_coordinator
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
@@ -32,13 +33,19 @@ class Channels:
         self.said: list[Any] = []
         self.left: list[str] = []
         self.agent = None
-        self.freed = False
+        self.flushed: list[float] = []
+        #: Seconds for which `free` waits for the other ranks, and for rank 0.
+        self.freed: tuple[float, ...] = ()
         self.mailbox = SimpleNamespace(
-            flush=lambda timeout: True, free=self._free, send_all=lambda *mail: self.said.append(mail)
+            flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail)
         )
 
-    def _free(self, *_: float) -> None:
-        self.freed = True
+    def _flush(self, timeout: float) -> bool:
+        self.flushed.append(timeout)
+        return True
+
+    def _free(self, *seconds: float) -> None:
+        self.freed = seconds
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self.said.append((kind, payload))
@@ -77,6 +84,7 @@ def member(
     is_client: bool = False,
     has_scheduler: bool = False,
     timeline: Path | None = None,
+    environ: dict[str, str] | None = None,
 ) -> tuple[Member, Channels]:
     channels = Channels(rank, list(heard))
     workers = (SimpleNamespace(rank=1),)
@@ -84,7 +92,7 @@ def member(
     joined: Any = SimpleNamespace(
         channels=channels,
         options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
-        environ={},
+        environ=environ or {},
         host="h1",
         start=SimpleNamespace(workers=("1",), is_client=is_client),
         timeline=Timeline("rank"),
@@ -115,7 +123,8 @@ def test_where_the_program_goes_on(word: str, freed: bool, monkeypatch: pytest.M
     rank, channels = member(mail(word), leave_open=True)
     assert rank.serve() == 0
     assert RANK_PID not in os.environ
-    assert channels.freed is freed
+    assert channels.freed == ((3.0, 4.0) if freed else ())
+    assert channels.flushed == [1.0, 2.0]
 
 
 def test_a_stop_and_then_the_end() -> None:
@@ -257,7 +266,83 @@ def test_what_an_agent_says_after_the_end_is_no_news() -> None:
     assert rank._restarts.due is None
 
 
-def test_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank, _ = member()
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_launcher(launched: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    rank, _ = member(environ=environ if launched else {})
+    assert not rank.launcher_gone()
     monkeypatch.setattr(os, "getppid", lambda: 1)
-    assert not rank.launcher_gone()  # nobody has launched it
+    assert rank.launcher_gone() is launched
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
+    answers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script continues after a stop, and closes its part only at its end."""
+    aborts: list[int] = []
+    monkeypatch.setattr(end_coordinator, "abort", aborts.append)
+    rank, channels = member(rank=0)
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def events(timeout: float) -> list[Event]:
+        now[0] += timeout
+        found, channels._to_self = channels._to_self, []
+        return found + (channels.heard.pop(0) if channels.heard else [])
+
+    monkeypatch.setattr(channels, "events", events)
+    channels.heard.append(mail("over", (False, None), 1))
+    rank.pump(0.0)
+    rank.pump(0.0)
+    rank.leave()
+    assert rank.ending.state is State.STOPPED_AND_CLOSED
+    assert aborts == []
+    channels.heard.append(mail("over", (True, None), 1))
+    rank.pump(0.0)
+    if answers:
+        channels.heard += [[], mail("closed", (1, []), 1)]
+    since = now[0]
+    rank.leave()
+    assert aborts == ([] if answers else [1])
+    # the shutdown timeout, and a second
+    assert now[0] - since == pytest.approx(0.02 if answers else 2.0, abs=0.015)
+
+
+@pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
+def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
+    rank, _ = member()
+    assert rank._leaves_on(15, time.monotonic() - passed) is leaves
+
+
+@pytest.mark.parametrize(
+    ("failed", "tried", "said"),
+    [
+        (False, 1, []),
+        (True, 0, []),
+        (True, 1, ["the new agent of rank 1 on h1 failed (why); restarting it in 2 s"]),
+    ],
+)
+def test_an_agent_that_fails(
+    failed: bool, tried: int, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    rank, _ = member(of_agent("failed", "why", 1) if failed else [])
+    rank._restarts.tried = tried
+    rank.pump(0.0)
+    assert capsys.readouterr().err.splitlines() == [f"dask_gpu_mpi: {line}" for line in said]
+
+
+def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    rank, channels = member(of_agent("worker-failed", "1-0", "five deaths"), of_agent("workers-ended", True))
+    rank.pump(0.0)
+    rank.pump(0.0)
+    said = "dask_gpu_mpi: worker 1-0 on h1 removed: five deaths; continuing with the other workers\n"
+    assert capsys.readouterr().err == said
+    assert channels.said == [("workers-ended", (1, True))]
+
+
+@pytest.mark.parametrize(("code", "lost"), [(0, None), (9, "the scheduler's process ended (exit code 9)")])
+def test_the_schedulers_end(code: int, lost: str | None) -> None:
+    rank, channels = member(of_agent("scheduler-ended", code))
+    rank.pump(0.0)
+    assert channels.said == [("over", (False, lost))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,8 +11,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.cluster import session as session_module
-from dask_gpu_mpi.cluster.ending import Ending
-from dask_gpu_mpi.cluster.session import Session
+from dask_gpu_mpi.cluster.ending import Cause, Ending
+from dask_gpu_mpi.cluster.session import Session, announce
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
 
@@ -134,3 +135,78 @@ def test_a_lost_cluster_comes_first(member: Member) -> None:
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
         session._on_signal(15, None)
     assert lost.value.reported
+
+
+@pytest.mark.parametrize(
+    ("kinds", "nodes", "line"),
+    [
+        (["gpu"], ["a"], "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
+        (["gpu", "gpu", "cpu"], ["a", "b"], "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
+        (["cpu"], ["a"], "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
+    ],
+)
+def test_what_came_up(
+    kinds: list[str], nodes: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [SimpleNamespace(kind=kind) for kind in kinds]
+    plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
+    joined: Any = SimpleNamespace(
+        cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
+        options=SimpleNamespace(warnings=("of options",)),
+    )
+    announce(joined, 2.0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"dask_gpu_mpi: {line}",
+        "dask_gpu_mpi: warning: of options",
+        "dask_gpu_mpi: warning: of the plan",
+        "dask_gpu_mpi: dashboard at http://d",
+    ]
+
+
+def test_why_a_client_has_lost_its_scheduler_is_awaited(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
+    waits: list[tuple[Callable[[], bool], float]] = []
+    monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: 100.0)
+    make(member)._await_reason()
+    ((done, limit),) = waits
+    assert limit == 101.0
+    for lost, over in itertools.product([False, True], repeat=2):
+        monkeypatch.setattr(session_module, "has_lost_client", lambda lost=lost: lost)
+        member.ending = Ending()
+        if over:
+            member.ending.on(Cause.STOP)
+        assert done() is (over or not lost)
+
+
+@pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
+def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(session_module.os, "_exit", codes.append)
+    if attribute == "launcher":
+        monkeypatch.setattr(member, "launcher_gone", lambda: True)
+    else:
+        member.descriptors_lost = True
+    make(member)._finish()
+    assert codes == [1]
+
+
+def test_a_cluster_that_can_not_be_ended_aborts_the_job(
+    member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[str] = []
+    monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
+    monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    monkeypatch.setattr(member, "client_done", lambda final: 1 / 0)
+    make(member)._finish()
+    assert codes == ["abort 1", "exit 1"]
+    assert "could not end the cluster; aborting the job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
+    session = make(member)
+    session.address = address
+    assert session.security is None

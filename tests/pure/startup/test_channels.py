@@ -72,7 +72,7 @@ def test_a_lost_agent_is_told_once() -> None:
         Event(None, "agent-lost", ["killed by signal SIGKILL", False]),
     ]
     assert channels.agent is None
-    assert agent.closed is not None
+    assert agent.closed == 0.5
     assert channels.events(0.0) == []
 
 

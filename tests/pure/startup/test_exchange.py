@@ -167,6 +167,7 @@ def test_a_signal_is_reported_once() -> None:
 
 
 def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever() -> None:
+    assert exchange.COORDINATOR_GRACE == 30.0
     around = context(seconds=-exchange.COORDINATOR_GRACE - 1)
     with pytest.raises(
         StartupError, match="rank 1 on h: no response from rank 0 before the start-up timeout"

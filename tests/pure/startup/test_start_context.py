@@ -53,7 +53,7 @@ def test_an_error_that_is_fatal_aborts_the_job(
     with pytest.raises(StartupError), context().ending_in_order(agent):
         raise error
     assert codes == [1]
-    assert agent.closed is not None
+    assert agent.closed == 1.0
     assert capsys.readouterr().err == "dask_gpu_mpi: error: nobody there\n"
 
 
