@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.cluster.ending import Cause, Ending
 from dask_gpu_mpi.cluster.session import Session, announce
-from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
 
 
@@ -210,3 +210,33 @@ def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
     session = make(member)
     session.address = address
     assert session.security is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("x"), InputError("x")], ids=lambda error: type(error).__name__
+)
+def test_the_excepthook_stays_while_it_has_something_to_report(
+    error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost cluster, or an error of ours that is being raised."""
+    retired: list[bool] = []
+    monkeypatch.setattr(session_module.excepthook, "retire", lambda: retired.append(True))
+    session = make(member)
+    member.ending.lost = "the scheduler" if lost else None
+    try:
+        if error is not None:
+            raise error
+        session._give_back()
+    except Exception:
+        session._give_back()
+    assert bool(retired) is not (lost or isinstance(error, InputError))
+
+
+def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    session = make(member)
+    monkeypatch.setattr(session._walltime, "call_back", lambda *args: calls.append(args))
+    session.on_walltime(print)
+    session.on_walltime(print, before=30.0)
+    assert calls == [(print, 120.0), (print, 30.0)]
