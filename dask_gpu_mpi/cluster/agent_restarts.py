@@ -21,13 +21,7 @@ DELAYS = (0.5, 2.0, 8.0)
 
 
 class AgentRestarts:
-    """The agent of a rank that may lose it: one without the scheduler.
-
-    Parameters
-    ----------
-    joined : Joined
-        The rank.
-    """
+    """The agent of a rank that may lose it: one without the scheduler."""
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined

@@ -27,19 +27,7 @@ CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 
 
 class Closing:
-    """The closing of one rank's part, once.
-
-    Parameters
-    ----------
-    joined : Joined
-        The rank.
-    ending : Ending
-        Its state.
-    coordinator : EndCoordinator or None
-        On rank 0.
-    pump_until : callable
-        `Member.pump_until`.
-    """
+    """The closing of one rank's part, once."""
 
     def __init__(
         self,

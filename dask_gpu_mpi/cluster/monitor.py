@@ -25,15 +25,7 @@ FLUSHING = 1.0
 
 
 class Monitor:
-    """Handles what happens to the client's rank, and ends a script whose cluster is lost.
-
-    Parameters
-    ----------
-    member : Member
-        The client's rank.
-    walltime : Walltime
-        Of its session.
-    """
+    """Handles what happens to the client's rank, and ends a script whose cluster is lost."""
 
     def __init__(self, member: Member, walltime: Walltime) -> None:
         self._member = member

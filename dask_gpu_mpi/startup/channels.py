@@ -28,15 +28,7 @@ class Event(NamedTuple):
 
 
 class Channels:
-    """The mailbox of a rank and the control pipe of its agent.
-
-    Parameters
-    ----------
-    mailbox : Mailbox
-        Of this rank.
-    agent : AgentProcess or None
-        None where the rank could not start one.
-    """
+    """The mailbox of a rank and the control pipe of its agent."""
 
     def __init__(self, mailbox: Mailbox, agent: AgentProcess | None) -> None:
         self.mailbox = mailbox

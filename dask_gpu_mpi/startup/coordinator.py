@@ -59,15 +59,7 @@ class Job:
 
 
 class ReachabilityTest:
-    """Every rank connects to where the scheduler is, or will be.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    send : callable
-        ``send(rank, kind, payload)``.
-    """
+    """Every rank connects to where the scheduler is, or will be."""
 
     def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
         self._size = size

@@ -27,17 +27,6 @@ def until_up(
 ) -> Cluster:
     """Serve the start until the cluster is up.
 
-    Parameters
-    ----------
-    channels : Channels
-        Of this rank.
-    context : StartContext
-        What the rank starts with.
-    coordinator : FailureCoordinator or None
-        On rank 0.
-    relay : Relay or None
-        None: this rank can't take part.
-
     Raises
     ------
     DaskGpuMpiError

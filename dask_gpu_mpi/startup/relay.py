@@ -24,17 +24,7 @@ __all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
 
 
 class SchedulerStart:
-    """What the scheduler's rank does while the cluster starts.
-
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    channels : Channels
-        Of this rank.
-    host : str
-        Where it runs.
-    """
+    """What the scheduler's rank does while the cluster starts."""
 
     def __init__(self, options: Options, channels: Channels, host: str) -> None:
         self._options = options
@@ -95,19 +85,7 @@ def start_workers(channels: Channels, options: Options, start: Start) -> None:
 
 
 class Relay:
-    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up.
-
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    channels : Channels
-        Of this rank.
-    host : str
-        Where it runs.
-    timeline : Timeline
-        Of this process.
-    """
+    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up."""
 
     def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options

@@ -181,6 +181,18 @@ def test_why_a_client_has_lost_its_scheduler_is_awaited(
         assert done() is (over or not lost)
 
 
+def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Session] = []
+    monkeypatch.setattr(Session, "_await_reason", lambda session: calls.append(session))
+    closed = make(member)
+    closed.close()
+    closed._finish()
+    assert calls == []
+    running = make(member)
+    running._finish()
+    assert calls == [running]
+
+
 @pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
 def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []

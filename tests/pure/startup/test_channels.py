@@ -3,9 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.startup.channels import Channels, Event
+from dask_gpu_mpi.startup import channels as channels_module
+from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE, Channels, Event
 
 
 class Box:
@@ -61,6 +64,21 @@ def test_mail_and_the_agent_are_one_stream() -> None:
     assert channels.events(9.0) == []
     assert agent.waits == [0.0, 9.0]
     assert (channels.rank, channels.size) == (1, 3)
+
+
+def test_a_waiting_rank_polls_ten_times_a_second() -> None:
+    assert (POLL_BUSY, POLL_IDLE) == (0.01, 0.1)
+
+
+def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(channels_module.time, "sleep", slept.append)
+    box = Box()
+    channels = Channels(box, None)  # type: ignore[arg-type]
+    assert channels.events(0.3) == []
+    box.mails = [Mail(0, "start", 5)]
+    assert channels.events(0.3) == [Event(0, "start", 5)]
+    assert slept == [0.3]
 
 
 def test_a_lost_agent_is_told_once() -> None:
