@@ -50,10 +50,10 @@ from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.startup.events import Event
-from dask_gpu_mpi.startup.messages import Go, Kind, Registration
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
 
 #: A CPU worker on each rank, on hosts with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -149,14 +149,14 @@ def simulate(size: int) -> dict[str, Any]:
     for rank in range(size):
         coordinator.handle(Event(rank, Kind.READY, []), 3.0)
         coordinator.tick(3.0)
-    step("go", begun, [length for kind, length, _ in sent if kind == Kind.GO])
+    step("go", begun, [length for kind, length, _ in sent if kind == Kind.CLUSTER_UP])
     gc.enable()
-    if not isinstance(coordinator.outcome, Go):
+    if not isinstance(coordinator.outcome, Cluster):
         raise RuntimeError(f"{size} ranks: {coordinator.outcome}")
     steps["client's plan"] = {
         "seconds": 0.0,
         "bytes": 0,
-        "largest": len(pickled((Kind.GO, coordinator.outcome))),
+        "largest": len(pickled((Kind.CLUSTER_UP, coordinator.outcome))),
     }
     return {
         "ranks": size,

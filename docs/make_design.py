@@ -226,7 +226,7 @@ START = (
     (0, 4, "nannies and workers register"),
     (0, 1, "ready"),
     (1, 2, "ready"),
-    (2, 1, "go, from the last ready on: the script begins"),
+    (2, 1, "cluster-up, from the last ready on: the script begins"),
 )
 END = (
     (2, 2, "the script ends, in whatever way"),

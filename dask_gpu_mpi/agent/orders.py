@@ -56,7 +56,7 @@ class Answer(StrEnum):
     FAILED = "failed"
     #: Why the agent ends now, of itself; `handle.AgentProcess` keeps it for `exit_text`.
     ENDED = "ended"
-    #: How it died, whether the script has closed the pipe. The rank says it to itself (`startup.events`).
+    #: How it died, whether the script has closed the pipe. The rank says it to itself (`startup.channels`).
     LOST = "agent-lost"
 
 

@@ -1,4 +1,4 @@
-"""An agent that dies is started again, with its workers, but not for ever."""
+"""An agent that dies is restarted, with its workers, but not for ever."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import time
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.startup.agent_settings import configuration, worker_settings
+from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
+from dask_gpu_mpi.startup.relay import start_workers
+
+from .messages import EndKind
 
 __all__ = ["DELAYS", "AgentRestarts"]
 
@@ -18,36 +21,30 @@ DELAYS = (0.5, 2.0, 8.0)
 
 
 class AgentRestarts:
-    """The agent of a rank that may lose it: one without the scheduler.
-
-    Parameters
-    ----------
-    joined : Joined
-        The rank.
-    """
+    """The agent of a rank that may lose it: one without the scheduler."""
 
     def __init__(self, joined: Joined) -> None:
         self._joined = joined
-        self._post = joined.post
+        self._channels = joined.channels
         self.tried = 0
-        #: When to start it again (``time.monotonic()``), if at all.
+        #: When to restart it (``time.monotonic()``), if at all.
         self.due: float | None = None
 
     def lost(self, text: str) -> None:
-        """The agent has died, and its workers with it: start another, or give this rank up."""
+        """The agent has died, and its workers with it: start another, or remove this rank."""
         if not self._joined.start.workers:
             return
         if self.tried == len(DELAYS):
-            say(f"{text}; rank {self._post.rank} removed, continuing with the other ranks")
-            self._post.send(COORDINATOR, "workers-ended", (self._post.rank, True))
+            say(f"{text}; rank {self._channels.rank} removed, continuing with the other ranks")
+            self._channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._channels.rank, True))
             return
         delay = DELAYS[self.tried]
         self.tried += 1
-        say(f"{text}; it is started again in {delay:g} s")
+        say(f"{text}; restarting it in {delay:g} s")
         self.due = time.monotonic() + delay
 
     def start_if_due(self) -> None:
-        """Start another agent, if it is time; once it has said ``prepared``, it gets its workers (`start_workers`)."""
+        """Start another agent, if it is time; once it is `Answer.PREPARED`, it gets its workers (`start_workers`)."""
         if self.due is None or time.monotonic() <= self.due:
             return
         self.due = None
@@ -56,16 +53,13 @@ class AgentRestarts:
             agent = start_agent(joined.options, joined.environ)
         except OSError as error:  # no descriptors, no memory: perhaps later
             self.lost(
-                f"the agent of rank {self._post.rank} on {joined.host} could not be started ({error.strerror})"
+                f"the agent of rank {self._channels.rank} on {joined.host} could not be started ({error.strerror})"
             )
             return
-        self._post.agent = agent
+        self._channels.agent = agent
         agent.configure(configuration(joined.options, speaks=False))
         agent.send(Order.JOINED)
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        agent, start = self._post.agent, self._joined.start
-        if agent is not None:
-            settings = worker_settings(self._joined.options, start, agent.scratch or "")
-            agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
+        start_workers(self._channels, self._joined.options, self._joined.start)

@@ -1,10 +1,8 @@
-"""What rank 0 does for the end of all ranks: it decides when the cluster is over, tells all, and hears who has closed."""
+"""What rank 0 does for the end of all ranks: it decides when the cluster is over, and gathers which ranks have closed."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +12,9 @@ from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK
 
 from .ending import Cause, Ending
+from .messages import EndKind
 
 __all__ = ["EndCoordinator"]
 
@@ -35,15 +33,15 @@ class EndCoordinator:
     """
 
     def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
+        assert joined.cluster.plan is not None  # rank 0 has it
+        self._plan = joined.cluster.plan
         self._joined = joined
-        self._post = joined.post
+        self._channels = joined.channels
         self._ending = ending
         self._has_client = has_client
-        #: Ranks whose workers have all ended without us, and whether one of them had failed.
+        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        #: Ranks that did not answer at the end: MPI can't be left in an orderly way.
-        self.silent: list[int] = []
         directory = joined.options.log_directory
         # absolute: the script may change to another directory
         self._mark = None if directory is None else Path(directory, "ended").absolute()
@@ -71,55 +69,56 @@ class EndCoordinator:
             say(f"error: {lost}: the cluster is lost")
         if final or not self._has_client:
             if not ending.state.ended:
-                self._post.mailbox.send_all("end")
+                self._channels.mailbox.send_all(EndKind.END)
                 ending.signal = signal
                 ending.on(Cause.END)
         elif not ending.state.over:
-            self._post.mailbox.send_all("stop", lost)
+            self._channels.mailbox.send_all(EndKind.STOP, lost)
             ending.on(Cause.STOP)
 
-    def hear(self, kind: str, payload: Any) -> None:
-        """Handle what a rank tells rank 0 alone; any other message is none of its business."""
-        if kind == "closed":
+    def on_message(self, kind: str, payload: Any) -> None:
+        """Handle a message to rank 0 alone; others are ignored."""
+        if kind == EndKind.CLOSED:
             rank, steps = payload
             self._closed.add(rank)
             self._joined.steps.setdefault(rank, []).extend(steps)
-        elif kind == "over":
+        elif kind == EndKind.OVER:
             final, lost = payload
             self.end_cluster(final=final, lost=lost)
-        elif kind == "workers-ended":
+        elif kind == EndKind.WORKERS_ENDED:
             self._on_workers_ended(*payload)
+        elif kind == EndKind.SIGNAL:
+            self._on_signal(payload)
+
+    def _on_signal(self, number: int) -> None:
+        """A rank was sent a signal: it ends the job, by way of the script where there is one."""
+        if self._has_client:
+            self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
+        else:
+            self.end_cluster(final=True, signal=number)
 
     def _on_workers_ended(self, rank: int, failed: bool) -> None:
-        """All workers of a rank have ended, and not because we ended them."""
+        """All workers of a rank have ended, by themselves."""
         self._without_workers[rank] = failed
-        plan = self._joined.go.plan
-        assert plan is not None  # rank 0 has it
-        if not set(self._without_workers) >= {worker.rank for worker in plan.workers}:
+        if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
-        elif self._joined.attaches:
+        elif not self._joined.options.scheduler:
             # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
             self.end_cluster(final=False)
 
     # -- who has closed -----------------------------------------------------------------------------------------
 
-    def wait_for_ranks(self, limit: float, pump: Callable[[float], None]) -> None:
-        """Hear the ranks until all have closed, or until `limit`; then the scheduler may close."""
-        while len(self._closed) < self._post.size and time.monotonic() < limit:
-            pump(BRISK)
-        self._joined.timeline.lap("wait for the ranks")
-        self.silent = [rank for rank in range(self._post.size) if rank not in self._closed]
-        plan = self._joined.go.plan
-        assert plan is not None  # rank 0 has it
-        self._post.send(plan.scheduler.rank, "release")
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that have not closed yet: MPI can't be left in an orderly way without them."""
+        return [rank for rank in range(self._channels.size) if rank not in self._closed]
 
-    def wait_for_silent(self, limit: float, pump: Callable[[float], None]) -> None:
-        """Hear those once more who had not answered."""
-        while not self._closed.issuperset(self.silent) and time.monotonic() < limit:
-            pump(BRISK)
-        self.silent = [rank for rank in self.silent if rank not in self._closed]
+    def release_scheduler(self) -> None:
+        """The ranks have closed, or did not answer: the scheduler may close."""
+        self._joined.timeline.lap("wait for the ranks")
+        self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
     # -- the last things ----------------------------------------------------------------------------------------
 
@@ -131,15 +130,15 @@ class EndCoordinator:
         flushed : bool
             Whether all messages got out.
         """
-        if self.silent or not flushed:
-            names = ranks_text(self.silent) if self.silent else "a rank"
-            say(f"{names} of {self._post.size} did not answer at the end: the job is aborted")
+        if (silent := self.silent) or not flushed:
+            names = ranks_text(silent) if silent else "a rank"
+            say(f"no response from {names} of {self._channels.size} at the end: aborting the job")
             abort(exit_codes.of_abort(self._ending.exit_code()))
         else:
             self.leave_mark()
 
     def leave_mark(self) -> None:
-        """Say in the log directory that the job has come to its end.
+        """Mark in the log directory that the job has come to its end.
 
         Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
         """

@@ -1,12 +1,13 @@
 """The end of a rank, as one state: which states there are, and what leads from one to the next.
 
-Two things make it up. What has become of the cluster: it runs, it is over while the script goes on (``close()``, ``shutdown()``,
-a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent, scheduler.
+Two things make it up. What has become of the cluster: it runs, it is over while the script continues (``close()``,
+``shutdown()``, a lost scheduler), or the whole job ends. And whether this rank has closed its own part: workers, agent,
+scheduler.
 
 >>> ending = Ending()
 >>> ending.on(Cause.STOP)
 >>> ending.state
-<State.STOPPED: 'the cluster is over, the script goes on'>
+<State.STOPPED: 'the cluster is over, the script continues'>
 >>> ending.on(Cause.STOP)
 Traceback (most recent call last):
     ...
@@ -25,7 +26,7 @@ __all__ = ["TRANSITIONS", "Cause", "Ending", "State"]
 class Cause(Enum):
     """What moves a rank towards its end."""
 
-    STOP = "the cluster is over, the script goes on"
+    STOP = "the cluster is over, the script continues"
     END = "the job ends"
     CLOSE = "this rank begins to close its part"
 
@@ -34,9 +35,9 @@ class State(Enum):
     """Where a rank stands."""
 
     RUNNING = "the cluster runs"
-    LEFT = "this rank has closed its part of itself: after a signal, or because rank 0 does not answer"
-    STOPPED = "the cluster is over, the script goes on"
-    STOPPED_AND_CLOSED = "the cluster is over, and closed here; the script goes on"
+    LEFT = "this rank has closed its part by itself: after a signal, or because rank 0 does not respond"
+    STOPPED = "the cluster is over, the script continues"
+    STOPPED_AND_CLOSED = "the cluster is over, and closed here; the script continues"
     ENDING = "the job ends, and the cluster with it"
     CLOSED = "the job ends, and this rank has closed its part"
     ENDING_AFTER_STOP = "the job ends; its cluster was over before"
@@ -49,7 +50,7 @@ class State(Enum):
 
     @property
     def stopped(self) -> bool:
-        """Whether the cluster was over before its script: with ``exit=False`` the other ranks have gone on since."""
+        """Whether the cluster was over before its script: with ``exit=False`` the other ranks have continued since."""
         return self.over and self not in (State.ENDING, State.CLOSED)
 
     @property
@@ -85,7 +86,7 @@ class Ending:
 
     def __init__(self) -> None:
         self.state = State.RUNNING
-        #: How the cluster was lost, if it was, on the ranks that say so: rank 0 and the client's.
+        #: How the cluster was lost, if it was, on the ranks that report it: rank 0 and the client's.
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None

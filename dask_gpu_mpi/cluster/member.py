@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Answer
@@ -17,27 +18,29 @@ from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK, CALM
+from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 from .agent_restarts import AgentRestarts
 from .closing import Closing
 from .end_coordinator import EndCoordinator
 from .ending import Cause, Ending, State
+from .messages import EndKind
 
 __all__ = ["Member"]
 
-#: Seconds for all ranks to come to an orderly end, where the program goes on.
+#: Seconds for all ranks to come to an orderly end, where the program continues.
 FREE_TIMEOUT = 3.0
-#: Seconds that a rank goes on after SIGTERM, for the script's `finally` on the client rank.
+#: Seconds that a rank continues after SIGTERM, for the script's `finally` on the client rank.
 TERM_GRACE = 5.0
 #: Seconds for the last messages to get out.
 FLUSHING = 2.0
 
 
 class Member:
-    """A rank that has joined.
+    """A rank of a cluster that is up.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ class Member:
     signals : Signals
         Taken before it joined.
     leave_open : bool
-        ``exit=False``: the rank goes on with work of its own when the cluster stops.
+        ``exit=False``: the rank continues with work of its own when the cluster stops.
     has_client : bool
         Whether some rank runs a script.
     """
@@ -54,22 +57,26 @@ class Member:
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
         self.joined = joined
         self.signals = signals
-        self.post = joined.post
-        self.rank = joined.post.rank
+        self.channels = joined.channels
+        self.rank = joined.channels.rank
         self.leave_open = leave_open
         self.ending = Ending()
         #: On rank 0.
         self.coordinator: EndCoordinator | None = None
         if self.rank == COORDINATOR:
             self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
-        self._closing = Closing(joined, self.ending, self.coordinator, self.pump)
+        self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed our descriptors, and those of MPI, which can't be left in an orderly way any more.
         self.descriptors_lost = False
-        #: Set by the script's SIGTERM handler; told to the others by the next `pump`, since a handler must not touch messages.
+        #: Set by the script's SIGTERM handler; sent to the others by the next `pump`, since a handler must not touch messages.
         self.busy = False
-        #: The script's `finally` runs: no rank leaves of itself because of a signal.
+        #: The script's `finally` runs: no rank leaves by itself because of a signal.
         self._script_is_busy = False
+        #: On the client rank: the signal that another rank was sent, until the script has it too (`Monitor`).
+        self.signal_elsewhere: int | None = None
+        #: This rank has reported the signal that it was sent.
+        self._signal_reported = False
         self._has_client = has_client
         self._parent = os.getppid()
         self._launched = launchers.detect(joined.environ) is not None
@@ -84,63 +91,70 @@ class Member:
                 self._restarts.start_if_due()
             if self.busy:
                 self.busy = False
-                self.post.send(COORDINATOR, "busy")
-            for event in self.post.events(timeout):
+                self.channels.send(COORDINATOR, EndKind.BUSY)
+            for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
                 else:
                     self._on_mail(event.kind, event.payload)
 
+    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
+        """Handle what happens until `done()`, or until `limit` (``time.monotonic()``)."""
+        while not done() and time.monotonic() < limit:
+            self.pump(POLL_BUSY)
+
     def _on_mail(self, kind: str, payload: Any) -> None:
-        if kind == "stop":
+        if kind == EndKind.STOP:
             self.ending.on(Cause.STOP)
             if self.joined.start.is_client:
-                self.ending.lost = payload  # for the script; rank 0 has said it
-        elif kind == "end":
+                self.ending.lost = payload  # for the script; rank 0 has printed it
+        elif kind == EndKind.END:
             self.ending.on(Cause.END)
-        elif kind == "release":
+        elif kind == EndKind.RELEASE:
             self._closing.release()
-        elif kind == "busy":
+        elif kind == EndKind.BUSY:
             self._script_is_busy = True
             if self.coordinator is not None:
-                self.post.mailbox.send_all("busy")
+                self.channels.mailbox.send_all(EndKind.BUSY)
+        elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
+            self.signal_elsewhere = payload
         elif self.coordinator is not None:
-            self.coordinator.hear(kind, payload)
+            self.coordinator.on_message(kind, payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         here = f"rank {self.rank} on {self.joined.host}"
         if kind == Answer.WORKERS_CLOSED:
             self._closing.workers_closed(payload[0])
         elif self.ending.state.over:
-            return  # what else ends now was told to
+            return  # all else that ends now was ordered to
         elif kind == Answer.WORKERS_ENDED:
-            self.post.send(COORDINATOR, "workers-ended", (self.rank, payload[0]))
+            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:
             say(
                 f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
             )
         elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
-            self._tell_over(
+            self._report_over(
                 None if payload[0] == 0 else f"the scheduler's process ended (exit code {payload[0]})"
             )
         elif kind == Answer.LOST:
             text = f"the agent of {here} ended ({payload[0]})"
             self.descriptors_lost = payload[1]
             if self.joined.has_scheduler:
-                self._tell_over(f"{text}, and the scheduler with it")
+                self._report_over(f"{text}, and the scheduler with it")
             elif self.descriptors_lost:
-                self._tell_over(text)
+                self._report_over(text)
             else:
                 self._restarts.lost(text)
         elif kind == Answer.PREPARED:
             self._restarts.start_workers()
         elif kind == Answer.FAILED and self._restarts.tried:
-            self.post.drop_agent(0.5)
+            self.channels.drop_agent(0.5)
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
-    def _tell_over(self, lost: str | None, *, final: bool = False) -> None:
-        self.post.send(COORDINATOR, "over", (final, lost))
+    def _report_over(self, lost: str | None, *, final: bool = False) -> None:
+        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost))
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -164,33 +178,32 @@ class Member:
         ending, signals = self.ending, self.signals
         try:
             while not ending.state.ended:
-                self.pump(CALM)
-                if ending.state.stopped or (ending.state.over and self.coordinator is not None):
-                    self._closing.run()
+                self.pump(POLL_IDLE)
+                if ending.state.stopped:
+                    self.leave()  # the script continues, maybe for long
                     if self.leave_open:
-                        if self.coordinator is not None:
-                            self.coordinator.leave_mark()
-                        self._free_communicator()
                         return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
                 if self.launcher_gone():
-                    self.post.drop_agent(self.joined.options.shutdown_timeout)
+                    self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(exit_codes.FAILED)  # without a launcher MPI can't be left in an orderly way
             self.leave()
             self._free_communicator()
         finally:
             signals.give_back()
-        if ending.lost is not None:
+            if self.leave_open:
+                unmark_children()
+        if ending.lost is not None and not self.leave_open:
             raise ClusterLostError(ending.lost, reported=True)
         return ending.exit_code(None if signals.got is None else signals.got[0])
 
     def _leaves_on(self, number: int, since: float) -> bool:
-        """Whether this rank is to leave now, of itself, because of a signal."""
-        if not self._has_client and self.coordinator is not None:
-            self.coordinator.end_cluster(final=True, signal=number)
-            return False
-        # With a script the client rank gets the signal too: it says that its `finally` runs, and later that it is done.
+        """Report the signal to rank 0, which ends the job; True where this rank is to leave by itself, since nobody does."""
+        if not self._signal_reported:
+            self._signal_reported = True
+            self.channels.send(COORDINATOR, EndKind.SIGNAL, number)
+        # A client rank whose `finally` runs reports that, and later its end.
         return not self._script_is_busy and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -201,18 +214,17 @@ class Member:
         Parameters
         ----------
         final : bool
-            False when the script goes on without the cluster.
+            False when the script continues without the cluster.
         """
         ending = self.ending
         if self.coordinator is not None:
             self.coordinator.end_cluster(final=final)
         elif not ending.state.ended and not (
             ending.state.stopped and self.leave_open
-        ):  # else nobody listens any more
-            self._tell_over(None, final=final)
+        ):  # else no rank waits for it any more
+            self._report_over(None, final=final)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
-            while not (ending.state.ended if final else ending.state.over) and time.monotonic() < limit:
-                self.pump(BRISK)
+            self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
         self.leave()
         if final:
             self._free_communicator()
@@ -225,18 +237,18 @@ class Member:
         if closed_before and ending.state.ended and coordinator is not None:
             # Who has not answered is the client rank, perhaps: where the cluster had ended before its script, it has only now
             # come to its end.
-            coordinator.wait_for_silent(time.monotonic() + options.shutdown_timeout + 1.0, self.pump)
-        flushed = self.post.mailbox.flush(FLUSHING)
+            self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
+        flushed = self.channels.mailbox.flush(FLUSHING)
         if options.timeline is not None and not closed_before:
-            self.pump(0.0)  # what this rank has told itself, and what others have told last
+            self.pump(0.0)  # this rank's own messages, and the last ones of others
             self.write_timeline()
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
     def _free_communicator(self) -> None:
-        """The program goes on without the cluster on all ranks: give back what MPI holds for it."""
+        """The program continues without the cluster on all ranks: free what MPI holds for it."""
         if self.leave_open and self.ending.state in (State.ENDING, State.CLOSED):
-            self.post.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
+            self.channels.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
 
     def write_timeline(self) -> None:
         """On rank 0: write what it knows of the timeline, where the user wants it."""

@@ -1,4 +1,4 @@
-"""The thread that looks after the cluster while the script runs in the main thread."""
+"""The thread that watches the cluster while the script runs in the main thread."""
 
 from __future__ import annotations
 
@@ -7,32 +7,25 @@ import os
 import signal
 import threading
 
+from dask_gpu_mpi.base.signal_actions import is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
 from dask_gpu_mpi.script.walltime import Walltime
-from dask_gpu_mpi.startup.events import CALM
+from dask_gpu_mpi.startup.channels import POLL_IDLE
 
 from .member import Member
 
 __all__ = ["Monitor"]
 
-#: Seconds that a script may go on (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+#: Seconds that a script may continue (its `finally`, its `atexit`) after the cluster or the launcher was lost.
 LOST_GRACE = 30.0
 #: Seconds to let out what a script has printed that is ended by force.
 FLUSHING = 1.0
 
 
 class Monitor:
-    """Handles what happens to the client's rank, and ends a script whose cluster is lost.
-
-    Parameters
-    ----------
-    member : Member
-        The client's rank.
-    walltime : Walltime
-        Of its session.
-    """
+    """Handles what happens to the client's rank, and ends a script whose cluster is lost."""
 
     def __init__(self, member: Member, walltime: Walltime) -> None:
         self._member = member
@@ -56,7 +49,7 @@ class Monitor:
         try:
             self._watch()
         except Exception as error:
-            # Whatever it is: without this thread nobody hears of the cluster's end any more.
+            # Whatever it is: without this thread nobody notices the cluster's end any more.
             if not self._leaving.is_set():
                 say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
                 self._member.ending.lost = self._member.ending.lost or "its monitor failed"
@@ -65,13 +58,25 @@ class Monitor:
     def _watch(self) -> None:
         member = self._member
         while not self._leaving.is_set():
-            member.pump(CALM)
-            self._walltime.look()
+            member.pump(POLL_IDLE)
+            self._walltime.check()
             if member.ending.state.over:
-                member.leave()  # the script goes on, maybe for long; the others wait for this rank's workers
+                member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
+            if member.signal_elsewhere is not None:
+                self._pass_on_signal(member.signal_elsewhere)
             if member.ending.lost is not None or member.launcher_gone():
                 self._end_the_script()
                 return
+
+    def _pass_on_signal(self, number: int) -> None:
+        """Raise in the script the signal that another rank was sent.
+
+        Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
+        knows. Our own handler ignores the second.
+        """
+        self._member.signal_elsewhere = None
+        if is_ours(number):
+            os.kill(os.getpid(), number)
 
     def _end_the_script(self) -> None:
         """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""
@@ -79,7 +84,7 @@ class Monitor:
         os.kill(os.getpid(), signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
-            self._member.post.drop_agent(1.0)
+            self._member.channels.drop_agent(1.0)
             with contextlib.suppress(RuntimeError):  # Python ends already
                 # In a thread: the script may be inside a print that nobody reads, which holds the stream.
                 flushing = threading.Thread(target=flush, daemon=True)

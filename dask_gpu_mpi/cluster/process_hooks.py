@@ -1,8 +1,7 @@
-"""What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM; and who may not start one."""
+"""What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM."""
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -10,18 +9,13 @@ from types import FrameType
 
 from dask_gpu_mpi.base.signal_actions import install
 from dask_gpu_mpi.base.streams import open_missing
-from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.finalize import finalize
-from dask_gpu_mpi.mpi.local_ranks import is_child_of
 from dask_gpu_mpi.mpi.signals import insist_on, python_ends
 from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.child_processes import mark_children, refuse_children
 from dask_gpu_mpi.script.run import run_script
 
 __all__ = ["handle_signal", "mark_children", "on_signal", "prepare", "refuse_children"]
-
-#: Variable in the environment of the script's children: process id of the rank.
-_RANK = "DGM_RANK_PID"
 
 
 def prepare(label: Callable[[], str | None]) -> None:
@@ -85,27 +79,3 @@ def _script_has_ended(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def mark_children() -> None:
-    """Let the script's children be known as such (`refuse_children`)."""
-    os.environ[_RANK] = str(os.getpid())
-
-
-def refuse_children() -> None:
-    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
-
-    Raises
-    ------
-    InputError
-        This is one. Raised here and now: the other ranks are in the cluster of the rank.
-    """
-    rank = os.environ.get(_RANK, "")
-    launched = launchers.detect(os.environ) if rank.isdigit() else None
-    if launched is not None and is_child_of(int(rank)):
-        size = "" if launched.size is None else f" of {launched.size}"
-        raise InputError(
-            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
-            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
-            "child; a child may connect with Client(session.address, security=session.security)"
-        )

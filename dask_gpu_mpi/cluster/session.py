@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -20,9 +21,10 @@ from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.table import register_defaults
 from dask_gpu_mpi.plan.planner import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.script.dask_client import (
+    abandon_clients,
     close_clients,
-    give_up_clients,
     has_lost_client,
     shut_down_once,
     silence_dask,
@@ -30,7 +32,6 @@ from dask_gpu_mpi.script.dask_client import (
 from dask_gpu_mpi.script.dask_settings import DaskSettings
 from dask_gpu_mpi.script.walltime import Walltime
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.events import BRISK
 
 from .member import Member
 from .monitor import Monitor
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Session", "announce", "current_session"]
 
-#: Seconds to hear why a client has lost its scheduler.
-HEARING = 1.0
+#: Seconds to find out why a client has lost its scheduler.
+REASON_TIMEOUT = 1.0
 
 _current: Session | None = None
 
@@ -50,7 +51,8 @@ class _Use(Enum):
     """What the script has made of its session."""
 
     OPEN = "it has its cluster"
-    CLOSED = "it has closed it, and goes on"
+    CLOSED = "it has closed it, and continues; the other ranks wait for its end"
+    ENDED = "it has closed it, and continues, as all ranks do: nothing is left to do at its end"
     FINISHED = "it is over; or this is a child that it has forked, whose the cluster is not"
 
 
@@ -73,13 +75,13 @@ class Session:
         self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
     ) -> None:
         global _current
-        go, options = member.joined.go, member.joined.options
-        assert go.plan is not None  # the client rank is given it
-        self.plan: Plan = go.plan
-        self.address: str = go.address
-        self.dashboard_link: str | None = go.dashboard
+        cluster, options = member.joined.cluster, member.joined.options
+        assert cluster.plan is not None  # the client rank is given it
+        self.plan: Plan = cluster.plan
+        self.address: str = cluster.address
+        self.dashboard_link: str | None = cluster.dashboard
         self.ready_seconds: float = time.monotonic() - started
-        self._config = go.config
+        self._config = cluster.config
         self._member = member
         self._started = started
         self._use = _Use.OPEN
@@ -123,16 +125,20 @@ class Session:
         return Client(self.address, **kwargs)
 
     def close(self) -> None:
-        """End the cluster; the script goes on. May be called again."""
+        """End the cluster; the script continues. May be called again."""
         if not self.closed:
             self._use = _Use.CLOSED
             self._monitor.stop()
             close_clients(self.address)
-            self._member.client_done(final=self._member.leave_open)
+            final = self._member.leave_open
+            self._member.client_done(final=final)
             self._give_back()
+            if final:
+                self._use = _Use.ENDED
+                self._over()
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None where it does not tell."""
+        """Seconds until the batch system ends the job; None where it does not report that."""
         return self._walltime.time_left()
 
     def on_walltime(self, callback: Callable[[], Any], before: float = 120.0) -> None:
@@ -184,14 +190,16 @@ class Session:
         self._monitor.start()
 
     def _give_back(self) -> None:
-        """The script goes on without the cluster: its process is what it was before."""
+        """The script continues without the cluster: its process is what it was before."""
         if self._settings is not None:
             self._settings.take_back()
         for logger in self._silenced:
             logger.disabled = False
-        # An error of ours that is under way, through a `finally` perhaps, still needs it.
+        # A DaskGpuMpiError that is being raised, through a `finally` perhaps, still needs it.
         if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
+        if self._member.leave_open:
+            unmark_children()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""
@@ -201,28 +209,29 @@ class Session:
         called = self._walltime.run_callback(number, frame)
         raise SystemExit(exit_codes.WALLTIME if called else exit_codes.of_signal(number))
 
-    def _hear_why(self) -> None:
+    def _await_reason(self) -> None:
         """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
-        member, limit = self._member, time.monotonic() + HEARING
+        member = self._member
         member.pump(0.0)
-        member.pump(0.0)  # what the first has heard this rank tells itself
-        while has_lost_client() and not member.ending.state.over and time.monotonic() < limit:
-            member.pump(BRISK)
+        member.pump(0.0)  # this rank's messages to itself, from the first
+        member.pump_until(
+            lambda: member.ending.state.over or not has_lost_client(), time.monotonic() + REASON_TIMEOUT
+        )
 
     def _has_finished(self) -> bool:
         return self._use is _Use.FINISHED
 
     def _finish(self) -> None:
         """The script is over, whichever way: the very last thing. Starts no thread (Python 3.12.0 to 3.12.2 can't any more)."""
-        if self._has_finished() or os.getpid() != self._owner:
+        if self._use in (_Use.ENDED, _Use.FINISHED) or os.getpid() != self._owner:
             return
         had_cluster, self._use = not self.closed, _Use.FINISHED
         try:
             with undisturbed():
                 self._end_the_job(had_cluster)
         except BaseException:
-            # The other ranks have not been told, and would wait for this one for ever.
-            say(f"error: this rank could not end the cluster: the job is aborted\n{traceback.format_exc()}")
+            # The other ranks do not know, and would wait for this one for ever.
+            say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
                 abort(exit_codes.FAILED)
             flush()
@@ -231,15 +240,20 @@ class Session:
     def _end_the_job(self, had_cluster: bool) -> None:
         self._monitor.stop()
         if had_cluster:
-            self._hear_why()
+            self._await_reason()
         self._silenced = silence_dask()
         close_clients(self.address)
         self._member.client_done(final=True)
-        give_up_clients(self.address)
-        say(f"ended after {time.monotonic() - self._started:.1f} s")
+        self._over()
         if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
             os._exit(exit_codes.FAILED)  # MPI can't be left in an orderly way
+
+    def _over(self) -> None:
+        """Nothing of the cluster is left, for this process to end either."""
+        abandon_clients(self.address)
+        atexit.unregister(self._finish)
+        say(f"ended after {time.monotonic() - self._started:.1f} s")
 
 
 def _disown() -> None:
@@ -248,15 +262,15 @@ def _disown() -> None:
     if session is not None:
         session._use = _Use.FINISHED
         # What Dask does with them at the end of a process waits for their event loop, which is not here.
-        give_up_clients(session.address)
+        abandon_clients(session.address)
 
 
 os.register_at_fork(after_in_child=_disown)
 
 
 def announce(joined: Joined, seconds: float) -> None:
-    """Say what came up, and where the dashboard is."""
-    plan = joined.go.plan
+    """Print what came up, and where the dashboard is."""
+    plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
     gpus = sum(worker.kind == "gpu" for worker in plan.workers)
     workers, hosts = len(plan.workers), len(plan.hosts)
@@ -267,8 +281,8 @@ def announce(joined: Joined, seconds: float) -> None:
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
     for warning in (*joined.options.warnings, *plan.warnings):
         say(f"warning: {warning}")
-    if joined.go.dashboard:
-        say(f"dashboard at {joined.go.dashboard}")
+    if joined.cluster.dashboard:
+        say(f"dashboard at {joined.cluster.dashboard}")
 
 
 def current_session() -> Session | None:

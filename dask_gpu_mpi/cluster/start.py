@@ -165,4 +165,4 @@ def _label() -> str | None:
     """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
     if _member is None or _member.joined.start.is_client:
         return None
-    return f"rank {_member.rank} of {_member.post.size} on {_member.joined.host} failed:"
+    return f"rank {_member.rank} of {_member.channels.size} on {_member.joined.host} failed:"

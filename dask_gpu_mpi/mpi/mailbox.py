@@ -245,6 +245,7 @@ class Mailbox:
         if free:
             comm, self._comm = self._comm, None
             comm.Free()
+            atexit.unregister(self.close)
         return free
 
     def close(self, timeout: float = LAST_MESSAGES_TIMEOUT) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["close_clients", "give_up_clients", "has_lost_client", "shut_down_once", "silence_dask"]
+__all__ = ["abandon_clients", "close_clients", "has_lost_client", "shut_down_once", "silence_dask"]
 
 
 def silence_dask() -> list[logging.Logger]:
@@ -48,7 +48,7 @@ def has_lost_client() -> bool:
     return any(client.status == "connecting" for client in _clients())
 
 
-def give_up_clients(address: str) -> None:
+def abandon_clients(address: str) -> None:
     """Mark clients that could not be closed as closed.
 
     ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such

@@ -50,7 +50,7 @@ _installed: ExceptHook | None = None
 
 
 def install(label: Callable[[], str | None]) -> None:
-    """Install the hook, unless it is there."""
+    """Install the hook, unless it is installed."""
     global _installed
     if _installed is not None and sys.excepthook is _installed:
         return

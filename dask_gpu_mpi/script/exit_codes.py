@@ -1,4 +1,4 @@
-"""What a rank of a cluster exits with, whichever way it ends; `docs/exit-codes.md` says it to users.
+"""What a rank of a cluster exits with, whichever way it ends; users read `docs/exit-codes.md`.
 
 A rank with the script exits with the script's code. Errors of dask_gpu_mpi carry theirs (`dask_gpu_mpi.errors`).
 """
@@ -52,7 +52,7 @@ def of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | No
     ended_by : int or None
         The signal that ended the job, on rank 0 of a job without a script.
     received : int or None
-        The first signal that this rank was sent: it counts where the rank leaves of itself.
+        The first signal that this rank was sent: it counts where the rank leaves by itself.
 
     >>> of_rank(lost=False, ended=True, ended_by=None, received=15)
     0

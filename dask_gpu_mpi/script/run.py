@@ -28,7 +28,7 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
     path : str
         The script.
     commands : collection of str
-        What the first word can be instead.
+        What the first argument can be instead.
 
     Raises
     ------
@@ -43,10 +43,10 @@ def check_script(path: str, commands: Collection[str] = ()) -> None:
             if os.path.exists(path)
             else "does not exist"
         )
-        meant = difflib.get_close_matches(path, commands, n=1)
+        meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
-            f"the script {path!r} {what} ({_where()}): give the path of a Python file, after the options"
+            f"script {path!r} {what} ({_where()}; expected a Python file). Fix: give its path after the options"
             + hint
         )
 

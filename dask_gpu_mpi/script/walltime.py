@@ -1,4 +1,4 @@
-"""The end of the batch job, as the script is told of it: how much time is left, and its callback."""
+"""The end of the batch job, for the script: how much time is left, and its callback."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Walltime:
         self._before = 0.0
         #: Whether this process has been sent the signal because time is short.
         self._warned = False
-        #: Whether a handler of the script's has replaced ours, which is said once.
+        #: Whether a handler of the script's has replaced ours, of which one warning is enough.
         self._replaced = False
 
     def time_left(self) -> float | None:
-        """Seconds until the batch system ends the job; None where it does not tell. It is asked once."""
+        """Seconds until the batch system ends the job; None where it does not report that. It is asked once."""
         if not self._asked:
             self._asked = True
             self._end = end_time(self._environ)
@@ -81,16 +81,16 @@ class Walltime:
                 "another handler (expected the main thread, which alone can change it). Fix: call it in the main thread"
             ) from None
 
-    def look(self) -> None:
-        """From time to time: send this process the signal when time is short; say so where the callback may not run."""
+    def check(self) -> None:
+        """Called from time to time: send this process the signal when time is short; warn where the callback may not run."""
         if self._callback is None:
             return
-        self._look_for_other_handlers()
+        self._check_handlers()
         if not self._warned and self._end is not None and time.time() > self._end - self._before:
             self._warned = True
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def _look_for_other_handlers(self) -> None:
+    def _check_handlers(self) -> None:
         """A callback must never silently not run."""
         for number in self._numbers if not self._replaced else ():
             if not is_ours(number):

@@ -1,4 +1,4 @@
-"""From the options of a rank, and its part of the plan, to what its agent is told."""
+"""From the options of a rank, and its part of the plan, to the settings of its agent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["configuration", "grace", "scheduler_settings", "worker_settings"]
 
 
 def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
-    """What an agent is told first. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
+    """The first message to an agent. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
     loaded = sys.modules.get("dask.config")
     return Configuration(
         worker_class=options.worker_class,

@@ -1,6 +1,6 @@
-"""How one rank joins the cluster: its agent, MPI, what it sees, its part of the plan. The other side is `coordinator`.
+"""The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
-Two ways lead on from the meeting of the ranks. A rank that can take part (`Bringup`) relays between the coordinator and its agent
+A rank that can take part (`Bringup`) relays between the coordinator and its agent
 until the cluster is up. One that can't, because its options, its node or its agent are not as they must be, registers with that
 failure, and waits for the one report (`report_only`).
 """
@@ -30,12 +30,12 @@ from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.from_options import expected_client
 
 from .agent_settings import configuration
+from .channels import Channels
 from .coordinator import Coordinator
-from .events import Post
-from .exchange import until_go
+from .exchange import until_up
 from .inspection import inspect
 from .job import Preparation, make_job, prepare_job
-from .messages import COORDINATOR, Go, Kind, Registration, Start
+from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
@@ -59,7 +59,7 @@ class Joined:
     """A rank that has joined."""
 
     #: Its messages and its agent.
-    post: Post
+    channels: Channels
     #: What the user asked for.
     options: Options
     #: Environment to start another agent with.
@@ -67,24 +67,22 @@ class Joined:
     #: Where it runs.
     host: str
     #: The cluster; with the plan on the client rank and on the coordinator.
-    go: Go
+    cluster: Cluster
     #: Its part.
     start: Start
     #: Whether the scheduler lives in its agent.
     has_scheduler: bool
     #: Path and scheduler id, where this rank has written a scheduler file.
     scheduler_file: tuple[str, str] | None
-    #: Whether the cluster was there before this job.
-    attaches: bool
-    #: What this rank and its agent have done since the coordinator was last told.
+    #: What this rank and its agent have done since the last report to the coordinator.
     timeline: Timeline
-    #: On the coordinator, by rank: its host, and what it has told of its timeline.
+    #: On the coordinator, by rank: its host, and the steps of its timeline.
     hosts: dict[int, str] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
 def report_only(error: InputError, context: StartContext) -> NoReturn:
-    """The way of a rank whose options can't be used: report that by way of the coordinator, once for all ranks.
+    """The start of a rank whose options can't be used: report that through the coordinator, once for all ranks.
 
     Raises
     ------
@@ -92,12 +90,12 @@ def report_only(error: InputError, context: StartContext) -> NoReturn:
         The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
     """
     with _uncollected(), context.ending_in_order(None):
-        post = context.meet(None)
-        _register_failure(Failure.of(error), post, context, interface=None, shared=())
+        channels = context.meet(None)
+        _register_failure(Failure.of(error), channels, context, interface=None, shared=())
 
 
 class Bringup:
-    """The way of a rank into the cluster.
+    """The start of a rank that can take part.
 
     Parameters
     ----------
@@ -133,47 +131,43 @@ class Bringup:
         DaskGpuMpiError
             The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
         """
-        with _uncollected(), self._context.ending_in_order(self._agent):
-            return self._run()
-
-    def _run(self) -> Joined:
         options, context = self._options, self._context
-        self._agent.configure(
-            configuration(
-                options,
-                speaks=launchers.speaks(context.environ),
-                mpi_deadline=context.deadline + MPI_GRACE,
+        with _uncollected(), context.ending_in_order(self._agent):
+            self._agent.configure(
+                configuration(
+                    options,
+                    speaks=launchers.speaks(context.environ),
+                    mpi_deadline=context.deadline + MPI_GRACE,
+                )
             )
-        )
-        self._timeline.lap("configure the agent")
-        unloaded: InputError | None = None
-        if options.protocol.moves_device_memory and may_be_client(options, context.environ):
-            try:
-                load_ucx_first()
-            except InputError as error:
-                unloaded = error
-        post = context.meet(self._agent)
-        shared = shared_options(options)
-        prepared = Failure.of(unloaded) if unloaded is not None else self._prepare(post)
-        if isinstance(prepared, Failure):
-            _register_failure(prepared, post, context, interface=options.interface, shared=shared)
-        inventory, coordinator = prepared
-        registration = Registration(
-            context.host,
-            inventory,
-            list_interfaces(),
-            options.interface,
-            shared,
-            has_client=context.has_client,
-        )
-        post.send(COORDINATOR, Kind.REGISTRATION, registration)
-        return self._until_up(post, coordinator)
+            self._timeline.lap("configure the agent")
+            unloaded: Failure | None = None
+            if options.protocol.moves_device_memory and may_be_client(options, context.environ):
+                try:
+                    load_ucx_first()
+                except InputError as error:
+                    unloaded = Failure.of(error)
+            channels = context.meet(self._agent)
+            shared = shared_options(options)
+            prepared = unloaded or self._prepare(channels)
+            if isinstance(prepared, Failure):
+                _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
+            inventory, coordinator = prepared
+            registration = Registration(
+                context.host,
+                inventory,
+                list_interfaces(),
+                options.interface,
+                shared,
+                has_client=context.has_client,
+            )
+            channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+            return self._until_up(channels, coordinator)
 
-    def _prepare(self, post: Post) -> tuple[Inventory, Coordinator | None] | Failure:
-        """What this rank sees, and, on rank 0, the coordinator; or why this rank can't take part."""
+    def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
+        """The inventory of this rank, and, on rank 0, the coordinator; or why this rank can't take part."""
         try:
-            preparation, inventory = self._inspect(post)
-            return inventory, self._make_coordinator(post, preparation) if preparation is not None else None
+            return self._inspect(channels)
         except DaskGpuMpiError as error:
             return Failure.of(error)
         except OSError as error:
@@ -182,53 +176,47 @@ class Bringup:
                 1,
             )
 
-    def _inspect(self, post: Post) -> tuple[Preparation | None, Inventory]:
-        """What this rank sees, and, on rank 0, what it prepares while the agent imports."""
+    def _inspect(self, channels: Channels) -> tuple[Inventory, Coordinator | None]:
         options, context = self._options, self._context
+        rank, size = channels.rank, channels.size
         if context.comm is None:
             library = load_mpi().Get_library_version()
-            launcher_check.cross_check(context.environ, post.size, post.rank, context.host, library=library)
+            launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
         if self._check is not None:
-            self._check(post.rank)
+            self._check(rank)
         preparation: Preparation | None = None
-        if post.rank == COORDINATOR:
-            preparation = prepare_job(options)
+        if rank == COORDINATOR:
+            preparation = prepare_job(options)  # while the agent imports
             self._timeline.lap("configuration, credentials")
-        if post.rank == expected_client(options):
+        if rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        return preparation, inspect(options, self._agent, context, post.rank, post.size)
+        inventory = inspect(options, self._agent, context, rank, size)
+        if preparation is None:
+            return inventory, None
+        job = make_job(options, preparation, self._timeline, context.host)
+        hosts = channels.mailbox.hosts
+        return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
 
-    def _make_coordinator(self, post: Post, preparation: Preparation) -> Coordinator:
-        context = self._context
-        return Coordinator(
-            post.size,
-            make_job(self._options, preparation, self._timeline, context.host),
-            send=post.send,
-            deadline=context.deadline,
-            hosts=post.mailbox.hosts,
-        )
-
-    def _until_up(self, post: Post, coordinator: Coordinator | None) -> Joined:
+    def _until_up(self, channels: Channels, coordinator: Coordinator | None) -> Joined:
         options, context = self._options, self._context
-        relay = Relay(options, post, context.host, self._timeline)
-        go = until_go(post, context, coordinator, relay)
-        self._timeline.lap("ready: wait for go")
-        post.push_back(relay.early)
+        relay = Relay(options, channels, context.host, self._timeline)
+        cluster = until_up(channels, context, coordinator, relay)
+        self._timeline.lap("wait for the other ranks")
+        channels.push_back(relay.early)
         assert relay.start is not None  # nobody is ready before it
-        if relay.scheduler.started and post.agent is not None:
-            post.agent.send(Order.DASHBOARD)
+        if relay.scheduler.started:
+            channels.order(Order.DASHBOARD)
         elif not relay.start.workers:
-            post.drop_agent(1.0)  # nothing to do here: give its memory back
+            channels.drop_agent(1.0)  # nothing to do here: give its memory back
         return Joined(
-            post,
+            channels,
             options,
             context.environ,
             context.host,
-            go,
+            cluster,
             relay.start,
             relay.scheduler.started,
             relay.scheduler.file,
-            attaches=not options.scheduler,
             timeline=self._timeline,
             hosts=coordinator.hosts if coordinator is not None else {},
             steps=coordinator.steps if coordinator is not None else {},
@@ -237,7 +225,7 @@ class Bringup:
 
 def _register_failure(
     failure: Failure,
-    post: Post,
+    channels: Channels,
     context: StartContext,
     *,
     interface: str | None,
@@ -245,19 +233,21 @@ def _register_failure(
 ) -> NoReturn:
     """Register as a rank that can't take part, and raise the one report."""
     coordinator: FailureCoordinator | None = None
-    if post.rank == COORDINATOR:
-        coordinator = FailureCoordinator(post.size, deadline=context.deadline, hosts=post.mailbox.hosts)
+    if channels.rank == COORDINATOR:
+        coordinator = FailureCoordinator(
+            channels.size, deadline=context.deadline, hosts=channels.mailbox.hosts
+        )
     registration = Registration(
         context.host, None, list_interfaces(), interface, shared, failure, context.has_client
     )
-    post.send(COORDINATOR, Kind.REGISTRATION, registration)
-    until_go(post, context, coordinator, None)
+    channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+    until_up(channels, context, coordinator, None)
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
 
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Garbage collection off: to look through the messages of thousands of ranks again and again would take longest of all."""
+    """Garbage collection off: to scan the messages of thousands of ranks again and again would take longest of all."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -268,7 +258,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _import_for_client(protocol: Protocol) -> None:
-    """What the script's client needs, in a thread of its own; what can't be had is told where it is used.
+    """What the script's client needs, in a thread of its own; what can't be imported is reported where it is used.
 
     Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
     """
@@ -280,6 +270,6 @@ def _import_for_client(protocol: Protocol) -> None:
 
 
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
-    """Whether the script may run here, as far as the launcher tells: MPI, which knows, can't be asked before UCX is loaded."""
+    """Whether the script may run here, as far as the launcher shows: MPI, which knows, can't be asked before UCX is loaded."""
     launched = launchers.detect(environ)
     return launched is None or launched.rank == expected_client(options)

@@ -1,8 +1,9 @@
-"""What rank 0 does while the cluster starts: hear every rank, plan, start the scheduler, send each rank its part.
+"""What rank 0 does while the cluster starts: gather the registrations, plan, start the scheduler, send each rank its part.
 
-A state machine without MPI, processes or clocks of its own: it is given messages and the time, and says what to send.
+A state machine without MPI, processes or clocks of its own: it is given messages and the time, and sends messages.
 
-    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all -> GO to all
+    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all
+        -> CLUSTER_UP to all
 
 Over several hosts, between the plan and the scheduler, the reachability test:
 
@@ -28,14 +29,14 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
-from .events import Event
-from .messages import Go, Kind, Registration, Start
+from .channels import Event
+from .messages import Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, check_agreement, check_client
 
 __all__ = ["Coordinator", "Job"]
 
-#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some are told
-#: at once that there is no way, others wait in vain.
+#: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
+#: at once that there is no route, others wait in vain.
 GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
 
 
@@ -53,20 +54,12 @@ class Job:
     target: Target | None = None
     #: Keys of `plan.scaling` that the user has configured.
     configured: Collection[str] = ()
-    #: The deadline is nobody's wish, and may grow with the number of workers.
+    #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
 
 
 class ReachabilityTest:
-    """Every rank connects to where the scheduler is, or will be.
-
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    send : callable
-        ``send(rank, kind, payload)``.
-    """
+    """Every rank connects to where the scheduler is, or will be."""
 
     def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
         self._size = size
@@ -120,7 +113,7 @@ class Coordinator(FailureCoordinator):
     ) -> None:
         super().__init__(size, deadline=deadline, hosts=hosts)
         self.plan: Plan | None = None
-        #: By rank: what it told of its timeline when it was ready (nothing, unless the user wants it).
+        #: By rank: the steps of its timeline until it was ready (none, unless the user wants them).
         self.steps: dict[int, list[Step]] = {}
         self._job = job
         self._send = send
@@ -129,7 +122,7 @@ class Coordinator(FailureCoordinator):
         self._ready: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
-        self._go: Go | None = None
+        self._cluster: Cluster | None = None
 
     def handle(self, event: Event, now: float) -> bool:
         """Take one message; False when it is not for the coordinator."""
@@ -170,11 +163,11 @@ class Coordinator(FailureCoordinator):
         """The ranks that have not registered; once all have, those that are not ready yet."""
         return super().waiting_for or [rank for rank in range(self.size) if rank not in self._ready]
 
-    def _others_heard(self) -> int:
+    def _others_reported(self) -> int:
         return len(self._test.reached) if self._test.under_way else 0
 
-    def _patience(self) -> float:
-        return GATHER_UNREACHED if self._test.under_way else super()._patience()
+    def _report_timeout(self) -> float:
+        return GATHER_UNREACHED if self._test.under_way else super()._report_timeout()
 
     # -- the plan -----------------------------------------------------------------------------------------------
 
@@ -230,11 +223,11 @@ class Coordinator(FailureCoordinator):
         if target:
             self._test.connect(target, f"rank {role.rank} on {role.host}")
         else:
-            self._start_scheduler()  # which says better why nobody can listen there
+            self._start_scheduler()  # whose error says better why nobody can listen there
 
     def _start_scheduler(self) -> None:
-        assert self.plan is not None  # it says where
-        if self._job.target is not None:  # it is there
+        assert self.plan is not None  # the scheduler is started after it
+        if self._job.target is not None:  # it runs already
             self._on_address(self._job.target.address, None)
             return
         role = self.plan.scheduler
@@ -245,7 +238,7 @@ class Coordinator(FailureCoordinator):
     def _on_address(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""
         assert self.plan is not None  # the scheduler is started after the plan is made
-        self._go = Go(address, dashboard)
+        self._cluster = Cluster(address, dashboard)
         plan, target = self.plan, self._job.target
         memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
         host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
@@ -271,8 +264,8 @@ class Coordinator(FailureCoordinator):
 
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
-        assert self._go is not None  # as above
-        full = Go(self._go.address, self._go.dashboard, self.plan, self._config)
+        assert self._cluster is not None  # as above
+        full = Cluster(self._cluster.address, self._cluster.dashboard, self.plan, self._config)
         for rank in range(1, self.size):
-            self._send(rank, Kind.GO, full if rank == self.plan.client.rank else self._go)
+            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else self._cluster)
         self.outcome = full

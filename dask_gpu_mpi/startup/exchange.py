@@ -1,4 +1,4 @@
-"""The messages of the start, on one rank: heard and passed on until the cluster is up, or until the one report."""
+"""The messages of the start, on one rank: handled and passed on until the cluster is up, or until the one report."""
 
 from __future__ import annotations
 
@@ -9,34 +9,23 @@ from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.gathering import report_to_all
 
-from .events import BRISK, Event, Post
-from .messages import COORDINATOR, Go, Kind
+from .channels import POLL_BUSY, Channels, Event
+from .messages import COORDINATOR, Cluster, Kind
 from .progress import Progress
 from .registrations import FailureCoordinator
 from .relay import Relay
 from .start_context import StartContext
 
-__all__ = ["until_go"]
+__all__ = ["until_up"]
 
-#: Seconds beyond the start-up deadline after which a rank no longer believes that the coordinator lives.
+#: Seconds beyond the start-up deadline after which a rank takes the coordinator for dead.
 COORDINATOR_GRACE = 30.0
 
 
-def until_go(
-    post: Post, context: StartContext, coordinator: FailureCoordinator | None, relay: Relay | None
-) -> Go:
+def until_up(
+    channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Relay | None
+) -> Cluster:
     """Serve the start until the cluster is up.
-
-    Parameters
-    ----------
-    post : Post
-        Of this rank.
-    context : StartContext
-        What the rank starts with.
-    coordinator : FailureCoordinator or None
-        On rank 0.
-    relay : Relay or None
-        None: this rank can't take part.
 
     Raises
     ------
@@ -48,17 +37,17 @@ def until_go(
     signalled: Failure | None = None
     while True:
         if signalled is None and (signalled := context.signal_failure()) is not None:
-            post.send(COORDINATOR, Kind.FAILED, signalled)
+            channels.send(COORDINATOR, Kind.FAILED, signalled)
         if relay is not None:
             relay.poll()
-        events = post.events(BRISK)
+        events = channels.events(POLL_BUSY)
         for number, event in enumerate(events):
             if coordinator is not None and coordinator.handle(event, time.monotonic()):
                 continue
-            if _is(event, Kind.GO):
-                post.push_back(events[number + 1 :])
-                go: Go = event.payload
-                return go
+            if _is(event, Kind.CLUSTER_UP):
+                channels.push_back(events[number + 1 :])
+                cluster: Cluster = event.payload
+                return cluster
             if _is(event, Kind.FAIL):
                 raise event.payload.error(reported=True)
             if _is(event, Kind.START):
@@ -66,22 +55,22 @@ def until_go(
             if relay is not None:
                 relay.on_event(event)
         if coordinator is not None:
-            if (outcome := _tick(coordinator, progress, post, context)) is not None:
+            if (outcome := _tick(coordinator, progress, channels, context)) is not None:
                 return outcome
         elif time.monotonic() > deadline + COORDINATOR_GRACE:
             raise StartupError(
-                f"rank {post.rank} on {context.host} heard nothing from rank 0 until the start-up deadline"
+                f"rank {channels.rank} on {context.host}: no response from rank 0 before the start-up timeout (startup_timeout)"
             )
 
 
 def _is(event: Event, kind: Kind) -> bool:
-    """Whether this is a message of that kind: an agent has words of its own, some the same."""
+    """Whether this is a message of that kind: an agent has answers of the same names."""
     return event.source is not None and event.kind == kind
 
 
 def _tick(
-    coordinator: FailureCoordinator, progress: Progress, post: Post, context: StartContext
-) -> Go | None:
+    coordinator: FailureCoordinator, progress: Progress, channels: Channels, context: StartContext
+) -> Cluster | None:
     """Let the coordinator decide, and show how far the start has come."""
     now = time.monotonic()
     coordinator.tick(now)
@@ -91,12 +80,14 @@ def _tick(
             progress.show(now, *coordinator.progress())
         return None
     progress.clear()
-    if isinstance(outcome, Go):
+    if isinstance(outcome, Cluster):
         return outcome
     # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
-    alone = context.comm is None and post.size == 1
+    alone = context.comm is None and channels.size == 1
     if alone and launcher_check.wait_for_rank_0_to_report(context.environ):
         outcome.reported = True
-    if not outcome.fatal:  # else `ending_in_order` prints it and aborts: who does not answer can't be told
-        report_to_all(post.mailbox, outcome)
+    if (
+        not outcome.fatal
+    ):  # else `ending_in_order` prints it and aborts: a rank that does not respond can't be sent it
+        report_to_all(channels.mailbox, outcome)
     raise outcome

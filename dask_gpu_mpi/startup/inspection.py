@@ -1,4 +1,4 @@
-"""What one rank sees of its node, once its agent finds the options good: the agent, the GPUs, the inventory."""
+"""The inventory of one rank, once its agent has accepted the options: the agent, the GPUs, the node."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["await_agent", "inspect"]
 
 
 def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: int, size: int) -> Inventory:
-    """What this rank sees.
+    """The inventory of this rank.
 
     Raises
     ------
     DaskGpuMpiError
-        Its agent finds the options bad, NVML does not respond, or a signal came.
+        Its agent refuses the options, NVML does not respond, or a signal came.
     """
-    # First, since what it has to report may be why nobody has shown the GPUs.
+    # First: an error of the agent may be why the GPUs are not known.
     await_agent(agent, context)
     context.timeline.lap("wait for the agent")
     inventory = take_inventory(
@@ -48,7 +48,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
 
 
 def await_agent(agent: AgentProcess, context: StartContext) -> None:
-    """Wait until the agent has imported, and has found the options good."""
+    """Wait until the agent has imported, and has accepted the options."""
     while time.monotonic() < context.deadline:
         for kind, *payload in agent.events(0.05):
             if kind == Answer.PREPARED:
@@ -57,14 +57,14 @@ def await_agent(agent: AgentProcess, context: StartContext) -> None:
                 raise Failure(*payload).error(reported=False)
         if agent.lost:
             raise StartupError(
-                f"the agent ended before it was ready ({agent.exit_text()}); its last words are above"
+                f"the agent ended before it was ready ({agent.exit_text()}); see its output above"
             )
         context.raise_signal()
-    raise StartupError("the agent did not finish its imports within the start-up deadline (startup_timeout)")
+    raise StartupError("the agent did not finish its imports before the start-up timeout (startup_timeout)")
 
 
 def _gpus(agent: AgentProcess, context: StartContext, where: str, deadline: float) -> tuple[Gpu, ...] | None:
-    """The GPUs as they were before anything of ours was on them; None where nobody was to look."""
+    """The GPUs as they were before anything of ours was on them; None where nobody was to probe them."""
     while True:
         try:
             seen = agent.gpus(0.1)

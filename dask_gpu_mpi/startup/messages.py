@@ -12,14 +12,14 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
 
-__all__ = ["COORDINATOR", "Go", "Kind", "Registration", "Start"]
+__all__ = ["COORDINATOR", "Cluster", "Kind", "Registration", "Start"]
 
-#: Rank that hears all others and makes the plan.
+#: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
 
 
 class Kind(StrEnum):
-    """Kinds of messages between ranks; each says who sends it to whom."""
+    """Kinds of messages between ranks; each names its sender, its receivers and its payload."""
 
     #: Every rank to the coordinator: a `Registration`.
     REGISTRATION = "registration"
@@ -41,15 +41,15 @@ class Kind(StrEnum):
     READY = "ready"
     #: Any rank to the coordinator: a `Failure`.
     FAILED = "failed"
-    #: Coordinator to all: a `Go`.
-    GO = "go"
+    #: Coordinator to all: a `Cluster`; all its workers are there.
+    CLUSTER_UP = "cluster-up"
     #: Coordinator to all: the `Failure` that all raise.
     FAIL = FAIL
 
 
 @dataclass(frozen=True)
 class Registration:
-    """What a rank sends first: what it sees, or why it can't take part."""
+    """What a rank sends first: its inventory, or why it can't take part."""
 
     #: Where it runs.
     host: str
@@ -92,8 +92,8 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Go:
-    """The cluster is up."""
+class Cluster:
+    """A cluster that is up, as a rank knows it."""
 
     #: The scheduler's.
     address: str

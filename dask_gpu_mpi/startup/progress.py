@@ -11,7 +11,7 @@ from dask_gpu_mpi.base.streams import write
 
 __all__ = ["Progress"]
 
-#: Seconds before the first word, and between words: on a terminal, and elsewhere.
+#: Seconds before the first line, and between lines: on a terminal, and elsewhere.
 ON_TERMINAL, IN_FILE = 0.5, 10.0
 #: Hosts named at most.
 NAMED = 8
@@ -36,11 +36,11 @@ class Progress:
         self._shown = False
 
     def due(self, now: float) -> bool:
-        """Whether it is time to say something; asked before the numbers are put together."""
+        """Whether it is time for a line; asked before the numbers are counted."""
         return now >= self._next
 
     def show(self, now: float, ready: int, planned: int | None, hosts: Sequence[str]) -> None:
-        """Say how many workers are ready, and whom the rest is waiting for; nothing if it is too early to say it again.
+        """Print how many workers are ready, and which hosts are awaited; nothing while it is too early for another line.
 
         Parameters
         ----------
@@ -64,7 +64,7 @@ class Progress:
         self._write(f"dask_gpu_mpi: {count}, waiting for {' and '.join(parts) or 'the scheduler'}")
 
     def clear(self) -> None:
-        """Leave no half a line behind."""
+        """Remove the line that changes."""
         if self._terminal and self._shown:
             self._write("")
             self._shown = False

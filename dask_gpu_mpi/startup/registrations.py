@@ -9,8 +9,8 @@ from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.table import Options
 
-from .events import Event
-from .messages import Go, Kind, Registration
+from .channels import Event
+from .messages import Cluster, Kind, Registration
 
 __all__ = ["FailureCoordinator", "check_agreement", "check_client", "shared_options"]
 
@@ -32,7 +32,7 @@ SHARED = (
 
 
 class FailureCoordinator:
-    """Rank 0 where it can't take part itself: it hears what the other ranks have to report, and ends the start.
+    """Rank 0 where it can't take part itself: it gathers what the other ranks report, and ends the start.
 
     `Coordinator` makes a cluster besides.
 
@@ -49,7 +49,7 @@ class FailureCoordinator:
     def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
         self.size = size
         #: The end of the start, once it is known.
-        self.outcome: Go | DaskGpuMpiError | None = None
+        self.outcome: Cluster | DaskGpuMpiError | None = None
         self._deadline = deadline
         self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}
@@ -76,16 +76,16 @@ class FailureCoordinator:
         if self.outcome is not None:
             return
         if self._failed_at is not None:
-            heard = len(self._failures) + self._others_heard() == self.size
-            if heard or now > self._failed_at + self._patience():
-                self._give_up()
+            complete = len(self._failures) + self._others_reported() == self.size
+            if complete or now > self._failed_at + self._report_timeout():
+                self._end_with_report()
         elif now > self._deadline:
             text = "has not started its workers" if self._all_registered else "no response"
             for rank in self.waiting_for:
                 self._failures[rank] = Failure(
                     f"{text} before the start-up timeout (startup_timeout)", 1, of_a_rank=True
                 )
-            self._give_up(fatal=True)
+            self._end_with_report(fatal=True)
 
     def progress(self) -> tuple[int, int | None, list[str]]:
         """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
@@ -106,11 +106,11 @@ class FailureCoordinator:
     def _all_registered(self) -> bool:
         return len(self._registrations) == self.size
 
-    def _others_heard(self) -> int:
+    def _others_reported(self) -> int:
         """How many ranks without a failure need not be waited for."""
         return 0
 
-    def _patience(self) -> float:
+    def _report_timeout(self) -> float:
         """Seconds to wait for other failures after the first."""
         return GATHER_FAILURES
 
@@ -119,7 +119,7 @@ class FailureCoordinator:
         if self._failed_at is None:
             self._failed_at = now
 
-    def _give_up(self, *, fatal: bool = False) -> None:
+    def _end_with_report(self, *, fatal: bool = False) -> None:
         self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
 
     def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
@@ -145,8 +145,8 @@ def check_agreement(registrations: Sequence[Registration]) -> None:
         for (name, value), (_, found) in zip(first.shared_options, other.shared_options, strict=True):
             if value != found:
                 raise InputError(
-                    f"option {name} is {value!r} on rank 0 ({first.host}) and {found!r} on rank {rank} ({other.host}): "
-                    "it must be the same on all ranks"
+                    f"option {name} is {value!r} on rank 0 ({first.host}) and {found!r} on rank {rank} ({other.host}) "
+                    "(expected the same on all ranks)"
                 )
 
 

@@ -17,28 +17,18 @@ from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.table import Options
 
 from .agent_settings import scheduler_settings, worker_settings
-from .events import Event, Post
+from .channels import Channels, Event
 from .messages import COORDINATOR, Kind, Start
 
-__all__ = ["Relay", "SchedulerStart", "dashboard_link"]
+__all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
 
 
 class SchedulerStart:
-    """What the scheduler's rank does while the cluster starts.
+    """What the scheduler's rank does while the cluster starts."""
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    post : Post
-        Of this rank.
-    host : str
-        Where it runs.
-    """
-
-    def __init__(self, options: Options, post: Post, host: str) -> None:
+    def __init__(self, options: Options, channels: Channels, host: str) -> None:
         self._options = options
-        self._post = post
+        self._channels = channels
         self._host = host
         #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
         self._config: dict[str, Any] | None = None
@@ -52,13 +42,13 @@ class SchedulerStart:
         return self._config is not None
 
     def listen(self, address: str, tokens: Tokens) -> None:
-        """Listen where the scheduler will, so that all ranks can prove that they reach it, before anything starts there."""
+        """Listen at the address of the scheduler to come, for the reachability test."""
         try:
             self._listener = Listener(address, self._options.scheduler_port or 0, tokens)
         except OSError:
-            self._post.send(COORDINATOR, Kind.LISTENING, "")
+            self._channels.send(COORDINATOR, Kind.LISTENING, "")
         else:
-            self._post.send(COORDINATOR, Kind.LISTENING, f"{address}:{self._listener.port}")
+            self._channels.send(COORDINATOR, Kind.LISTENING, f"{address}:{self._listener.port}")
 
     def start(self, listen: str, config: dict[str, Any], device: str) -> None:
         """Have the agent start it."""
@@ -66,20 +56,17 @@ class SchedulerStart:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._post.agent is not None:
-            self._post.agent.send(
-                Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device)
-            )
+        self._channels.order(Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device))
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:
         """It is up: write the scheduler file, and report its address."""
         try:
             self._write_file(address, http_port, identity)
         except InputError as error:
-            self._post.send(COORDINATOR, Kind.FAILED, Failure.of(error))
+            self._channels.send(COORDINATOR, Kind.FAILED, Failure.of(error))
         else:
             link = dashboard_link(self._options, self._host, http_port)
-            self._post.send(COORDINATOR, Kind.ADDRESS, (address, link))
+            self._channels.send(COORDINATOR, Kind.ADDRESS, (address, link))
 
     def _write_file(self, address: str, http_port: int | None, identity: str) -> None:
         path = self._options.scheduler_file
@@ -87,30 +74,24 @@ class SchedulerStart:
             return
         write_scheduler_file(path, address, http_port, identity, self._config or {})
         self.file = (os.path.abspath(path), identity)
-        if self._post.agent is not None:
-            self._post.agent.send(Order.SCHEDULER_FILE, self.file)
+        self._channels.order(Order.SCHEDULER_FILE, self.file)
+
+
+def start_workers(channels: Channels, options: Options, start: Start) -> None:
+    """Have the agent of this rank start its workers."""
+    if channels.agent is not None:
+        settings = worker_settings(options, start, channels.agent.scratch or "")
+        channels.order(Order.START_WORKERS, (settings, start.workers, start.config))
 
 
 class Relay:
-    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up.
+    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up."""
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    post : Post
-        Of this rank.
-    host : str
-        Where it runs.
-    timeline : Timeline
-        Of this process.
-    """
-
-    def __init__(self, options: Options, post: Post, host: str, timeline: Timeline) -> None:
+    def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options
-        self._post = post
+        self._channels = channels
         self._timeline = timeline
-        self.scheduler = SchedulerStart(options, post, host)
+        self.scheduler = SchedulerStart(options, channels, host)
         #: This rank's part, once it is known.
         self.start: Start | None = None
         #: What the agent reported of workers already, for `Member`, which counts them.
@@ -122,7 +103,7 @@ class Relay:
         """Report what came of connecting to the scheduler's host, once that is known."""
         with contextlib.suppress(queue.Empty):
             failure = self._connected.get_nowait()
-            self._post.send(COORDINATOR, Kind.FAILED if failure else Kind.REACHED, failure)
+            self._channels.send(COORDINATOR, Kind.FAILED if failure else Kind.REACHED, failure)
 
     def on_event(self, event: Event) -> None:
         """Do what the coordinator wants, and report what the agent has done."""
@@ -132,7 +113,7 @@ class Relay:
         elif kind == Kind.LISTEN:
             self.scheduler.listen(*payload)
         elif kind == Kind.CONNECT:
-            # In a thread: it may take seconds, and rank 0 has others to hear.
+            # In a thread: it may take seconds, and rank 0 has messages of others to handle.
             threading.Thread(target=self._connect, args=payload, daemon=True).start()
         elif kind == Kind.SCHEDULER:
             self.scheduler.start(*payload)
@@ -156,32 +137,30 @@ class Relay:
             self._fail(Failure(f"its agent ended while it started ({payload[0]})", 1))
 
     def _fail(self, failure: Failure) -> None:
-        self._post.send(COORDINATOR, Kind.FAILED, failure)
+        self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
     def _connect(self, target: str, where: str, tokens: Tokens | None) -> None:
         host, _, port = target.rpartition(":")
         host = host.strip("[]")
         error = connect_to(host, int(port), tokens).error if tokens else connect_only(host, int(port))
         text = (
-            f"can't reach the scheduler's host at {target} ({where}): {error}; choose a network that leads there with interface "
-            "(--interface), or let the port through the firewall"
+            f"could not reach the scheduler's host at {target} ({where}): {error}. Fix: choose a network that leads there with "
+            "interface (--interface), or open the port in the firewall"
         )
         self._connected.put(Failure(text, 2) if error else None)
 
     def _start_workers(self, start: Start) -> None:
         self.start = start
-        self._timeline.lap("hello: wait for the plan and the scheduler")
-        agent = self._post.agent
-        if not start.workers:
+        self._timeline.lap("wait for the plan and the scheduler")
+        if start.workers:
+            start_workers(self._channels, self._options, start)
+        else:
             self._report_ready()
-        elif agent is not None:
-            settings = worker_settings(self._options, start, agent.scratch or "")
-            agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
 
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")
         steps = self._timeline.take() if self._options.timeline else []
-        self._post.send(COORDINATOR, Kind.READY, steps)
+        self._channels.send(COORDINATOR, Kind.READY, steps)
 
 
 def dashboard_link(options: Options, host: str, port: int | None) -> str | None:

@@ -19,7 +19,7 @@ from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.signals import Signals
 
-from .events import Post
+from .channels import Channels
 
 __all__ = ["StartContext"]
 
@@ -45,7 +45,7 @@ class StartContext:
     #: Whether other ranks know of this one by now.
     _has_met: bool = False
 
-    def meet(self, agent: AgentProcess | None) -> Post:
+    def meet(self, agent: AgentProcess | None) -> Channels:
         """Initialise MPI, and meet the other ranks.
 
         Raises
@@ -61,7 +61,7 @@ class StartContext:
         self._has_met = mailbox.size > 1
         if agent is not None:
             agent.send(Order.JOINED)
-        return Post(mailbox, agent)
+        return Channels(mailbox, agent)
 
     def signal_failure(self) -> Failure | None:
         """The failure that a signal has made of the start; None: there was none."""

@@ -66,7 +66,7 @@ def test_silent_host_at_the_end(mpirun: Mpi, bed: TestBed) -> None:
         codes,
         45,
         since=since,
-        says=("rank 1 of 2 did not answer at the end",),
+        says=("no response from rank 1 of 2 at the end",),
         tracebacks=None,
         scratch=True,
     )

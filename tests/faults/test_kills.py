@@ -102,7 +102,7 @@ def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
         + "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
     )
     job = start(mpirun, form, body)
-    end(mpirun, job, 3, 3.0, says=("it is started again in 0.5 s",))
+    end(mpirun, job, 3, 3.0, says=("restarting it in 0.5 s",))
 
 
 @pytest.mark.one_mpi
@@ -120,7 +120,7 @@ os.kill(parent_of(process_of('1')), signal.SIGKILL)
     after = "wait_for_names('0', '1')\nafter = client.run(loggers)\nassert before.keys() != after.keys()\n"
     same = "assert len({*before.values(), *after.values()}) == 1, (before, after)\nmark()\nsys.exit(3)\n"
     job = start(mpirun, "command", BUSY + loggers + RIGHT + after + same, options={"log_level": "error"})
-    end(mpirun, job, 3, 3.0, says=("its fork server has died", "it is started again in 0.5 s"))
+    end(mpirun, job, 3, 3.0, says=("its fork server has died", "restarting it in 0.5 s"))
 
 
 #: Shorter times between the starts of an agent.

@@ -126,6 +126,39 @@ def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> N
     end(mpirun, job, codes, 10, since=fault)
 
 
+@pytest.mark.parametrize(
+    ("form", "client", "rank"),
+    [
+        pytest.param("initialize", 0, 1, marks=pytest.mark.quick),
+        ("command", 1, 0),
+        ("bare", 0, 1),
+    ],
+)
+def test_sigterm_to_one_rank_without_the_script_alone(mpirun: Mpi, form: str, client: int, rank: int) -> None:
+    """It ends the job as one to the script's rank does: nobody waits for a rank that has left."""
+    job = start(mpirun, form, BODY, options={"client_rank": client} if client else None)
+    if form == "bare":
+        until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    else:
+        mark_time(job, "running")
+    fault = time.time()
+    os.kill(ranks_of(job)[rank], signal.SIGTERM)
+    end(mpirun, job, 143, 5, since=fault)
+    if form != "bare":
+        assert mark_time(job, "finally") >= fault
+        assert mark_time(job, "atexit") >= fault
+
+
+def test_sigterm_to_one_rank_alone_where_the_script_handles_it_itself(mpirun: Mpi) -> None:
+    """The script has set its own handler, and was sent nothing: it runs to its end."""
+    body = "signal.signal(signal.SIGTERM, lambda *_: mark('own'))\nmark('running')\ntime.sleep(8)\nmark()\n"
+    job = start(mpirun, "initialize", body)
+    mark_time(job, "running")
+    os.kill(ranks_of(job)[1], signal.SIGTERM)
+    end(mpirun, job, {0, 143}, 40)
+    assert not (job.directory / "mark-own").exists()
+
+
 WALLTIME = """
 calls = []
 

@@ -89,7 +89,7 @@ def test_a_network_that_leads_nowhere(mpirun: Mpi, bed: TestBed, tmp_path: Path)
     done = mpirun.run([*COMMAND, write(tmp_path)], 3, bed=bed, env=MPI_NETWORK)
     assert done.rc == 2, done.stderr
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    assert "ranks 1-2 of 3 on h2, h3: can't reach the scheduler's host at 10.99.0.1:" in report
+    assert "ranks 1-2 of 3 on h2, h3: could not reach the scheduler's host at 10.99.0.1:" in report
     assert "(rank 0 on h1)" in report
     assert "--interface" in report
     assert "Traceback" not in done.stderr

@@ -153,10 +153,15 @@ def test_execute_leaves_the_process_as_it_was(mpirun: Mpi) -> None:
     program = (
         TELL
         + """
-import copy, logging
+import atexit, copy, logging
 import dask
 from mpi4py import MPI
-from dask_gpu_mpi import execute
+
+at_exit, register, unregister = [], atexit.register, atexit.unregister
+atexit.register = lambda call: (at_exit.append(call), register(call))
+atexit.unregister = lambda call: (call in at_exit and at_exit.remove(call), unregister(call))
+
+from dask_gpu_mpi import execute, initialize
 from dask_gpu_mpi.options.table import register_defaults
 from distributed import Client
 
@@ -184,6 +189,7 @@ def state():
         "hook": sys.excepthook is hook,
         "silent": logging.getLogger("distributed").disabled,
         "duplicates": duplicates,
+        "variable": os.environ.get("DGM_RANK_PID"),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
 
@@ -212,6 +218,14 @@ tell(**{
     f"opened{world.rank}": open_files[3] - open_files[1],
 })
 
+session = initialize(exit=False, worker_class="distributed.Worker", dashboard=False)
+if session:
+    session.close()
+tell(**{
+    f"variable{world.rank}": os.environ.get("DGM_RANK_PID"),
+    f"at_exit{world.rank}": [call.__qualname__ for call in at_exit if call.__module__.startswith("dask_gpu_mpi.")],
+})
+
 # A hook that was put around ours stays.
 for turn in range(2):
     cluster(turn == 0)
@@ -225,6 +239,8 @@ tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
         assert told[f"changed{rank}"] == []
         assert told[f"states{rank}"] == [True] * 4
         assert told[f"opened{rank}"] == 0
+        assert told[f"variable{rank}"] is None
+        assert told[f"at_exit{rank}"] == ["finalize"]
     assert told["hooks0"] == [1, 1]
     assert told["hooks1"] == [0, 1]
     assert only_our_lines(done.stderr)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND
+from clusters import COMMAND, Driver
 from harness import Mpi
 
 SCRIPT = (
@@ -24,9 +24,9 @@ RANK = {
     "join the ranks",
     "inventory",
     "wait for the agent",
-    "hello: wait for the plan and the scheduler",
+    "wait for the plan and the scheduler",
     "start workers",
-    "ready: wait for go",
+    "wait for the other ranks",
     "close workers",
 }
 AGENT = {"python", "import", "configure", "fork", "close workers"}
@@ -78,6 +78,19 @@ def test_every_rank_tells_every_step(mpirun: Mpi, tmp_path: Path) -> None:
     # Its agent starts before the rank imports anything that takes long.
     assert mine["start the agent"]["ts"] + mine["start the agent"]["dur"] <= mine["import"]["ts"]
     assert mine["import"]["ts"] + mine["import"]["dur"] <= mine["import mpi4py, MPI_Init"]["ts"]
+
+
+@pytest.mark.mpi
+def test_the_end_of_a_cluster_without_a_script(mpirun: Mpi, tmp_path: Path) -> None:
+    path, file = tmp_path / "timeline.json", tmp_path / "scheduler.json"
+    job = mpirun.start([*COMMAND, "--timeline", str(path), "--scheduler-file", str(file)], 2)
+    job.wait_for("2 workers on 1 host", stream="stderr")
+    with Driver(file) as driver:
+        driver.ask("client.shutdown()")
+        job.wait(20).check(0)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert set(steps(events, 0, "rank")) >= RANK | {"wait for the ranks", "close the scheduler"}
+    assert set(steps(events, 1, "rank")) >= RANK | {"serve"}
 
 
 @pytest.mark.mpi

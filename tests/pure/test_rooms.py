@@ -31,6 +31,7 @@ ELSEWHERE = {
     "cli/main": "tests/pure/cli/test_templates.py, tests/mpi/test_bad_input.py, tests/mpi/test_main_job.py",
     "cli/plan": "starts MPI: tests/mpi/test_main_job.py, tests/mpi/test_bad_input.py",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
+    "cluster/messages": "plain data, no logic",
     "cluster/monitor": "a thread beside a script: tests/faults/test_kills.py, tests/faults/test_endings.py",
     "cluster/start": "starts MPI: tests/mpi, tests/faults/test_starts.py, tests/faults/test_signals.py",
     "mpi/finalize": "ends MPI: tests/mpi/test_mpi4py.py, tests/faults/test_endings.py",

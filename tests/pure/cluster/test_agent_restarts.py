@@ -1,4 +1,4 @@
-"""An agent that dies: how often, and when, it is started again."""
+"""An agent that dies: how often, and when, it is restarted."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.cluster import agent_restarts
-from dask_gpu_mpi.cluster.agent_restarts import DELAYS
+from dask_gpu_mpi.cluster.agent_restarts import DELAYS, AgentRestarts
 from dask_gpu_mpi.cluster.member import Member
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.startup.channels import Channels
+from dask_gpu_mpi.startup.messages import Start
 
 
 def test_an_agent_is_started_three_times_again() -> None:
-    assert len(DELAYS) == 3
-    assert list(DELAYS) == sorted(DELAYS)
-    assert DELAYS[0] > 0
+    assert DELAYS == (0.5, 2.0, 8.0)
 
 
 def test_an_agent_that_cannot_be_started_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Another try each time, then the rank is given up; nothing is raised."""
+    """Another try each time, then the rank is removed; nothing is raised."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(24, "Too many open files")
 
-    class Post:
+    class Silent:
         rank, agent = 1, None
         sent: list[Any]
 
@@ -41,9 +43,9 @@ def test_an_agent_that_cannot_be_started_again(
             self.sent.append(message)
 
     monkeypatch.setattr(agent_restarts, "start_agent", full)
-    post = Post()
+    channels = Silent()
     joined: Any = SimpleNamespace(
-        post=post,
+        channels=channels,
         options=SimpleNamespace(log_directory=None),
         environ={},
         host="h1",
@@ -55,9 +57,70 @@ def test_an_agent_that_cannot_be_started_again(
         if rank._restarts.due is not None:
             rank._restarts.due = 0.0
         rank.pump(0.0)
-    assert post.sent == [(0, "workers-ended", (1, True))]
+    assert channels.sent == [(0, "workers-ended", (1, True))]
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 4
     assert [text.rpartition(" in ")[2] for text in said[:3]] == ["0.5 s", "2 s", "8 s"]
-    assert said[1].endswith("could not be started (Too many open files); it is started again in 2 s")
+    assert said[1].endswith("could not be started (Too many open files); restarting it in 2 s")
     assert said[3].endswith("(Too many open files); rank 1 removed, continuing with the other ranks")
+
+
+class Agent:
+    """Notes what it is sent."""
+
+    scratch = "/scratch"
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def configure(self, configuration: Any) -> None:
+        self.sent.append(("configure", configuration.speaks))
+
+    def send(self, order: str, payload: Any = None) -> None:
+        self.sent.append((order, payload))
+
+
+def restarts(workers: tuple[str, ...] = ("1",)) -> tuple[AgentRestarts, Any]:
+    joined: Any = SimpleNamespace(
+        channels=Channels(SimpleNamespace(rank=1, size=2), None),  # type: ignore[arg-type]
+        options=Options(),
+        environ={"A": "1"},
+        host="h1",
+        start=Start("tls://h:1", "tls", None, workers, {}, {"key": "secret"}),  # type: ignore[arg-type]
+    )
+    return AgentRestarts(joined), joined.channels
+
+
+def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent, started = Agent(), []
+    monkeypatch.setattr(
+        agent_restarts, "start_agent", lambda *args, again: started.append((*args, again)) or agent
+    )
+    now = 100.0
+    monkeypatch.setattr(agent_restarts.time, "monotonic", lambda: now)
+    again, channels = restarts()
+    again.start_if_due()
+    again.lost("it died")
+    assert (again.due, again.tried) == (100.5, 1)
+    now = 100.5
+    again.start_if_due()
+    assert started == []
+    now = 100.6
+    again.start_if_due()
+    again.start_if_due()
+    assert started == [(Options(), {"A": "1"}, True)]
+    assert channels.agent is agent
+    assert again.due is None
+    again.start_workers()
+    orders = [
+        (order, payload if order != Order.START_WORKERS else payload[1:]) for order, payload in agent.sent
+    ]
+    workers = (Order.START_WORKERS, (("1",), {"key": "secret"}))
+    assert orders == [("configure", False), (Order.JOINED, None), workers]
+
+
+def test_an_agent_without_workers_is_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    again, _ = restarts(workers=())
+    again.lost("it died")
+    assert again.due is None
+    assert capsys.readouterr().err == ""

@@ -20,17 +20,16 @@ class Rank0:
         self, *, has_client: bool = True, attaches: bool = False, log_directory: Path | None = None
     ) -> None:
         self.said: list[Any] = []
-        post = SimpleNamespace(
+        channels = SimpleNamespace(
             size=3,
             mailbox=SimpleNamespace(send_all=lambda *message: self.said.append(message)),
             send=lambda *message: self.said.append(message),
         )
         workers = tuple(SimpleNamespace(rank=rank) for rank in (1, 2))
         self.joined: Any = SimpleNamespace(
-            post=post,
-            attaches=attaches,
-            go=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
-            options=SimpleNamespace(log_directory=log_directory, timeline=None),
+            channels=channels,
+            cluster=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
+            options=SimpleNamespace(log_directory=log_directory, timeline=None, scheduler=not attaches),
             steps={},
             timeline=SimpleNamespace(lap=lambda name: None),
         )
@@ -54,7 +53,7 @@ def test_a_stop_and_then_the_end_each_once() -> None:
 
 def test_without_a_script_a_lost_cluster_is_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank0(has_client=False)
-    rank.end.hear("over", (False, "the scheduler's process ended (exit code 9)"))
+    rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)"))
     rank.end.end_cluster(final=True, signal=15)  # too late
     assert (rank.said, rank.state, rank.ending.exit_code()) == ([("end",)], State.ENDING, 1)
     assert capsys.readouterr().err.count("the cluster is lost") == 1
@@ -68,8 +67,8 @@ def test_a_signal_ends_a_job_without_a_script() -> None:
 
 def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank0()
-    rank.end.hear("over", (False, "first"))
-    rank.end.hear("over", (False, "second"))
+    rank.end.on_message("over", (False, "first"))
+    rank.end.on_message("over", (False, "second"))
     assert (rank.said, rank.ending.lost) == ([("stop", "first")], "first")
     assert capsys.readouterr().err.splitlines() == ["dask_gpu_mpi: error: first: the cluster is lost"]
 
@@ -85,9 +84,9 @@ def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_no_worker_is_left(failed: tuple[bool, bool], attaches: bool, state: State, lost: str | None) -> None:
     rank = Rank0(attaches=attaches)
-    rank.end.hear("workers-ended", (1, failed[0]))
+    rank.end.on_message("workers-ended", (1, failed[0]))
     assert rank.state is State.RUNNING
-    rank.end.hear("workers-ended", (2, failed[1]))
+    rank.end.on_message("workers-ended", (2, failed[1]))
     assert (rank.state, rank.ending.lost) == (state, lost)
 
 
@@ -102,16 +101,16 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     rank = Rank0()
     rank.end.end_cluster(final=True)
     for closed in (0, 1):
-        rank.end.hear("closed", (closed, []))
-    rank.end.wait_for_ranks(0.0, lambda seconds: None)
+        rank.end.on_message("closed", (closed, []))
     assert rank.end.silent == [2]
+    rank.end.release_scheduler()
     assert rank.said[-1] == (1, "release")
     rank.end.finish(flushed=True)
     assert aborts == [1]
-    said = "dask_gpu_mpi: rank 2 of 3 did not answer at the end: the job is aborted\n"
+    said = "dask_gpu_mpi: no response from rank 2 of 3 at the end: aborting the job\n"
     assert capsys.readouterr().err == said
-    rank.end.hear("closed", (2, []))
-    rank.end.wait_for_silent(0.0, lambda seconds: None)
+    rank.end.on_message("closed", (2, []))
+    assert rank.end.silent == []
     rank.end.finish(flushed=True)
     assert aborts == [1]
     rank.end.finish(flushed=False)
@@ -128,6 +127,8 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     rank.end.leave_mark()
     assert not mark.exists()
     rank.end.end_cluster(final=True)
+    for closed in range(3):
+        rank.end.on_message("closed", (closed, []))
     rank.end.finish(flushed=False)
     assert not mark.exists()
     rank.end.finish(flushed=True)

@@ -57,6 +57,13 @@ def test_no_arrow(state: State, event: Cause) -> None:
     assert ending.state is state
 
 
+def test_what_was_expected_is_named() -> None:
+    with pytest.raises(RuntimeError, match="^CLOSE in state CLOSED: expected nothing$"):
+        at(State.CLOSED).on(Cause.CLOSE)
+    with pytest.raises(RuntimeError, match="^STOP in state STOPPED: expected END, CLOSE$"):
+        at(State.STOPPED).on(Cause.STOP)
+
+
 def test_the_table_has_these_arrows_only() -> None:
     assert set(TRANSITIONS) == set(State)
     assert sum(len(arrows) for arrows in TRANSITIONS.values()) == len(ARROWS)

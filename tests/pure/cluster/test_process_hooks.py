@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -15,8 +13,6 @@ from dask_gpu_mpi.cluster import process_hooks
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.script import excepthook
-
-WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
 
 @pytest.fixture(autouse=True)
@@ -58,25 +54,3 @@ def test_between_two_ends_nothing_is_raised() -> None:
     assert process_hooks._script_has_ended(frames[0])
     assert not process_hooks._script_has_ended(sys._getframe())
     assert not process_hooks._script_has_ended(None)
-
-
-def test_a_child_of_a_rank_starts_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DGM_RANK_PID", "")  # as it is afterwards
-    process_hooks.mark_children()
-    assert os.environ["DGM_RANK_PID"] == str(os.getpid())
-    process_hooks.refuse_children()  # the rank itself
-    code = (
-        "from dask_gpu_mpi.cluster.process_hooks import refuse_children\n"
-        "try:\n    refuse_children()\nexcept ValueError as error:\n    print(error)"
-    )
-
-    def child(**environ: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    assert "called in a child process of rank 1 of 2, which has its cluster already" in child(**WORLD)
-    assert child() == ""  # no launcher
-    assert child(**WORLD, DGM_RANK_PID="x") == ""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.cluster import session as session_module
-from dask_gpu_mpi.cluster.ending import Ending
-from dask_gpu_mpi.cluster.session import Session
-from dask_gpu_mpi.errors import ClusterLostError
+from dask_gpu_mpi.cluster.ending import Cause, Ending
+from dask_gpu_mpi.cluster.session import Session, announce
+from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
 
 
 class Member:
@@ -22,11 +25,11 @@ class Member:
     busy = False
 
     def __init__(self) -> None:
-        go = SimpleNamespace(
+        cluster = SimpleNamespace(
             plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
         )
         options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0)
-        self.joined = SimpleNamespace(go=go, environ={}, options=options)
+        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
         self.ending = Ending()
         self.done: list[bool] = []
 
@@ -34,6 +37,9 @@ class Member:
         self.done.append(final)
 
     def pump(self, timeout: float) -> None:
+        pass
+
+    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
         pass
 
     def launcher_gone(self) -> bool:
@@ -66,11 +72,41 @@ def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("ended after") == 1
 
 
-def test_where_the_other_ranks_go_on_a_close_is_their_end(member: Member) -> None:
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is taken away from what Python calls at the end of the process."""
+    calls: list[Any] = []
+    monkeypatch.setattr(session_module.atexit, "unregister", calls.append)
+    return calls
+
+
+def test_where_the_other_ranks_go_on_a_close_is_their_end(
+    member: Member,
+    unregistered: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And nothing is left to do when this process ends."""
+    monkeypatch.delenv(RANK_PID, raising=False)
+    mark_children()
     member.leave_open = True
-    with make(member):
-        pass
+    with make(member) as session:
+        assert RANK_PID in os.environ
     assert member.done == [True]
+    assert unregistered == [session._finish]
+    assert RANK_PID not in os.environ
+    session._finish()  # called when MPI is finalized
+    assert member.done == [True]
+    assert capsys.readouterr().err.count("ended after") == 1
+
+
+def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregistered: list[Any]) -> None:
+    with make(member) as session:
+        pass
+    assert unregistered == []
+    session._finish()
+    assert member.done == [False, True]
+    assert unregistered == [session._finish]
 
 
 def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
@@ -99,3 +135,120 @@ def test_a_lost_cluster_comes_first(member: Member) -> None:
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
         session._on_signal(15, None)
     assert lost.value.reported
+
+
+@pytest.mark.parametrize(
+    ("kinds", "nodes", "line"),
+    [
+        (["gpu"], ["a"], "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
+        (["gpu", "gpu", "cpu"], ["a", "b"], "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
+        (["cpu"], ["a"], "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
+    ],
+)
+def test_what_came_up(
+    kinds: list[str], nodes: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [SimpleNamespace(kind=kind) for kind in kinds]
+    plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
+    joined: Any = SimpleNamespace(
+        cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
+        options=SimpleNamespace(warnings=("of options",)),
+    )
+    announce(joined, 2.0)
+    assert capsys.readouterr().err.splitlines() == [
+        f"dask_gpu_mpi: {line}",
+        "dask_gpu_mpi: warning: of options",
+        "dask_gpu_mpi: warning: of the plan",
+        "dask_gpu_mpi: dashboard at http://d",
+    ]
+
+
+def test_why_a_client_has_lost_its_scheduler_is_awaited(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
+    waits: list[tuple[Callable[[], bool], float]] = []
+    monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: 100.0)
+    make(member)._await_reason()
+    ((done, limit),) = waits
+    assert limit == 101.0
+    for lost, over in itertools.product([False, True], repeat=2):
+        monkeypatch.setattr(session_module, "has_lost_client", lambda lost=lost: lost)
+        member.ending = Ending()
+        if over:
+            member.ending.on(Cause.STOP)
+        assert done() is (over or not lost)
+
+
+def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Session] = []
+    monkeypatch.setattr(Session, "_await_reason", lambda session: calls.append(session))
+    closed = make(member)
+    closed.close()
+    closed._finish()
+    assert calls == []
+    running = make(member)
+    running._finish()
+    assert calls == [running]
+
+
+@pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
+def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(session_module.os, "_exit", codes.append)
+    if attribute == "launcher":
+        monkeypatch.setattr(member, "launcher_gone", lambda: True)
+    else:
+        member.descriptors_lost = True
+    make(member)._finish()
+    assert codes == [1]
+
+
+def test_a_cluster_that_can_not_be_ended_aborts_the_job(
+    member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[str] = []
+    monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
+    monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    monkeypatch.setattr(member, "client_done", lambda final: 1 / 0)
+    make(member)._finish()
+    assert codes == ["abort 1", "exit 1"]
+    assert "could not end the cluster; aborting the job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
+    session = make(member)
+    session.address = address
+    assert session.security is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("x"), InputError("x")], ids=lambda error: type(error).__name__
+)
+def test_the_excepthook_stays_while_it_has_something_to_report(
+    error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost cluster, or an error of ours that is being raised."""
+    retired: list[bool] = []
+    monkeypatch.setattr(session_module.excepthook, "retire", lambda: retired.append(True))
+    session = make(member)
+    member.ending.lost = "the scheduler" if lost else None
+    try:
+        if error is not None:
+            raise error
+        session._give_back()
+    except Exception:
+        session._give_back()
+    assert bool(retired) is not (lost or isinstance(error, InputError))
+
+
+def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    session = make(member)
+    monkeypatch.setattr(session._walltime, "call_back", lambda *args: calls.append(args))
+    session.on_walltime(print)
+    session.on_walltime(print, before=30.0)
+    assert calls == [(print, 120.0), (print, 30.0)]

@@ -1,4 +1,4 @@
-"""The clients that a script leaves: which are closed, and which are given up."""
+"""The clients that a script leaves: which are closed, and which are abandoned."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_those_of_this_cluster_are_closed(clients: list[Client]) -> None:
     assert [client.status for client in clients] == ["running", "closed", "running", "running", "connecting"]
 
 
-def test_what_could_not_be_closed_is_given_up(clients: list[Client]) -> None:
+def test_what_could_not_be_closed_is_abandoned(clients: list[Client]) -> None:
     clients += [Client(fails=True), Client("closing", "tcp://other:2"), Client(address="tcp://other:2")]
-    dask_client.give_up_clients(HERE)
+    dask_client.abandon_clients(HERE)
     assert [client.status for client in clients] == ["closed", "closed", "running"]
 
 
@@ -59,7 +59,7 @@ def test_a_lost_client(clients: list[Client]) -> None:
 def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "distributed.client", raising=False)
     dask_client.close_clients(HERE)
-    dask_client.give_up_clients(HERE)
+    dask_client.abandon_clients(HERE)
     assert not dask_client.has_lost_client()
 
 

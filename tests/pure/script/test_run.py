@@ -231,6 +231,25 @@ def test_a_script_in_a_deleted_working_directory(tmp_path: Path, monkeypatch: py
         assert sys.path == after
         assert sys.argv == ["s.py"]
     with pytest.raises(
-        InputError, match=r"the script 's.py' does not exist \(the working directory was deleted\)"
+        InputError,
+        match=r"script 's.py' does not exist \(the working directory was deleted; expected a Python file\)",
     ):
         check_script("s.py")
+
+
+def test_a_script_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "s.py"
+    script.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.R_OK)  # root may read all
+    with pytest.raises(InputError, match="can't be read"):
+        check_script(str(script))
+
+
+def test_a_script_that_is_there(tmp_path: Path) -> None:
+    script = tmp_path / "s.py"
+    script.touch()
+    check_script(str(script))
+    with pytest.raises(InputError, match="is a directory"):
+        check_script(str(tmp_path))
+    with pytest.raises(InputError, match=r"'pan' does not exist .*did you mean the command 'plan'"):
+        check_script("pan", ["check", "plan"])

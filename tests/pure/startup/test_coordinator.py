@@ -12,9 +12,9 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
-from dask_gpu_mpi.startup.events import Event
-from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHARED = (("layout", "shared"),)
@@ -89,8 +89,8 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.coordinator.waiting_for == [1]
     assert driver.coordinator.outcome is None
     driver.tell(1, Kind.READY)
-    assert isinstance(driver.coordinator.outcome, Go)
-    assert driver.kinds()[-1] == (1, Kind.GO)
+    assert isinstance(driver.coordinator.outcome, Cluster)
+    assert [each for each in driver.kinds() if each[1] == Kind.CLUSTER_UP] == [(1, Kind.CLUSTER_UP)]
     # only the client rank is given the plan and the credentials
     assert driver.sent[-1][2].plan is None
     assert driver.sent[-1][2].config == {}
@@ -285,10 +285,53 @@ def test_all_that_do_not_reach_it_are_named() -> None:
 
 
 def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
+    """Twice the timeout of a connection, and a second."""
     driver = proving(2)
     driver.tell(1, Kind.FAILED, Failure("no way", 2), now=1.0)
-    driver.coordinator.tick(13.0)
+    driver.coordinator.tick(12.0)
+    assert driver.coordinator.outcome is None
+    driver.coordinator.tick(12.1)
     assert isinstance(driver.coordinator.outcome, InputError)
+
+
+def test_once_all_reach_it_failures_are_gathered_for_a_second() -> None:
+    driver = proving(2)
+    for rank in (0, 1):
+        driver.tell(rank, Kind.REACHED)
+    driver.tell(1, Kind.FAILED, Failure("no disk", 2), now=10.0)
+    driver.coordinator.tick(11.0)
+    assert driver.coordinator.outcome is None
+    driver.coordinator.tick(11.1)
+    assert isinstance(driver.coordinator.outcome, InputError)
+
+
+def test_a_failure_stops_the_start() -> None:
+    """What comes in afterwards starts nothing more."""
+    driver = proving(2)
+    driver.tell(0, Kind.FAILED, Failure("no disk", 2))
+    sent = len(driver.sent)
+    for rank in (0, 1):
+        driver.tell(rank, Kind.REACHED)
+    assert len(driver.sent) == sent
+    driver = Driver(1)
+    driver.tell(0, Kind.REGISTRATION, registration(0, 1))
+    driver.tell(0, Kind.FAILED, Failure("no disk", 2))
+    driver.tell(0, Kind.READY)
+    assert driver.coordinator.outcome is None
+
+
+def test_progress_counts_workers_of_ranks_that_are_ready() -> None:
+    driver = Driver(2)
+    assert driver.coordinator.progress() == (0, None, ["", ""])
+    for rank in (0, 1):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    assert driver.coordinator.progress() == (0, 2, ["a", "a"])
+    driver.tell(1, Kind.READY)
+    assert driver.coordinator.progress() == (1, 2, ["a"])
+
+
+def test_what_is_not_for_it() -> None:
+    assert not Driver(1).coordinator.handle(Event(0, Kind.START, None), 1.0)
 
 
 def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:

@@ -11,13 +11,13 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
 from dask_gpu_mpi.startup import exchange
-from dask_gpu_mpi.startup.events import Event
-from dask_gpu_mpi.startup.exchange import until_go
-from dask_gpu_mpi.startup.messages import Go, Kind, Registration, Start
+from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.exchange import until_up
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
 from dask_gpu_mpi.startup.registrations import FailureCoordinator
 from dask_gpu_mpi.startup.start_context import StartContext
 
-GO = Go("tls://h:1", None)
+UP = Cluster("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)
 
 
@@ -37,7 +37,7 @@ class Mailbox:
         return True
 
 
-class Post:
+class Channels:
     """One batch of events for each look; what the rank sends to itself comes with the next."""
 
     def __init__(self, rank: int, size: int, *batches: list[Event]) -> None:
@@ -77,8 +77,8 @@ def context(*, seconds: float = 30.0, signal: int | None = None, comm: Any = Non
     return StartContext({}, comm, True, now, now + seconds, signals, Timeline("rank"), "h")
 
 
-def serve(post: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Go:
-    return until_go(post, around, coordinator, relay)
+def serve(channels: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Cluster:
+    return until_up(channels, around, coordinator, relay)
 
 
 def registration(failure: Failure | None = None) -> Registration:
@@ -88,18 +88,20 @@ def registration(failure: Failure | None = None) -> Registration:
 def test_a_rank_that_takes_part_goes_on() -> None:
     later = Event(None, "workers-ended", [True])
     agents = Event(None, "ready", [1, []])
-    post = Post(1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.GO, GO), later])
+    channels = Channels(
+        1, 2, [], [Event(0, Kind.START, START), agents], [Event(0, Kind.CLUSTER_UP, UP), later]
+    )
     relay = Relay()
-    assert serve(post, context(), None, relay) is GO
+    assert serve(channels, context(), None, relay) is UP
     assert relay.events == [Event(0, Kind.START, START), agents]
     assert relay.polls == 3
-    assert post.pushed_back == [later]
+    assert channels.pushed_back == [later]
 
 
 def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
-    words = [Event(None, kind, []) for kind in (Kind.GO, Kind.FAIL, Kind.START)]
+    words = [Event(None, kind, []) for kind in (Kind.CLUSTER_UP, Kind.FAIL, Kind.START)]
     relay = Relay()
-    serve(Post(1, 2, words, [Event(0, Kind.GO, GO)]), context(), None, relay)
+    serve(Channels(1, 2, words, [Event(0, Kind.CLUSTER_UP, UP)]), context(), None, relay)
     assert relay.events == words
 
 
@@ -107,40 +109,40 @@ def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
 def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
     report = Failure("no GPU", 2, "PlacementError")
     with pytest.raises(PlacementError, match="no GPU") as caught:
-        serve(Post(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, relay)
+        serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, relay)
     assert caught.value.reported
 
 
 def test_a_rank_without_a_part_ignores_its_agent() -> None:
     lost = Event(None, "agent-lost", ["exit code 1", False])
-    post = Post(1, 2, [lost], [Event(0, Kind.FAIL, Failure("x", 1))])
+    channels = Channels(1, 2, [lost], [Event(0, Kind.FAIL, Failure("x", 1))])
     with pytest.raises(StartupError):
-        serve(post, context(), None, None)
-    assert post.sent == []
+        serve(channels, context(), None, None)
+    assert channels.sent == []
 
 
 def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     failure = Failure("bad option", 2, "OptionError")
-    post = Post(
+    channels = Channels(
         0,
         2,
         [Event(1, Kind.REGISTRATION, registration()), Event(0, Kind.REGISTRATION, registration(failure))],
     )
     with pytest.raises(OptionError, match="rank 0 of 2 on h: bad option") as caught:
-        serve(post, context(), FailureCoordinator(2, deadline=time.monotonic() + 30), None)
+        serve(channels, context(), FailureCoordinator(2, deadline=time.monotonic() + 30), None)
     assert caught.value.reported
     assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
-    ((kind, sent),) = post.mailbox.to_all
+    ((kind, sent),) = channels.mailbox.to_all
     assert (kind, sent.text, sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
 
 
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
-    post = Post(0, 2, [Event(0, Kind.REGISTRATION, registration())])
+    channels = Channels(0, 2, [Event(0, Kind.REGISTRATION, registration())])
     with pytest.raises(StartupError, match="rank 1 of 2: no response") as caught:
-        serve(post, context(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
+        serve(channels, context(), FailureCoordinator(2, deadline=time.monotonic() - 1), None)
     assert caught.value.fatal
     assert not caught.value.reported  # by who aborts the job
-    assert post.mailbox.to_all == []
+    assert channels.mailbox.to_all == []
     assert capsys.readouterr().err == ""
 
 
@@ -149,25 +151,28 @@ def test_worlds_of_one_report_once(
     silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exchange.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
-    post = Post(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure("bad", 2)))])
+    channels = Channels(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure("bad", 2)))])
     with pytest.raises(Exception, match="bad") as caught:
-        serve(post, context(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
+        serve(channels, context(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
     assert caught.value.reported  # type: ignore[attr-defined]
     assert ("bad" in capsys.readouterr().err) is not silent
 
 
 def test_a_signal_is_reported_once() -> None:
-    post = Post(1, 2, [], [], [Event(0, Kind.FAIL, Failure("SIGTERM", 143))])
+    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, Failure("SIGTERM", 143))])
     with pytest.raises(StartupError) as caught:
-        serve(post, context(signal=15), None, Relay())
+        serve(channels, context(signal=15), None, Relay())
     assert caught.value.exit_code == 143
-    assert post.sent == [(0, Kind.FAILED, Failure("SIGTERM came while the cluster started", 143))]
+    assert channels.sent == [(0, Kind.FAILED, Failure("SIGTERM came while the cluster started", 143))]
 
 
 def test_a_coordinator_that_is_silent_is_not_waited_for_for_ever() -> None:
+    assert exchange.COORDINATOR_GRACE == 30.0
     around = context(seconds=-exchange.COORDINATOR_GRACE - 1)
-    with pytest.raises(StartupError, match="rank 1 on h heard nothing from rank 0"):
-        serve(Post(1, 2), around, None, None)
+    with pytest.raises(
+        StartupError, match="rank 1 on h: no response from rank 0 before the start-up timeout"
+    ):
+        serve(Channels(1, 2), around, None, None)
     # a start message may give more time
-    post = Post(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.GO, GO)])
-    assert serve(post, around, None, Relay()) is GO
+    channels = Channels(1, 2, [Event(0, Kind.START, START)], [], [Event(0, Kind.CLUSTER_UP, UP)])
+    assert serve(channels, around, None, Relay()) is UP

@@ -10,7 +10,7 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Registration
 from dask_gpu_mpi.startup.registrations import (
     GATHER_FAILURES,
@@ -87,7 +87,7 @@ def test_the_first_failure_of_a_rank_counts() -> None:
     assert str(coordinator.outcome) == "bad"
 
 
-@pytest.mark.parametrize("kind", [Kind.READY, Kind.GO, Kind.FAIL, "prepared"])
+@pytest.mark.parametrize("kind", [Kind.READY, Kind.CLUSTER_UP, Kind.FAIL, "prepared"])
 def test_what_is_not_for_it(kind: str) -> None:
     assert not FailureCoordinator(1, deadline=1.0).handle(Event(0, kind, None), 0.0)
     assert not FailureCoordinator(1, deadline=1.0).handle(Event(None, Kind.FAILED, None), 0.0)

@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.events import Event
+from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 
@@ -26,7 +26,7 @@ WORKER = WorkerPlan(
 
 
 class Recorder:
-    """Post and agent in one: it notes what is sent."""
+    """Channels and agent in one: it notes what is sent."""
 
     scratch = "/scratch"
 
@@ -34,44 +34,46 @@ class Recorder:
         self.agent: Any = self
         self.sent: list[tuple[Any, ...]] = []
 
-    def send(self, *words: Any) -> None:
-        self.sent.append(words)
+    def send(self, *message: Any) -> None:
+        self.sent.append(message)
+
+    order = send
 
 
 def relay(**options: Any) -> tuple[Relay, Recorder]:
-    post: Any = Recorder()
-    return Relay(Options(**options), post, "h", Timeline("rank")), post
+    channels: Any = Recorder()
+    return Relay(Options(**options), channels, "h", Timeline("rank")), channels
 
 
 def start(*workers: WorkerPlan) -> Start:
     return Start("tls://h:1", "tls", "127.0.0.1", workers, {}, {"key": "secret"}, delay=0.5, limit=400.0)
 
 
-def until_reported(rank: Relay, post: Recorder) -> tuple[Any, ...]:
+def until_reported(rank: Relay, channels: Recorder) -> tuple[Any, ...]:
     limit = time.monotonic() + 30
-    while not post.sent and time.monotonic() < limit:
+    while not channels.sent and time.monotonic() < limit:
         rank.poll()
         time.sleep(0.01)
-    (report,) = post.sent
+    (report,) = channels.sent
     return report
 
 
 def test_the_agent_starts_the_workers_of_its_rank() -> None:
-    rank, post = relay(startup_timeout=300.0)
+    rank, channels = relay(startup_timeout=300.0)
     rank.on_event(Event(0, Kind.START, start(WORKER)))
-    ((order, (settings, workers, config)),) = post.sent
+    ((order, (settings, workers, config)),) = channels.sent
     assert (order, workers, config) == ("workers", (WORKER,), {"key": "secret"})
     assert (settings.address, settings.local_directory, settings.delay) == ("tls://h:1", "/scratch", 0.5)
     assert settings.death_timeout == 400.0
     assert rank.start is not None
     rank.on_event(Event(None, "ready", [1, []]))
-    assert post.sent[1:] == [(0, Kind.READY, [])]
+    assert channels.sent[1:] == [(0, Kind.READY, [])]
 
 
 def test_a_rank_without_workers_is_ready_at_once() -> None:
-    rank, post = relay()
+    rank, channels = relay()
     rank.on_event(Event(0, Kind.START, start()))
-    assert post.sent == [(0, Kind.READY, [])]
+    assert channels.sent == [(0, Kind.READY, [])]
 
 
 @pytest.mark.parametrize(
@@ -87,40 +89,40 @@ def test_a_rank_without_workers_is_ready_at_once() -> None:
     ],
 )
 def test_what_the_agent_reports_fails_the_start(kind: str, payload: list[Any], failure: Failure) -> None:
-    rank, post = relay()
+    rank, channels = relay()
     rank.on_event(Event(None, kind, payload))
-    assert post.sent == [(0, Kind.FAILED, failure)]
+    assert channels.sent == [(0, Kind.FAILED, failure)]
 
 
 def test_an_agent_may_report_the_class_of_its_error() -> None:
-    rank, post = relay()
+    rank, channels = relay()
     rank.on_event(Event(None, "failed", ["worker_options: no", 2, "OptionError"]))
-    assert type(post.sent[0][2].error(reported=True)).__name__ == "OptionError"
+    assert type(channels.sent[0][2].error(reported=True)).__name__ == "OptionError"
 
 
 def test_workers_that_end_early_are_for_later() -> None:
-    rank, post = relay()
+    rank, channels = relay()
     events = [Event(None, "worker-failed", ["a", "why"]), Event(None, "workers-ended", [True])]
     for event in events:
         rank.on_event(event)
     assert rank.early == events
-    assert post.sent == []
+    assert channels.sent == []
 
 
 def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
-    rank, post = relay(scheduler_file=str(path), scheduler_port=4711, dashboard_address=":8787")
+    rank, channels = relay(scheduler_file=str(path), scheduler_port=4711, dashboard_address=":8787")
     assert not rank.scheduler.started
     rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {"key": "secret"}, "GPU-x")))
     assert rank.scheduler.started
-    ((order, settings),) = post.sent
+    ((order, settings),) = channels.sent
     assert order == "scheduler"
     assert (settings.host, settings.port, settings.device) == ("10.0.0.1", 4711, "GPU-x")
     assert settings.config == {"key": "secret"}
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
     file = (str(path), "Scheduler-1")
     assert rank.scheduler.file == file
-    assert post.sent[1:] == [
+    assert channels.sent[1:] == [
         ("scheduler-file", file),
         (0, Kind.ADDRESS, ("tls://10.0.0.1:4711", "http://h:8787/status")),
     ]
@@ -128,10 +130,10 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
 
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
-    rank, post = relay(scheduler_file=str(tmp_path / "nowhere" / "scheduler.json"))
+    rank, channels = relay(scheduler_file=str(tmp_path / "nowhere" / "scheduler.json"))
     rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {}, "")))
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
-    to, kind, failure = post.sent[-1]
+    to, kind, failure = channels.sent[-1]
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
     assert "can't be written" in failure.text
     assert rank.scheduler.file is None
@@ -143,9 +145,9 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     scheduler.on_event(Event(0, Kind.LISTEN, ("127.0.0.1", tokens)))
     ((to, kind, target),) = heard.sent
     assert (to, kind) == (0, Kind.LISTENING)
-    rank, post = relay()
+    rank, channels = relay()
     rank.on_event(Event(0, Kind.CONNECT, (target, "rank 0 on h", tokens)))
-    assert until_reported(rank, post) == (0, Kind.REACHED, None)
+    assert until_reported(rank, channels) == (0, Kind.REACHED, None)
     # the scheduler takes the port over
     scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "")))
     again = Listener("127.0.0.1", int(target.rpartition(":")[2]), tokens)
@@ -155,18 +157,20 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
 def test_a_rank_that_does_not_reach_it_reports_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    rank, post = relay()
+    rank, channels = relay()
     rank.on_event(Event(0, Kind.CONNECT, (f"127.0.0.1:{port}", "rank 0 on h", Tokens())))
-    to, kind, failure = until_reported(rank, post)
+    to, kind, failure = until_reported(rank, channels)
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
-    assert failure.text.startswith(f"can't reach the scheduler's host at 127.0.0.1:{port} (rank 0 on h): ")
+    assert failure.text.startswith(
+        f"could not reach the scheduler's host at 127.0.0.1:{port} (rank 0 on h): "
+    )
 
 
 def test_a_port_that_is_taken_is_the_schedulers_to_report() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        rank, post = relay(scheduler_port=server.getsockname()[1])
+        rank, channels = relay(scheduler_port=server.getsockname()[1])
         rank.on_event(Event(0, Kind.LISTEN, ("127.0.0.1", Tokens())))
-    assert post.sent == [(0, Kind.LISTENING, "")]
+    assert channels.sent == [(0, Kind.LISTENING, "")]
 
 
 @pytest.mark.parametrize(

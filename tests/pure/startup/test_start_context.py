@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.start_context import StartContext
 
 
@@ -19,6 +22,12 @@ class Signals:
 
 class Agent:
     closed: float | None = None
+
+    def __init__(self) -> None:
+        self.orders: list[str] = []
+
+    def send(self, order: str) -> None:
+        self.orders.append(order)
 
     def close(self, timeout: float) -> None:
         self.closed = timeout
@@ -53,7 +62,7 @@ def test_an_error_that_is_fatal_aborts_the_job(
     with pytest.raises(StartupError), context().ending_in_order(agent):
         raise error
     assert codes == [1]
-    assert agent.closed is not None
+    assert agent.closed == 1.0
     assert capsys.readouterr().err == "dask_gpu_mpi: error: nobody there\n"
 
 
@@ -68,3 +77,31 @@ def test_a_defect_does_not_leave_other_ranks_waiting(met: bool, monkeypatch: pyt
     with pytest.raises(InputError), around.ending_in_order(None):
         raise InputError("the others know")
     assert codes == ([1] if met else [])
+
+
+@pytest.mark.parametrize(("size", "met"), [(1, False), (2, True)])
+@pytest.mark.parametrize("given", [False, True])
+def test_the_ranks_meet(size: int, met: bool, given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(
+        start_context, "Mailbox", lambda *args, **_: calls.append(args) or SimpleNamespace(rank=0, size=size)
+    )
+    mpi = SimpleNamespace(COMM_WORLD="world")
+    monkeypatch.setattr(start_context, "load_mpi", lambda environ, host: mpi)
+    around = context()
+    if given:
+        around.comm = "mine"
+    agent: Any = Agent()
+    channels = around.meet(agent)
+    assert calls == [("mine" if given else "world", around.host, around.deadline)]
+    assert (channels.size, channels.agent, around._has_met) == (size, agent, met)
+    assert agent.orders == [Order.JOINED]
+    assert around.meet(None).agent is None
+
+
+def test_an_interrupted_start_of_the_user_is_no_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_gpu_mpi.startup.start_context.abort", lambda code: pytest.fail("aborted"))
+    around = context()
+    around._has_met = True
+    with pytest.raises(KeyboardInterrupt), around.ending_in_order(None):
+        raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""One stream of what happens to a rank: messages of other ranks, and what its agent says."""
+"""The channels of a rank, to the other ranks and to its agent, as one stream of events."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import time
 from typing import Any, NamedTuple
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.orders import Answer
+from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
-__all__ = ["BRISK", "CALM", "Event", "Post"]
+__all__ = ["POLL_BUSY", "POLL_IDLE", "Channels", "Event"]
 
-#: Seconds between looks: while something is under way, and otherwise (0.6 % of a core at most).
-BRISK, CALM = 0.01, 0.1
+#: Seconds between polls: while something is under way, and otherwise (0.6 % of a core at most).
+POLL_BUSY, POLL_IDLE = 0.01, 0.1
 
 
 class Event(NamedTuple):
-    """Something that happened."""
+    """A message of a rank, or an answer of this rank's agent."""
 
     #: The rank that sent it; None: this rank's own agent.
     source: int | None
@@ -27,16 +27,8 @@ class Event(NamedTuple):
     payload: Any
 
 
-class Post:
-    """Where a rank hears and tells.
-
-    Parameters
-    ----------
-    mailbox : Mailbox
-        Of this rank.
-    agent : AgentProcess or None
-        None where the rank could not start one.
-    """
+class Channels:
+    """The mailbox of a rank and the control pipe of its agent."""
 
     def __init__(self, mailbox: Mailbox, agent: AgentProcess | None) -> None:
         self.mailbox = mailbox
@@ -51,14 +43,19 @@ class Post:
         """Send a message to a rank, also to this one."""
         self.mailbox.send(rank, kind, payload)
 
+    def order(self, order: Order, payload: Any = None) -> None:
+        """Send an order to this rank's agent, if it has one."""
+        if self.agent is not None:
+            self.agent.send(order, payload)
+
     def push_back(self, events: list[Event]) -> None:
-        """Let somebody else have these: `events` returns them first, the next time."""
+        """Put events back for the next reader: `events` returns them first."""
         self._waiting = [*events, *self._waiting]
 
     def events(self, timeout: float) -> list[Event]:
-        """What has happened, after waiting at most `timeout` seconds.
+        """The events since the last call, after waiting at most `timeout` seconds for one.
 
-        An agent that has died is told once, as ``agent-lost``, and is gone from here then.
+        An agent that has died is reported once, as `Answer.LOST`, and dropped.
         """
         events, self._waiting = self._waiting, []
         events += [Event(*mail) for mail in self.mailbox.receive()]

@@ -1,0 +1,32 @@
+"""The kinds of messages that ranks send each other from the moment the cluster is up until the end."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["EndKind"]
+
+
+class EndKind(StrEnum):
+    """Kinds of messages; each names its sender, its receivers and its payload.
+
+    >>> EndKind.WORKERS_ENDED == "workers-ended"  # as it is sent
+    True
+    """
+
+    #: Rank 0 to all: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
+    STOP = "stop"
+    #: Rank 0 to all: the job ends.
+    END = "end"
+    #: Rank 0 to the scheduler's rank: all workers have closed, the scheduler may close.
+    RELEASE = "release"
+    #: Client rank to rank 0, rank 0 to all: the script runs its `finally` after a signal.
+    BUSY = "busy"
+    #: Every rank to rank 0: ``(rank, steps of its timeline)``, its workers have closed.
+    CLOSED = "closed"
+    #: Any rank to rank 0: ``(final, lost)``, the cluster is over. `final`: the script has ended too; `lost`: how it was lost.
+    OVER = "over"
+    #: Any rank to rank 0: ``(rank, failed)``, all its workers have ended by themselves; whether one of them failed.
+    WORKERS_ENDED = "workers-ended"
+    #: Any rank without the script to rank 0, which passes it on to the client rank: the number of the signal that it was sent.
+    SIGNAL = "signal"

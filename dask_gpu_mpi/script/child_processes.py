@@ -1,0 +1,54 @@
+"""The processes that a script starts: they may not bring up a cluster while the script's rank has one."""
+
+from __future__ import annotations
+
+import os
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.mpi import launchers
+from dask_gpu_mpi.mpi.local_ranks import is_child_of
+
+__all__ = ["mark_children", "refuse_children", "unmark_children"]
+
+#: Variable in the environment of the script's children: process id of the rank.
+RANK_PID = "DGM_RANK_PID"
+#: Its value before this process marked its children: where it is itself a child of a rank, below another launcher.
+_before: str | None = None
+
+
+def mark_children() -> None:
+    """Let the script's children know whose children they are (`refuse_children`)."""
+    global _before
+    own = str(os.getpid())
+    if os.environ.get(RANK_PID) != own:
+        _before = os.environ.get(RANK_PID)
+        os.environ[RANK_PID] = own
+
+
+def unmark_children() -> None:
+    """The cluster is over, and the program continues: its environment is what it was before."""
+    if os.environ.get(RANK_PID) != str(os.getpid()):
+        return
+    if _before is None:
+        del os.environ[RANK_PID]
+    else:
+        os.environ[RANK_PID] = _before
+
+
+def refuse_children() -> None:
+    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
+
+    Raises
+    ------
+    InputError
+        This is one. Raised here and now: the other ranks are in the cluster of the rank.
+    """
+    rank = os.environ.get(RANK_PID, "")
+    launched = launchers.detect(os.environ) if rank.isdigit() else None
+    if launched is not None and is_child_of(int(rank)):
+        size = "" if launched.size is None else f" of {launched.size}"
+        raise InputError(
+            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
+            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
+            "child; a child may connect with Client(session.address, security=session.security)"
+        )
