@@ -64,7 +64,7 @@ class Answer(StrEnum):
 class Configuration:
     """The first frame: what the agent must know before it starts anything."""
 
-    #: As the user set it.
+    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
     worker_class: str | type
     #: As the user set it.
     worker_options: dict[str, Any]
@@ -81,6 +81,8 @@ class Configuration:
     shutdown_timeout: float = 10.0
     #: Where log files go, instead of standard error.
     log_directory: str | None = None
+    #: The network interface that the user set, for workers of the user's own class.
+    interface: str | None = None
     #: When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
     #: same for all processes of a host, so that all its agents count alike.
     mpi_deadline: float = math.inf
@@ -111,7 +113,7 @@ class SchedulerSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What all workers of a rank have in common."""
+    """What all workers of a rank have in common, beside the `Configuration`: what is known only once there is a plan."""
 
     #: The scheduler's.
     address: str
@@ -119,19 +121,9 @@ class WorkerSettings:
     protocol: str
     #: Address to listen on; None where the user's class chooses by itself.
     host: str | None
-    #: The interface that the user asked for.
-    interface: str | None
-    #: Scratch of this rank; each worker makes a directory of its own in it.
-    local_directory: str
     #: Seconds after which a worker that can't reach the scheduler gives up.
     death_timeout: float
-    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
-    worker_class: str | type
-    #: As the user set it, checked.
-    worker_options: dict[str, Any] = field(default_factory=dict)
     #: Bytes of each device, by UUID.
     device_memory: dict[str, int] = field(default_factory=dict)
-    #: Where each worker's log file goes.
-    log_directory: str | None = None
     #: Seconds to wait before they are started.
     delay: float = 0.0

@@ -67,5 +67,5 @@ class AgentRestarts:
         """Give the new agent this rank's workers."""
         agent, start = self._post.agent, self._joined.start
         if agent is not None:
-            settings = worker_settings(self._joined.options, start, agent.scratch or "")
+            settings = worker_settings(self._joined.options, start)
             agent.send(Order.START_WORKERS, (settings, start.workers, start.config))

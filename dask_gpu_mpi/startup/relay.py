@@ -175,7 +175,7 @@ class Relay:
         if not start.workers:
             self._report_ready()
         elif agent is not None:
-            settings = worker_settings(self._options, start, agent.scratch or "")
+            settings = worker_settings(self._options, start)
             agent.send(Order.START_WORKERS, (settings, start.workers, start.config))
 
     def _report_ready(self) -> None:

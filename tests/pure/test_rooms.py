@@ -22,7 +22,6 @@ ELSEWHERE = {
     "agent/orders": "plain data, no logic",
     "agent/scheduler": "a process with Dask's scheduler: tests/mpi/test_joining.py, tests/faults/test_kills.py",
     "agent/serve": "the event loop of such a process: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
-    "agent/worker_plugins": "of workers that run: tests/faults/test_kills.py, tests/mpi/test_surroundings.py",
     "agent/workers": "workers that run: tests/mpi/test_endings.py, tests/mpi/test_scratch.py, tests/faults/test_kills.py",
     "check/rank": "starts MPI: tests/mpi/test_check.py",
     "check/run": "starts MPI: tests/mpi/test_check.py, tests/hosts/test_check.py",
