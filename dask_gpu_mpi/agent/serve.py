@@ -85,7 +85,6 @@ class Agent:
             # process is given its own GPU.
             hide_gpus(os.environ)
             self._ucx = start_ucx_aside()
-        os.set_blocking(self._reader.fd, False)
         self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)
@@ -131,20 +130,15 @@ class Agent:
             self.answer(Answer.WORKER_FAILED, name, why)
 
     def _on_control(self) -> None:
+        orders: list[Any] = []
         try:
-            chunk = os.read(self._reader.fd, 1 << 16)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._stop.set()
-            return
-        try:
-            orders = self._reader.feed(chunk)
+            orders = self._reader.read()
         except Exception as error:  # a class that can't be imported here, say
             self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
-            return
         for order in orders:
             self._carry_out(*order)
+        if self._reader.eof:
+            self._stop.set()
 
     def _carry_out(self, order: Order, payload: Any) -> None:
         self._joined = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -202,16 +204,14 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         elif any(isinstance(number, bool) for number in value.values()):
             raise TypeError
         found = {str(name): float(number) for name, number in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        found = {"": -1.0}
-    for name, number in found.items():
         # CUDAWorker reads a text, in which a name with one of these would be another name
-        if not name or any(char in name for char in "=, \n\t") or not 0 <= number < float("inf"):
-            raise OptionError(
-                f"{origin}: invalid value {show(value)} "
-                '(expected names and numbers, such as {"FOO": 1} or "FOO=1 BAR=2")'
-            )
-    return found
+        if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
+            return found
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise OptionError(
+        f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'
+    )
 
 
 def _check_together(options: Mapping[str, Any], where: str) -> None:

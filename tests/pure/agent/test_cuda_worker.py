@@ -52,8 +52,9 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
 
-def made(**options: Any) -> Any:
-    settings = WorkerSettings("tls://h:1", "tls", "10.0.0.1", 5.0, {"GPU-x": 80 * GB, "GPU-y": 1})
+def made(memory: dict[str, int] | None = None, /, **options: Any) -> Any:
+    sizes = {"GPU-x": 80 * GB, "GPU-y": 1} if memory is None else memory
+    settings = WorkerSettings("tls://h:1", "tls", "10.0.0.1", 5.0, sizes)
     given = configuration(
         Options(worker_class=CUDAWorker, worker_options=options, log_directory="/logs"), speaks=False
     )
@@ -125,6 +126,10 @@ def test_the_users_options_win() -> None:
         60,
         "h.example",
     )
+
+
+def test_a_device_of_unknown_size_has_dask_cudas_default() -> None:
+    assert made({}).given["device_memory_limit"] == "default"
 
 
 def test_sizes_are_of_the_workers_own_device() -> None:

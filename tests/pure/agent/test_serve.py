@@ -203,6 +203,32 @@ def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answ
     assert bench.run((Order.START_SCHEDULER, SCHEDULER))[0] == answer
 
 
+def test_an_agent_without_its_fork_server_ends_and_says_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+    bench.agent()._on_fork_server_end()
+    assert codes == [1]
+    assert bench.answers.read() == [(Answer.ENDED, "its fork server has died")]
+
+
+def test_only_a_fork_server_of_our_own_is_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Any] = []
+    monkeypatch.setattr(serve, "watch_fork_server", lambda loop, on_end: watched.append(on_end))
+    bench.run((Order.JOINED, None))
+    assert watched == []
+
+    async def whole() -> None:
+        agent = bench.agent()
+        agent._own_server = True
+        await agent.run([(Order.CLOSE, None)])
+
+    bench.control_out, bench.control = os.pipe()
+    asyncio.run(whole())
+    assert len(watched) == 1
+
+
 def test_orders_come_in_frames(bench: Bench) -> None:
     async def send(agent: Any) -> None:
         for order, payload in (

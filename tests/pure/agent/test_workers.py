@@ -165,7 +165,21 @@ def test_a_worker_that_does_not_start_is_reported_with_its_cause(bench: Bench) -
 
 def test_a_worker_that_does_not_start_is_reported_with_its_last_output(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "last-output-12").write_text("two\nlines\n")
-    said = error_of(bench, not_started(), Nanny(11), Nanny(12), device="GPU-x")
+
+    class Late(Nanny):
+        """Its process is there a moment later."""
+
+        polls = 0
+
+        @property
+        def process(self) -> Any:
+            self.polls += 1
+            return SimpleNamespace(pid=12) if self.polls > 1 else None
+
+        @process.setter
+        def process(self, value: Any) -> None: ...
+
+    said = error_of(bench, not_started(), Late(), device="GPU-x")
     assert said == "worker a (GPU GPU-x) did not start: OSError: the cause; its last output:\ntwo\nlines"
 
 
@@ -232,7 +246,7 @@ def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.Monke
     async def run() -> bool:
         plain = Plain()
         await bench.start(a=plain)
-        plain.ended.set()
+        asyncio.get_running_loop().call_later(0.02, plain.ended.set)
         return await bench.workers.follow()
 
     assert asyncio.run(run()) is False
