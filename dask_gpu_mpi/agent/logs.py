@@ -46,7 +46,7 @@ class _SilentAtTheEnd(logging.Filter):
         # A worker whose heartbeat fails has lost its scheduler, and closes next; it logs that as well, with four tracebacks.
         if "during heartbeat" in str(record.msg):
             return False
-        return _ending[0] == 0 and not _worker_is_closing()
+        return not (_ending[0] or _worker_is_closing())
 
 
 def _worker_is_closing() -> bool:
@@ -117,7 +117,7 @@ def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
 
 def set_ending() -> None:
     """Silence this process and all forked from it: the job is ending."""
-    _ending[0] = 1
+    _ending[0] = True
 
 
 def last_output(scratch: str, pid: int | None, lines: int = _LINES) -> str:

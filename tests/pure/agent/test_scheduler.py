@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -135,6 +137,48 @@ def test_the_dashboard_waits_for_the_scripts_client(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
     asyncio.run(scheduler._attach_dashboard(Pages()))
     assert connected == [3, 1]
+
+
+def test_it_waits_for_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    class Loop:
+        @staticmethod
+        def time() -> float:
+            return 100.0 + sum(slept)
+
+        @staticmethod
+        async def run_in_executor(_: None, function: Any, name: str) -> Any:
+            assert name == "distributed.dashboard.scheduler"
+            raise ImportError
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    pages = Pages()
+    pages.polls = -1000
+    monkeypatch.setattr(scheduler.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(scheduler.asyncio, "sleep", sleep)
+    coroutine = scheduler._attach_dashboard(pages)
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert slept == [0.25] * 20
+
+
+@pytest.mark.parametrize(("serve", "code"), [("return 0", 0), ("return 3", 3), ("raise OSError", 1)])
+def test_the_exit_code_of_the_process(serve: str, code: int) -> None:
+    """It ends inside the event loop, which would wait for threads of the dashboard."""
+    program = f"""
+import threading, time
+from dask_gpu_mpi.agent import scheduler
+async def serve(settings, pipe):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    {serve}
+scheduler._serve = serve
+scheduler.run_scheduler(None, None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+    assert done.returncode == code
 
 
 def test_a_dashboard_that_fails_is_a_warning(
