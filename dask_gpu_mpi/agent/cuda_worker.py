@@ -102,8 +102,8 @@ def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
         if find_spec(module.partition(".")[0]) is None:
             package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
             raise InputError(
-                f"worker_options: {option} of worker {plan.name} on {plan.host} needs the module {module!r}, which is not "
-                f"installed there; install it ({package}), or leave the option out"
+                f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
+                f"not installed there. Fix: install {package}, or leave the option out"
             )
 
 

@@ -51,13 +51,8 @@ class _SilentAtTheEnd(logging.Filter):
 
 def _worker_is_closing() -> bool:
     """Whether this is the process of a worker that closes: connections that it loses from then on, it was to lose."""
-    module = sys.modules.get("distributed.worker")
-    if module is None:
-        return False
-    return any(
-        worker.status.name in ("closing", "closed", "closing_gracefully")
-        for worker in list(getattr(module.Worker, "_instances", ()))
-    )
+    workers = getattr(getattr(sys.modules.get("distributed.worker"), "Worker", None), "_instances", ())
+    return any(worker.status.name in ("closing", "closed", "closing_gracefully") for worker in list(workers))
 
 
 class _LastOutput(logging.Handler):

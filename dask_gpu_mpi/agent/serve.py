@@ -133,7 +133,7 @@ class Agent:
         orders: list[Any] = []
         try:
             orders = self._reader.read()
-        except Exception as error:  # a class that can't be imported here, say
+        except Exception as error:  # a class that can't be imported here, for example
             self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
         for order in orders:
             self._carry_out(*order)

@@ -1,4 +1,4 @@
-"""A worker from its line of the plan, and from what its rank has been told of all its workers."""
+"""A worker from its line of the plan, and from what all workers of its rank have in common."""
 
 from __future__ import annotations
 

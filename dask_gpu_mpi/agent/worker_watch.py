@@ -20,8 +20,8 @@ INTERVAL = 0.25
 def closing_reason(nanny: Any) -> Callable[[], str]:
     """Record why a nanny closes; returns a function that returns the reason.
 
-    A nanny closes of itself when its worker was closed by the scheduler, and when it can't start it again; afterwards both look
-    the same.
+    A nanny closes by itself when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
+    differs.
     """
     reasons: list[str] = []
     close = nanny.close

@@ -164,7 +164,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     ("options", "words"),
     [
         ({"rmm_pool_size": "1GB"}, ("rmm_pool_size of worker 0-1 on h", "'rmm'", "dask-gpu-mpi[cuda12]")),
-        ({"enable_cudf_spill": True}, ("enable_cudf_spill", "'cudf'", "install it (cudf)")),
+        ({"enable_cudf_spill": True}, ("enable_cudf_spill", "'cudf'", "Fix: install cudf")),
         ({"pre_import": "cupy,torch.nn"}, ("pre_import", "'torch.nn'")),
     ],
 )  # fmt: skip

@@ -89,7 +89,7 @@ class Refused(OSError):
 @pytest.mark.parametrize(
     ("number", "text", "exit_code"),
     [
-        (errno.EADDRINUSE, "port 8786 at 127.0.0.1 is in use, .*scheduler_port (--scheduler-port)", 2),
+        (errno.EADDRINUSE, "port 8786 at 127.0.0.1 is in use: .*scheduler_port (--scheduler-port)", 2),
         (errno.EADDRNOTAVAIL, "the scheduler did not start: OSError: .*Cannot assign", 1),
     ],
 )
