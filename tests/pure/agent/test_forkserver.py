@@ -27,9 +27,9 @@ HEAD = """
 """
 
 
-def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, text: str, before: str = "") -> subprocess.CompletedProcess[str]:
     # `-c`, as the agent has it: nothing that children would import again as their main module
-    code = textwrap.dedent(HEAD) + textwrap.dedent(text)
+    code = textwrap.dedent(before) + textwrap.dedent(HEAD) + textwrap.dedent(text)
     return subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
@@ -101,6 +101,34 @@ def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Pa
         """,
     )
     assert done.stdout == "(True, True)\n", done.stderr
+
+
+def test_processes_of_tasks_end_at_sigterm_and_workers_leave_it_to_the_rank(tmp_path: Path) -> None:
+    """A task's own process, a `Pool`'s for example, is known by the function that it runs; so are workers and the scheduler."""
+    ours = """
+        import sys, types
+        helper = types.ModuleType("distributed.helper")
+        exec("def execute(code, names): exec(code, names)", vars(helper))
+        sys.modules |= {"distributed": types.ModuleType("distributed"), "distributed.helper": helper}
+    """
+    done = run(
+        tmp_path,
+        """
+        receiver, sender = context.Pipe()
+        code = (
+            "import signal; number = signal.SIGTERM; blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, []); "
+            "sender.send((signal.getsignal(number) == signal.SIG_DFL, blocked))"
+        )
+        what = (code, {"sender": sender})
+        for target, args in ((exec, what), (helper.execute, what)):
+            process = context.Process(target=target, args=args)
+            process.start()
+            print(*receiver.recv())
+            process.join(10)
+        """,
+        before=ours,
+    )
+    assert done.stdout == "True False\nFalse False\n", done.stderr
 
 
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import os
 import subprocess
@@ -27,8 +28,11 @@ SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe
 @pytest.fixture(autouse=True)
 def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
-    with dask.config.set({}), warnings.catch_warnings():
+    before = copy.deepcopy(dask.config.config)
+    with warnings.catch_warnings():
         yield
+    dask.config.config.clear()
+    dask.config.config.update(before)
 
 
 def served(settings: SchedulerSettings, *orders: Any) -> tuple[int, tuple[Any, ...]]:

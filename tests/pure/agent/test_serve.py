@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import pickle
 import struct
@@ -129,9 +130,11 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
-    with dask.config.set({}):
-        made = Bench(monkeypatch)
-        yield made
+    before = copy.deepcopy(dask.config.config)
+    made = Bench(monkeypatch)
+    yield made
+    dask.config.config.clear()
+    dask.config.config.update(before)
     for fd in (made.control_out, made.control, made.reply, made.answers.fd):
         if fd >= 0:
             os.close(fd)
