@@ -61,9 +61,10 @@ class _LastOutput(logging.Handler):
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
-        self._pid = 0
+        #: Of the process that has opened the file.
+        self._pid: int | None = None
         self._file: Any = None
-        self._size = 0
+        self._size: int
         self._last: deque[str] = deque(maxlen=_LINES)
         self.setFormatter(logging.Formatter(_FORMAT))
 

@@ -131,6 +131,32 @@ def test_processes_of_tasks_end_at_sigterm_and_workers_leave_it_to_the_rank(tmp_
     assert done.stdout == "True False\nFalse False\n", done.stderr
 
 
+def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path: Path) -> None:
+    """Only the children of the server die with the thread that forked them; a task, in a thread of a worker, may fork as well."""
+    done = run(
+        tmp_path,
+        """
+        import time
+        receiver, sender = context.Pipe()
+        code = (
+            "import os, threading, time\\n"
+            "def fork():\\n"
+            "    if os.fork() == 0:\\n"
+            "        time.sleep(0.3)\\n"
+            "        sender.send('alive')\\n"
+            "        os._exit(0)\\n"
+            "thread = threading.Thread(target=fork)\\n"
+            "thread.start(); thread.join(); time.sleep(0.6)"
+        )
+        process = context.Process(target=exec, args=(code, {"sender": sender}))
+        process.start()
+        print(receiver.recv() if receiver.poll(10) else "dead")
+        process.join(10)
+        """,
+    )
+    assert done.stdout == "alive\n", done.stderr
+
+
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
     """It outlives the signals that all processes of a job may get, says nothing, and leaves no semaphore behind."""
     done = run(
