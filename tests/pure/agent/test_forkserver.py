@@ -21,7 +21,7 @@ HEAD = """
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
     become_resource_tracker([])
-    become_fork_server(sys.argv[1], [], [])
+    own = become_fork_server(sys.argv[1], [], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
 """
@@ -155,6 +155,28 @@ def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path:
         """,
     )
     assert done.stdout == "alive\n", done.stderr
+
+
+def test_the_end_of_the_server_is_noticed(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import asyncio, signal
+        from multiprocessing.forkserver import _forkserver
+        from dask_gpu_mpi.agent.forkserver import watch_fork_server
+
+        async def main():
+            ended = asyncio.Event()
+            watch_fork_server(asyncio.get_running_loop(), ended.set)
+            os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+            await asyncio.wait_for(ended.wait(), 10)
+            print(own, "ended", flush=True)
+            os._exit(0)
+
+        asyncio.run(main())
+        """,
+    )
+    assert done.stdout == "True ended\n", done.stderr
 
 
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:
