@@ -36,7 +36,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 LAUNCHERS = ("mpirun", "mpiexec", "prted", "prterun", "hydra_pmi_proxy", "orted", "srun")
 COLOURS = ("#4477aa", "#cc6677", "#ddaa33", "#228833", "#999999", "#66ccee", "#aa3377", "#222222")
 
-#: The beginning of every script: `note` writes into the job's folder, `pause` waits until it is looked at.
+#: The beginning of every script: `note` writes into the job's folder, `pause` waits for `Job.go_on`.
 HEAD = """
 import json, os, sys, time
 folder, count = os.environ["BENCHMARK_FOLDER"], int(os.environ["BENCHMARK_WORKERS"])
@@ -133,12 +133,12 @@ def pss_of(pid: int) -> float:
 
 
 def become_reaper() -> None:
-    """Have the kernel give us the orphans of a job, with what they have cost."""
+    """Make this process the parent of a job's orphans, so that their CPU seconds count."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def wait_for(look: Callable[[], Any], alive: Callable[[], Any], limit: float) -> Any:
-    """What `look` gives, once it does; None when nothing is alive any more, or it takes too long."""
+    """The first result of `look` that is not None; None when nothing is alive any more, or at the timeout."""
     until = time.time() + limit
     turns = 0
     while (found := look()) is None and time.time() < until:
@@ -211,7 +211,7 @@ class Job:
                 )
 
     def members(self) -> dict[int, tuple[int, str]]:
-        """The processes that there are: parent and command line, by process id."""
+        """The processes of this job: parent and command line, by process id."""
         return members(self.mark)
 
     def read(self, name: str, ranks: int = 0) -> dict[str, Any] | None:
@@ -223,7 +223,7 @@ class Job:
         return {**notes[0], "time": max(note["time"] for note in notes)}
 
     def wait(self, name: str, ranks: int = 0, limit: float = START_LIMIT) -> dict[str, Any] | None:
-        """What `read` gives, once it does; None when all have ended, or it takes too long."""
+        """The first result of `read` that is not None; None when all have ended, or at the timeout."""
         found: dict[str, Any] | None = wait_for(lambda: self.read(name, ranks), self.members, limit)
         return found
 
@@ -243,7 +243,7 @@ class Job:
         return True
 
     def reap(self) -> None:
-        """Take leave of our children that have ended."""
+        """Reap the children that have ended, and add up their CPU seconds."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.wait4(-1, os.WNOHANG))[0]:
                 pid, status, usage = ended
@@ -257,7 +257,7 @@ class Job:
         return self._codes.get(self._processes[0].pid)
 
     def output(self, characters: int = 1500) -> str:
-        """The last of what it has written."""
+        """The end of its output."""
         file = self.folder / "out"
         return file.read_text(errors="replace")[-characters:] if file.exists() else ""
 
@@ -280,7 +280,7 @@ class Job:
 
 
 class Peak:
-    """A job's memory, looked at again and again in a thread of its own; takes CPU time, so no run that is timed has one.
+    """A job's memory, sampled in a thread; that takes CPU time, so no run that is timed has one.
 
     Attributes
     ----------
@@ -288,7 +288,7 @@ class Peak:
         How often it was looked at.
     """
 
-    EVERY = 0.05  # seconds between two looks
+    EVERY = 0.05  # seconds between two samples
 
     def __init__(self, job: Job) -> None:
         self.looks = 0
@@ -315,7 +315,7 @@ class Peak:
         self._thread.join(END_LIMIT)
 
     def by_kind(self, scheduler: int) -> dict[str, float]:
-        """The proportional set sizes, MiB, of the look with the largest sum, by kind of process (see `kind_of`)."""
+        """The proportional set sizes, MiB, of the sample with the largest sum, by kind of process (see `kind_of`)."""
         return by_kind(self._sizes, self._found, scheduler)
 
 
@@ -331,7 +331,7 @@ def default_launcher() -> list[str]:
 
 
 def cluster(launcher: Sequence[str], ranks: int, *words: str | Path) -> list[str]:
-    """The command line of a cluster of ours: options, the script, its arguments."""
+    """The command line of dask_gpu_mpi's cluster: options, the script, its arguments."""
     return [*launcher, "-np", str(ranks), sys.executable, "-m", OURS, *map(str, words)]
 
 
@@ -367,13 +367,13 @@ def introduce(where: Mapping[str, Any]) -> None:
 
 
 def middle(values: Sequence[float | None]) -> float | None:
-    """The median of what there is."""
+    """The median of the values that are not None."""
     known = [value for value in values if value is not None]
     return round(statistics.median(known), 3) if known else None
 
 
 def parser_for(doc: str | None) -> argparse.ArgumentParser:
-    """A parser with what every benchmark has."""
+    """A parser with the options that all benchmarks share."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE", help="where the results go")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="a plot of them; needs matplotlib")
@@ -381,14 +381,14 @@ def parser_for(doc: str | None) -> argparse.ArgumentParser:
 
 
 def write(file: Path | None, document: Mapping[str, Any]) -> None:
-    """Write the results, if they are to be written."""
+    """Write the results, if a file is given."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def drawing(file: Path | None) -> Any:
-    """Pyplot, where a plot is asked for and matplotlib is installed; else None, and a line that says so."""
+    """Pyplot, if a plot is wanted and matplotlib is installed; else None, with a line if matplotlib is missing."""
     if file is None:
         return None
     try:
@@ -404,7 +404,7 @@ def drawing(file: Path | None) -> Any:
 
 
 def bars(axis: Any, groups: Mapping[str, Mapping[str, float | None]], title: str) -> None:
-    """Bars side by side for each group; a way has the same colour in all of them, and a cross where there is no value."""
+    """Bars side by side for each group; a configuration has the same colour in all groups, and a cross where it has no value."""
     ways = list(dict.fromkeys(way for row in groups.values() for way in row))
     width = 0.84 / max(1, len(ways))
     for number, way in enumerate(ways):

@@ -1,17 +1,17 @@
-"""Files that a start opens and looks for on a host, by kind of process: what a file system has to bear at a thousand hosts.
+"""Files that a start opens and searches for on a node, by kind of process: the load on a file system that many nodes share.
 
     python benchmarks/files.py --json benchmarks/results/files.json --plot benchmarks/results/files.png
 
-Runs clusters under ``strace -ff`` (the package strace) on one host and counts until the client sees all workers. Run it with the
-Python of an environment that has an MPI. ``--simulated`` starts `dask_cuda.CUDAWorker` on simulated GPUs
+Runs clusters under ``strace -ff`` (the package strace) on one node and counts until the client sees all workers. Run it with the
+Python of an environment that has an MPI. ``--simulated`` starts `dask_cuda.CUDAWorker` on emulated GPUs
 (tests/simulated; needs a C compiler), so many for each rank; ``--gpu`` on real ones; else there are CPU workers.
 
 opened
     Calls that opened a file. Not those in /proc, /sys and /dev, and not those in the job's own temporary directory.
 absent
-    Calls that were to open or look at a file that is not there.
+    Calls that tried to open or inspect a file that does not exist.
 looked at
-    Calls that looked at a file by its name (stat, access, readlink).
+    Calls that inspected a file by its name (stat, access, readlink).
 listed
     Directories read.
 modules
@@ -105,7 +105,7 @@ class Process:
 
 
 def processes(traces: Mapping[int, Iterable[str]], until: float, scratch: str) -> dict[int, Process]:
-    """Count what the lines of each thread say.
+    """Count the calls in the lines of each thread.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def _count(mine: Process, name: str, arguments: str, result: int, error: str, sc
 
 
 def roles(everyone: Mapping[int, Process], told: Mapping[str, Any]) -> dict[int, str]:
-    """What each process is: as the script tells it, the others by their parents."""
+    """What each process is: as the script reports it, the others by their parents."""
     known = {told["scheduler"]: "scheduler"}
     for pid in told["workers"]:
         known[pid] = "worker"
@@ -224,7 +224,7 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
     by_role = {}
     for role in ROLES:
         mine = [everyone[pid] for pid, kind in kinds.items() if kind == role]
-        # what it runs to ask for something is not another of its kind
+        # a program that it runs, to query something, is not another of its kind
         number = sum(kinds.get(process.parent) != role for process in mine)
         by_role[role] = {"processes": number, **{key: sum(p.counts[key] for p in mine) for key in COUNTS}}
     imported = Counter(
@@ -250,7 +250,7 @@ def _simulated(count: int, libdir: str) -> dict[str, object]:
 
 
 def growth(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """What one more worker of a rank adds on the host: between the fewest and the most workers of each number of ranks.
+    """What one more worker of a rank adds on the node: between the fewest and the most workers of each number of ranks.
 
     Less the scheduler's: it begins to import its dashboard as soon as the cluster is up; how far it gets in this time is chance.
     """
@@ -289,7 +289,7 @@ def show(row: Mapping[str, Any]) -> None:
 
 
 def plot(rows: list[dict[str, Any]], file: Path | None) -> None:
-    """Stacks of opened and looked-at files, by kind of process."""
+    """Stacks of opened and inspected files, by kind of process."""
     pyplot = drawing(file)
     if pyplot is None or file is None:
         return

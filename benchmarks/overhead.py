@@ -1,13 +1,14 @@
-"""What a cluster costs while it idles, and how quick its tasks are, beside LocalCluster of the same size; TLS beside TCP.
+"""Cost of an idle cluster, and speed of its tasks, against LocalCluster of the same size; TLS against TCP.
 
     python benchmarks/overhead.py --rounds 5 --json benchmarks/results/overhead.json --plot benchmarks/results/overhead.png
 
 Run it with the Python of an environment that has an MPI: that MPI's mpirun is used. All clusters have one host and workers with
-one thread each. A round measures every way once, in an order that changes from round to round; ratios are taken within a round.
+one thread each. A trial measures every configuration once, in an order that changes from trial to trial; ratios are taken
+within a trial.
 
 Idle: CPU seconds of all processes over ``--idle`` seconds, and memory (PSS), by kind of process, with ``--ranks`` ranks of one
-worker each. Tasks: seconds from ``submit`` to the result of one empty task (median of 300), and empty tasks in a second (1,000 at
-once, the best of three).
+worker each. Tasks: seconds from ``submit`` to the result of one empty task (median of 300), and empty tasks in a second (1,000
+at once, the best of three).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ TASKS = """
     client.wait_for_workers(count)
     note("ready", scheduler=client.run_on_scheduler(os.getpid))
     while os.environ["OVERHEAD_IDLE"] == "1" and not os.path.exists(os.path.join(folder, "go-on")):
-        time.sleep(1.0)  # looking twenty times a second took 0.36 % of a core itself
+        time.sleep(1.0)  # sampling twenty times a second took 0.36 % of a core itself
     if os.environ["OVERHEAD_IDLE"] == "0":
         client.gather(client.map(abs, range(500)))
         waits = []
@@ -77,14 +78,14 @@ WAYS: dict[str, tuple[str, list[str]]] = {
 
 
 def start(job: Job, way: str, ranks: int, workers: int, launcher: Sequence[str]) -> None:
-    """Start a cluster this way."""
+    """Start a cluster of this configuration."""
     which, extra = WAYS[way]
     more: list[str | Path] = ["--cpu-workers", str(workers - ranks), "--nthreads", "1", *extra, job.script]
     job.start(cluster(launcher, ranks, *more) if which == OURS else [sys.executable, str(job.script)])
 
 
 def waited(job: Job, name: str) -> dict[str, Any]:
-    """What the script notes under this name; else an error with its last words."""
+    """What the script notes under this name; else an error with its last output."""
     found = job.wait(name)
     if found is None:
         raise RuntimeError(f"no {name}: {job.output()}")
@@ -96,7 +97,7 @@ def idle(way: str, options: Any) -> dict[str, Any]:
     with Job(SCRIPTS[WAYS[way][0]], options.ranks, OVERHEAD_IDLE=1) as job:
         start(job, way, options.ranks, options.ranks, options.launcher)
         ready = waited(job, "ready")
-        time.sleep(options.settle)  # imports of the dashboard, say
+        time.sleep(options.settle)  # imports of the dashboard, for example
         found = job.members()
         before = {pid: cpu_of([pid]) for pid in found}
         begun = time.time()
@@ -133,7 +134,7 @@ def tasks(way: str, options: Any) -> dict[str, Any]:
 def plot(
     idles: Sequence[Mapping[str, Any]], medians: Mapping[str, Mapping[str, Any]], file: Path | None
 ) -> None:
-    """What idles, by kind of process, as stacks; latency and tasks in a second as bars."""
+    """CPU and memory of an idle cluster, by kind of process, as stacks; latency and tasks per second as bars."""
     pyplot = drawing(file)
     if pyplot is None or file is None:
         return

@@ -21,7 +21,7 @@ from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 from dask_gpu_mpi.plan.synthetic import pretend
 
 RUNS = 5
-# name: hosts, ranks per host, GPUs per host, what ranks see
+# name: nodes, ranks per node, GPUs per node, what ranks see
 SHAPES = {
     "8192 hosts, 1 rank with 4 GPUs each": (8192, 1, 4, "all"),
     "2048 hosts, 4 ranks that all see 4 GPUs": (2048, 4, 4, "all"),

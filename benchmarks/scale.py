@@ -1,14 +1,15 @@
-"""How the start grows with the number of ranks: plan, gather and scatter of up to 65,536 simulated ranks, and real jobs.
+"""How the start grows with the number of ranks: plan, gather and scatter of up to 65,536 emulated ranks, and real jobs.
 
     python benchmarks/scale.py --join 300 --json benchmarks/results/scale.json --plot benchmarks/results/scale.png
     python benchmarks/scale.py --sizes --real 16 32 64 128 --limit --json benchmarks/results/scale-real.json
 
-The coordinator is a state machine without MPI: it is given the messages of ranks that do not exist, and what it sends is pickled
-as mpi4py would do it, so that bytes and seconds on the head rank are those of a real job, less the network. The exponent is the
-slope between two sizes (1 is linear), of the best of three runs. ``--join N`` measures what a joining worker costs the scheduler
-over TLS. ``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end with code 0:
-seconds until the client sees all workers, and the rate at which the scheduler took them, from its own records. ``--limit``
-starts, before each, as many ranks that only import what an agent imports (its fork server is forked from it), with the ratio.
+The coordinator is a state machine without MPI: it receives the messages of ranks that do not exist, and its own are pickled as
+mpi4py does it, so that bytes and seconds on rank 0 are those of a real job without the network. The exponent is the slope
+between two sizes (1 is linear), of the best of three runs. ``--join N`` measures the scheduler's CPU time for each worker that
+registers over TLS. ``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end
+with code 0: seconds until the client sees all workers, and the rate at which the scheduler took them, from its own records.
+``--limit`` measures a baseline before each: as many ranks that only import what an agent imports (its fork server is forked
+from it).
 
 Exit code 1: a step grows faster than linearly, or a real job failed.
 """
@@ -55,7 +56,7 @@ from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
 
-#: A CPU worker on each rank, on hosts with GPUs too.
+#: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
 SIZES = (64, 512, 4096, 16384, 65536)
 RANKS_PER_HOST = GPUS_PER_HOST = 4
@@ -90,7 +91,7 @@ def pickled(value: Any) -> bytes:
 
 
 def simulate(size: int) -> dict[str, Any]:
-    """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on the head rank."""
+    """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on rank 0."""
     inventories = pretend(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
     registrations = []
     for inventory in inventories:
@@ -120,7 +121,7 @@ def simulate(size: int) -> dict[str, Any]:
     coordinator = Coordinator(size, job, send=send, deadline=1e9)
     steps: dict[str, dict[str, Any]] = {}
     gc.collect()
-    gc.disable()  # as a rank has it while it joins
+    gc.disable()  # as a rank has it during the start
 
     def step(name: str, begun: float, messages: list[int]) -> None:
         steps[name] = {
@@ -166,14 +167,14 @@ def simulate(size: int) -> dict[str, Any]:
 
 
 def best(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The shortest time of each step: what else the machine does only makes it longer."""
+    """The shortest time of each step: other load on the machine only makes it longer."""
     for name, step in runs[0]["steps"].items():
         step["seconds"] = min(run["steps"][name]["seconds"] for run in runs)
     return runs[0]
 
 
 def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Slope of each step between neighbouring sizes, of what is long enough to have one."""
+    """Slope of each step between neighbouring sizes; steps that are too short have none."""
     found: dict[str, dict[str, float]] = {}
     for small, large in itertools.pairwise(rows):
         grown = math.log(large["ranks"] / small["ranks"])
@@ -187,7 +188,7 @@ def exponents(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _serve(pipe: Any, config: dict[str, Any]) -> None:
-    """A scheduler that tells its address, and at the end its CPU seconds."""
+    """A scheduler that reports its address, and at the end its CPU seconds."""
     import dask
     from distributed import Scheduler
 
@@ -205,7 +206,7 @@ def _serve(pipe: Any, config: dict[str, Any]) -> None:
 
 
 def join(count: int) -> dict[str, Any]:
-    """CPU seconds of the scheduler for each of `count` workers that join at the same time, over TLS."""
+    """CPU seconds of the scheduler for each of `count` workers that register at the same time, over TLS."""
     import dask
     from distributed import Worker
 
@@ -246,7 +247,7 @@ def join(count: int) -> dict[str, Any]:
 
 
 def real(ranks: int, launcher: list[str], deadline: float) -> dict[str, Any]:
-    """One job of this many ranks: seconds until it is ready and altogether, registrations, and whether all went well."""
+    """One job of this many ranks: seconds until it is ready and in total, registrations, and whether it succeeded."""
     with Job(SCRIPT, ranks) as job:
         job.start(cluster(launcher, ranks, *CPU, job.script))
         ready = job.wait("ready", limit=deadline)
@@ -283,7 +284,7 @@ def limit(ranks: int, launcher: list[str], deadline: float) -> float | None:
 
 
 def jobs(ranks: int, launcher: list[str], options: Any) -> dict[str, Any]:
-    """Real jobs of this many ranks, and what they are to be compared with, in turn."""
+    """Real jobs of this many ranks and their baseline, interleaved."""
     limits, rows = [], []
     for _ in range(options.rounds):
         if options.limit:
@@ -303,7 +304,7 @@ def jobs(ranks: int, launcher: list[str], options: Any) -> dict[str, Any]:
 
 
 def plot(rows: list[dict[str, Any]], reals: list[dict[str, Any]], file: Path | None) -> None:
-    """Seconds and bytes of each step by the number of ranks; real jobs beside their limit."""
+    """Seconds and bytes of each step by the number of ranks; real jobs beside their baseline."""
     pyplot = drawing(file)
     panels = 2 * bool(rows) + bool(reals)
     if pyplot is None or file is None or not panels:

@@ -1,16 +1,16 @@
-"""A cluster under Slurm's srun beside dask-jobqueue's SLURMRunner: seconds until all workers are there, and until all is over.
+"""Start and end of a cluster under Slurm's srun, against dask-jobqueue's SLURMRunner.
 
     python benchmarks/slurm_startup.py --json benchmarks/results/startup-slurm.json --plot benchmarks/results/startup-slurm.png
 
-Brings up the test bed (ci/testbed: namespace hosts on this machine, with a real Slurm over them), takes one allocation, starts
-every way in it with srun, in turn, and takes everything down. Needs root, Debian's slurm-wlm, slurm-client, munge, libpmix-dev,
-and the Python of an environment with an MPI and dask-jobqueue. Within an allocation (``SLURM_JOB_ID`` is set) that one is used:
-CPU seconds and memory are then those of this node's processes only.
+Brings up the test bed (ci/testbed: network namespaces of this machine as nodes, with a real Slurm), takes one allocation,
+starts every configuration in it with srun, interleaved, and stops everything. Needs root, Debian's slurm-wlm, slurm-client,
+munge, libpmix-dev, and the Python of an environment with an MPI and dask-jobqueue. Within an allocation (``SLURM_JOB_ID`` is
+set) that one is used: CPU seconds and memory are then those of this node's processes only.
 
 SLURMRunner takes a task for each worker and two more, and a file on a shared file system; its workers are `distributed.Worker`
-unless told otherwise, ours have a nanny each: so there are two ways of it. All have CPU workers of one thread. It has no TLS, and
-needs no MPI. Shapes are ranks x workers for each; what the columns mean: see startup.py. CPU seconds are sampled, since it is
-Slurm's daemons that start the tasks.
+by default, dask_gpu_mpi's have a nanny each: so there are two configurations of it. All have CPU workers of one thread. It has
+no TLS, and needs no MPI. Shapes are ranks x workers for each; the columns are those of startup.py. CPU seconds are sampled,
+since Slurm's daemons start the tasks.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ WAYS = {
 
 
 class Step(Job):
-    """A job step: its processes are Slurm's children, so their CPU seconds are looked at until they end."""
+    """A job step: its processes are Slurm's children, so their CPU seconds are sampled until they end."""
 
     def wait_for_end(self, limit: float = 10.0) -> bool:
-        """Whether all processes have ended by themselves; notes what they have cost until then."""
+        """Whether all processes have ended by themselves; notes their CPU seconds until then."""
         ended: dict[int, float] = {}
         own: dict[int, float] = {}
         until = time.time() + limit
@@ -71,7 +71,7 @@ class Step(Job):
         return over
 
     def reap(self) -> None:
-        """Take leave of srun, whose CPU seconds are among the others."""
+        """Reap srun, whose CPU seconds are among the others."""
         before = self.cpu
         super().reap()
         self.cpu = before
@@ -79,7 +79,7 @@ class Step(Job):
 
 @contextlib.contextmanager
 def allocation(nodes: int) -> Iterator[list[str]]:
-    """What goes before an srun in an allocation: this one, or one on a test bed that lives as long as the block."""
+    """The command before an srun in an allocation: this one, or one on a test bed that exists as long as the block."""
     if "SLURM_JOB_ID" in os.environ:
         yield []
         return
@@ -116,13 +116,13 @@ def _run(line: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def pmi() -> str:
-    """What srun is to offer the MPI library of this environment."""
+    """The ``--mpi`` of srun for the MPI library of this environment."""
     done = _run([sys.executable, "-m", "mpi4py", "--mpi-lib-version"])
     return "pmix" if "Open MPI" in done.stdout else "pmi2"
 
 
 def run_one(way: str, shape: tuple[int, int], number: int, srun: list[str], nodes: int) -> Run:
-    """Start one cluster in the allocation, look at it when it is ready, and let it end."""
+    """Start one cluster in the allocation, measure it when it is ready, and let it end."""
     ranks, each = shape
     run = Run(way, number, load=round(os.getloadavg()[0], 2))
     tasks = ranks * each + 2 if way.startswith("SLURMRunner") else ranks
@@ -131,7 +131,7 @@ def run_one(way: str, shape: tuple[int, int], number: int, srun: list[str], node
         job.environ["DASK_CONFIG"] = str(job.folder / "config")
         program = [str(job.script)]
         if way == OURS:
-            # so many on each host
+            # so many on each node
             more = ranks * (each - 1) // nodes
             program = ["-m", OURS, "--nthreads", "1", "--cpu-workers", str(more), *program]
         line = [*srun, f"--ntasks={tasks}", sys.executable, *program]
@@ -140,7 +140,7 @@ def run_one(way: str, shape: tuple[int, int], number: int, srun: list[str], node
 
 
 def main() -> int:
-    """Measure, print, write; exit code 1 when a cluster of ours did not come up, or had to be killed."""
+    """Measure, print, write; exit code 1 when a cluster of dask_gpu_mpi did not come up, or had to be killed."""
     parser = parser_for(__doc__)
     parser.add_argument("--nodes", type=int, default=2, help="hosts of the test bed (%(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="multiples of the nodes")

@@ -53,7 +53,7 @@ class Fault:
     codes : tuple of int
         Exit codes that are right, the launchers' own among them; empty: any but 0.
     signal : int
-        Sent to the launcher when the script says so; 0: none.
+        Sent to the launcher when the script is ready for it; 0: none.
     """
 
     body: str
@@ -82,7 +82,7 @@ FAULTS = {
 
 @dataclass
 class Outcome:
-    """What one cluster came to."""
+    """How one cluster ended."""
 
     fault: str
     seconds: float
@@ -91,12 +91,12 @@ class Outcome:
 
 
 def new_segments(before: set[str]) -> list[str]:
-    """Semaphores and segments of Python's that were not there before; let nothing else make some while this runs."""
+    """Semaphores and segments of Python's that are new; nothing else may make some while this runs."""
     return [name for name in set(os.listdir("/dev/shm")) - before if name.startswith(("sem.", "psm_"))]
 
 
 def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: float) -> Outcome:
-    """Start one cluster, let its fault happen, and look at what is left."""
+    """Start one cluster, inject its fault, and find what is left."""
     mark = uuid.uuid4().hex
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     scratch = folder / "t"
@@ -128,7 +128,7 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
     seconds = time.monotonic() - started
     if code not in fault.codes if fault.codes else code == 0:
         wrong.append(f"exit code {code}")
-    # everything must be gone ten seconds after the launcher, however it went
+    # everything must be gone ten seconds after the launcher, whatever its exit code
     deadline = time.monotonic() + 10
     while (left := members(mark)) or (segments := new_segments(shared)):
         if time.monotonic() > deadline:
@@ -140,7 +140,7 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
         os.kill(pid, signal.SIGKILL)
     if file.exists():
         wrong.append("scheduler file left")
-    # an mpirun that is killed leaves its own session directory; ours are told by their names
+    # an mpirun that is killed leaves its own session directory; dask_gpu_mpi's are recognised by their names
     wrong += [
         f"file left: {path.name}"
         for path in scratch.iterdir()
@@ -171,7 +171,7 @@ def main() -> int:
     chance = random.Random(options.seed)
     outcomes = []
     for number in range(options.clusters):
-        # each fault in turn first, so that all of them are met; then by chance
+        # first each fault once; then at random
         name = list(FAULTS)[number] if number < len(FAULTS) else chance.choice(list(FAULTS))
         outcomes.append(run_one(name, FAULTS[name], options.ranks, launcher, options.limit))
         if sys.stderr.isatty():

@@ -1,26 +1,27 @@
-"""How long a cluster takes to come up and to go, what that costs, and how other ways to start one compare.
+"""Seconds, CPU seconds and memory of the start and the end of a cluster, against other ways to start one.
 
     python benchmarks/startup.py --json benchmarks/results/startup.json --plot benchmarks/results/startup.png
 
-Run it with the Python of an environment that has an MPI and the peers (dask-mpi, dask-cuda): that MPI's mpirun is used.
-A shape is a number of ranks and of workers for each; a round starts every way once, one after the other, in an order that
-changes from round to round; ratios are taken within a round. ``--gpu`` starts GPU workers, one on each of the first
-ranks * workers GPUs. A way that fails, or takes too long, is noted as a failure; after two in one shape it is left out there.
+Run it with the Python of an environment that has an MPI and the peers (dask-mpi, dask-cuda): that MPI's mpirun is used. A shape
+is a number of ranks and of workers for each. A trial (``--rounds``) starts every configuration (``--ways``) once, in an order
+that changes from trial to trial; ratios are taken within a trial. ``--gpu`` starts GPU workers, one on each of the first ranks
+* workers GPUs. A configuration that fails, or exceeds the timeout, is noted as a failure; after two in one shape it is skipped
+there.
 
 Times are wall-clock seconds: from the start of the launcher until the client sees all workers; and from the last line of the
-script until everything has exited, whole and less what an MPI program that does nothing takes for that in the same round.
-CPU seconds are those of all processes of a job: until it is ready, and altogether. Memory is the sum of their proportional set
-sizes (PSS: shared pages count once) when it is ready, and its peak: the most of all looks, twenty a second, in runs of their own
+script until everything has exited, whole and less what an MPI program that does nothing takes for that in the same trial. CPU
+seconds are those of all processes of a job: until it is ready, and in total. Memory is the sum of their proportional set sizes
+(PSS: shared pages count once) when it is ready, and its peak: the largest of twenty samples a second, in runs of their own
 (``--peaks``), whose times do not count.
 
-The limit is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context: as Open MPI starts it, and,
-"quick MPI", without the second that Open MPI sleeps in ``MPI_Init`` on hosts that lack a fast network (see
-`dask_gpu_mpi.mpi.openmpi`).
+The baseline ("limit" in the results) is an MPI program that imports what a worker needs and, with ``--gpu``, makes one context:
+as Open MPI starts it and ("quick MPI") without the second that Open MPI sleeps in ``MPI_Init`` on nodes without a fast network
+(see `dask_gpu_mpi.mpi.openmpi`).
 
-``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: what a change does to the start is
-the ratio within rounds.
+``--checkout before=FOLDER`` adds another checkout of this project, interleaved with this one: the effect of a change on the
+start is the ratio within trials.
 
-Exit code 1: a cluster of ours did not come up, or had to be killed.
+Exit code 1: a cluster of dask_gpu_mpi did not come up, or had to be killed.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ CLIENT = """
     pause()
 """
 LAST = '\n    note("last")\n'
-#: A client of a cluster that is there.
+#: A client of a running cluster.
 CONNECT = (
     "if True:\n    from distributed import Client\n    with Client() as client:\n"
     + CLIENT.replace("\n    ", "\n        ")
@@ -84,7 +85,7 @@ if os.environ["STARTUP_GPU"] == "1":
     os.environ["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"].split(",")[0]
     cuda.current_context()
 """
-#: What some ways are with GPU workers.
+#: What some configurations are with GPU workers.
 GPU_NAMES = {"LocalCluster": "LocalCUDACluster", "dask worker": "dask cuda worker"}
 SCRIPTS = {
     OURS: CONNECT,
@@ -134,7 +135,7 @@ if True:
 
 @dataclass
 class Run:
-    """One cluster, or one program that stands for a limit.
+    """One cluster, or one program that is a baseline.
 
     Attributes
     ----------
@@ -207,7 +208,7 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
 
 
 def measure(run: Run, job: Job, lines: Sequence[Sequence[str]], ranks: int, limit: float) -> None:
-    """Start a job, look at it when it is ready, let it end, and note all that; `ranks` that note for themselves, or 0."""
+    """Start a job, measure it when it is ready, let it end, and measure that; `ranks` that note for themselves, or 0."""
     with contextlib.ExitStack() as stack:
         peak = stack.enter_context(Peak(job)) if run.watched else None
         ready = follow(run, job, lines, ranks, limit)
@@ -249,7 +250,7 @@ def follow(
 
 
 def run_one(way: str, shape: tuple[int, int], number: int, options: Any) -> Run:
-    """Start one cluster, look at it when it is ready, and let it end; after the timed rounds look at it all the time."""
+    """Start one cluster, measure it when it is ready, and let it end; after the timed trials sample its memory throughout."""
     ranks, each = shape
     run = Run(way, number, load=os.getloadavg()[0], watched=number >= options.rounds)
     variables: dict[str, object] = {"STARTUP_EACH": each, "STARTUP_GPU": int(options.gpu)}
@@ -268,7 +269,7 @@ def run_one(way: str, shape: tuple[int, int], number: int, options: Any) -> Run:
 
 
 def in_turn(ways: Sequence[str], rounds: int, one: Callable[[str, int], Run]) -> list[Run]:
-    """Each way once in each round, in an order that changes; less those that keep failing."""
+    """Each configuration once in each trial, in an order that changes; without those that keep failing."""
     runs: list[Run] = []
     for number in range(rounds):
         turn = number % len(ways)
@@ -282,7 +283,7 @@ COLUMNS = ("ready_s", "end_s", "cpu_ready_s", "cpu_s", "pss_total", "peak_total"
 
 
 def value_of(run: Run, column: str) -> float | None:
-    """What counts of a run: of one that was watched the peak alone, which no other has."""
+    """The value of a run; of one whose memory was sampled throughout only the peak counts, which no other has."""
     if run.watched and column != "peak_total":
         return None
     value: float | None = getattr(run, column)
@@ -290,7 +291,7 @@ def value_of(run: Run, column: str) -> float | None:
 
 
 def summary(runs: Sequence[Run], *, ours: str = OURS) -> dict[str, Any]:
-    """Medians of each way, and ours as a ratio of the same round's peers."""
+    """Medians of each configuration, and dask_gpu_mpi as a ratio of the others, within trials."""
     result: dict[str, Any] = {}
     own = {run.round: run for run in runs if run.way == ours}
     empty = {

@@ -1,12 +1,12 @@
-"""Data between GPUs: our cluster over UCX, TLS and TCP, LocalCUDACluster over UCX, and the copy that the hardware can do.
+"""Transfers between GPUs: dask_gpu_mpi over UCX, TLS and TCP, LocalCUDACluster over UCX, and a plain copy of the hardware.
 
     python benchmarks/transfer.py [--operation all-to-all] [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
 
 Run it with the Python of an environment that has CuPy, RMM, distributed-ucxx and an MPI, whose mpirun is used. Transpose-sum is
 the operation of dask-cuda's own benchmark `local_cupy`: ``(x + x.T).sum()`` of a square array of doubles, most of which crosses
-between workers. All-to-all makes slabs of columns out of slabs of rows, for which every worker sends each other one a part of
-all that it has. The clusters take turns; each has an RMM pool, and counts its repetitions after the first three, in which it
-connects.
+between workers. All-to-all makes slabs of columns out of slabs of rows, for which every worker sends a part of its data
+to each other worker. The clusters are interleaved; each has an RMM pool. Its first three repetitions, in which it
+connects, do not count.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ WORK = '''
 import json, sys, time
 
 def transpose_sum(client, size, chunk):
-    """Three steps each time: get ready, what is timed, look at what came of it."""
+    """Three steps each time: prepare, the timed operation, check the result."""
     import cupy, dask.array as da
     from distributed import wait
     random = da.random.RandomState(seed=1, RandomState=cupy.random.RandomState)
     while True:
-        # a new array each time: of one that was transposed before, every worker has kept what it was sent
+        # a new array each time: of one that was transposed before, every worker has kept what it received
         x = random.random((size, size), chunks=chunk).persist()
         wait(x)
         yield
@@ -144,7 +144,7 @@ print("RESULT " + json.dumps(found))
 
 
 def run(argv: list[str], timeout: float) -> list[float]:
-    """The list that the program prints; empty, with its last words, where it fails."""
+    """The list that the program prints; empty, with its last output, where it fails."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     env = {**os.environ, "PYTHONPATH": path}
     try:
@@ -165,7 +165,7 @@ def run(argv: list[str], timeout: float) -> list[float]:
 
 
 def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[str]]:
-    """Command line of each, less the sizes."""
+    """Command line of each, without the sizes."""
     for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
         (folder / name).write_text(text)
 
@@ -205,7 +205,7 @@ def plot(rates: dict[str, float], copy: float, file: Path | None, *, operation: 
 
 
 def main() -> None:
-    """Measure in turn, print a table, and write the numbers where asked."""
+    """Measure interleaved, print a table, and write the numbers if a file is given."""
     parser = parser_for(__doc__)
     parser.add_argument("--operation", choices=OPERATIONS, default=OPERATIONS[0])
     parser.add_argument("--size", type=int, default=40_000, help="rows and columns")
@@ -240,7 +240,7 @@ def main() -> None:
                 start = time.perf_counter()
                 seconds.setdefault(name, []).append(run([*command, *map(str, work)], arguments.seconds + 60))
                 print(f"  {name}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-                write(arguments.json, document)  # so that what ends early is not lost
+                write(arguments.json, document)  # the results so far are kept if it ends early
     steady = {name: [s for turn in turns for s in turn[WARM_UP:]] for name, turns in seconds.items()}
     rates = {name: size / statistics.median(found) / 1e9 for name, found in steady.items() if found}
     best = {name: size / min(found) / 1e9 for name, found in steady.items() if found}

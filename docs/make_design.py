@@ -112,10 +112,13 @@ def purpose_of(room: str) -> str:
 
 
 def table() -> str:
-    """All rooms and their modules, as Markdown."""
-    lines = []
+    """The top folder, all rooms, and their modules, as Markdown."""
+    lines = ["### `dask_gpu_mpi/`", "", "The package itself; `errors` is below all rooms.", ""]
+    lines += ["| module | content |", "|---|---|"]
+    lines += [f"| `{path.stem}` | {sentence_of(path)} |" for path in sorted(PACKAGE.glob("*.py"))]
+    lines.append("")
     for room in (name for layer in LAYERS for name in layer):
-        lines += [f"### `{room}/`", "", purpose_of(room), "", "| module | what lives there |", "|---|---|"]
+        lines += [f"### `{room}/`", "", purpose_of(room), "", "| module | content |", "|---|---|"]
         lines += [f"| `{name}` | {sentence_of(PACKAGE / room / f'{name}.py')} |" for name in modules_of(room)]
         lines.append("")
     return "\n".join(lines)

@@ -21,7 +21,7 @@ HEAD = """\
 <!-- made by docs/make_options.py from dask_gpu_mpi/options/table.py: do not edit -->
 # Options
 
-Every option has one name. It can be said in four places; the first one that says it wins:
+Every option has one name. It can be set in four places; the first one that sets it wins:
 
 1. a keyword of `initialize()` or `execute()`, or an option of the command line;
 2. the environment: `DASK_GPU_MPI__` and the name in capitals, with two underscores after `MPI`;
@@ -30,7 +30,7 @@ Every option has one name. It can be said in four places; the first one that say
 
 Unknown names and values of the wrong type are refused before anything starts, in one line and with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
-`execute()` calls the option `name` by dask-mpi's word, `worker_name`.
+In `execute()` the option `name` has dask-mpi's name, `worker_name`.
 The section `gpu-mpi.jobscript` of the YAML files has the defaults of job scripts: see [slurm.md](slurm.md#the-generator).
 
 | keyword | command line | environment | YAML key | kind | default |

@@ -58,7 +58,7 @@ def principal_components(
     data: np.ndarray, count: int, blocks: int, device: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the first `count` components (a row each) and the variance that each explains."""
-    # Fused tasks would lose the annotation, and with it their way to the GPU workers.
+    # Fused tasks would lose the annotation that sends them to the GPU workers.
     annotation = {"resources": {"GPU": 1}} if device == "GPU" else {}
     with dask.annotate(**annotation), dask.config.set({"optimization.fuse.active": False}):
         x = da.from_array(data, chunks=(-(-len(data) // blocks), data.shape[1]))
@@ -84,7 +84,7 @@ def largest_error(data: np.ndarray, components: np.ndarray, variance: np.ndarray
 
 
 def print_plan(workers: dict[str, dict[str, Any]]) -> None:
-    """Print who works where: the session's plan, or, in a cluster of another kind, what the scheduler knows."""
+    """Print the workers: the session's plan or, in a cluster of another kind, those of the scheduler."""
     try:
         from dask_gpu_mpi import current_session
 

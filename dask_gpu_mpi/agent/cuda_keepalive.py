@@ -1,9 +1,9 @@
-"""The CUDA keep-alive process: it has the CUDA driver initialised while the processes of the workers come up.
+"""The CUDA keep-alive process: it keeps the CUDA driver initialised while the processes of the workers start.
 
 The first process on a host to call ``cuInit`` waits for the driver to bring up its GPUs one after the other, even in persistence
-mode (on 4xH200 a second); while one has it, the others wait for a tenth of that. Neither the rank nor its agent can be that one:
-of CUDA, nothing works in what a process forks after ``cuInit``, and all workers are forked. So a process of its own does it from
-the first moment on, makes no context, and ends when the workers are there.
+mode (on 4xH200 a second); while one has it, the others wait for a tenth of that. Neither the rank nor its agent can do that:
+CUDA does not work in what a process forks after ``cuInit``, and all workers are forked. So a process of its own does it from
+the start, makes no context, and ends when the workers are up.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from dask_gpu_mpi.options.table import Options
 
 __all__ = ["CudaKeepalive", "may_be_kept_up", "may_use_cuda", "start_cuda_keepalive"]
 
-#: Seconds after which it ends in any case: nothing but the start wants it.
+#: Seconds after which it ends in any case: only the start needs it.
 LONGEST = 120.0
 #: Where MPS listens by default.
 MPS = "/tmp/nvidia-mps"
 
 # Ends with its parent, by PR_SET_PDEATHSIG and by the end of its standard input, for which a thread waits while `cuInit` runs.
-# What is wrong with CUDA the workers will say.
+# The workers report what is wrong with CUDA.
 _CODE = """
 import _thread, ctypes, os, select, sys
 parent, longest = int(sys.argv[1]), float(sys.argv[2])
@@ -50,28 +50,15 @@ end()
 
 
 def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> CudaKeepalive | None:
-    """Have the GPUs of this host brought up, where that is this rank's to do.
-
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    environ : mapping
-        The process's environment.
-
-    Returns
-    -------
-    CudaKeepalive or None
-        To be released once the workers are there.
-    """
+    """The process that keeps the GPUs of this host initialised, to be released once they are up; else None."""
     if may_use_cuda(options, environ) and first_on_host(environ) and may_be_kept_up(environ):
-        with contextlib.suppress(OSError):  # no process can be had: whoever needs one will say so
+        with contextlib.suppress(OSError):  # no process can be started: what depends on one reports it
             return CudaKeepalive(environ)
     return None
 
 
 def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
-    """Whether the workers may be GPU workers, as far as is known now: a guess that costs nothing but time where it is wrong."""
+    """Whether the workers may be GPU workers, as far as is known now: a wrong guess costs only time."""
     if options.worker_kind == "cpu" or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
         return False
     if options.worker_kind == "gpu":
@@ -84,24 +71,24 @@ def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
 
 
 def may_be_kept_up(environ: Mapping[str, str]) -> bool:
-    """Whether there is nothing to be said against it: with MPS ``cuInit`` starts a server, which others take for a stranger's."""
+    """Not with MPS, where ``cuInit`` starts a server, which would count as a process of somebody else."""
     return "CUDA_MPS_PIPE_DIRECTORY" not in environ and not os.path.exists(MPS)
 
 
 class CudaKeepalive:
     """The process that has called ``cuInit``.
 
-    An interpreter without anything else, which is up long before an agent: the GPUs are what the start of many waits for.
+    An interpreter that imports nothing else, which starts long before an agent: with many GPUs, the start waits for them.
 
     Parameters
     ----------
     environ : mapping
-        The process's environment: which GPUs it sees, where libraries are. The launcher's identity is taken out of it.
+        The process's environment: which GPUs it sees, where libraries are. The launcher's variables are removed.
 
     Raises
     ------
     OSError
-        No process can be had.
+        No process can be started.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -118,14 +105,13 @@ class CudaKeepalive:
         )
 
     def release(self) -> None:
-        """Let it end; again: nothing."""
+        """Let it end; a second call does nothing."""
         if self._process is None:
             return
         process, self._process = self._process, None
         assert process.stdin is not None
         process.stdin.close()
         # In the driver it may hang, and nobody is to wait for that.
-        with contextlib.suppress(
-            RuntimeError
-        ):  # no thread can be had: then it is collected when this process ends
+        # no thread can be started: then it is reaped when this process ends
+        with contextlib.suppress(RuntimeError):
             threading.Thread(target=process.wait, name="CUDA driver", daemon=True).start()

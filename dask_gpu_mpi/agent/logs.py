@@ -2,9 +2,9 @@
 
 Dask's loggers keep their handlers; these are changed once, before the fork, so that every child has them:
 
-- while the job ends they are silent: a worker that loses its scheduler then is no news (unless the user wants to see everything);
+- while the job ends they are silent: a worker that loses its scheduler then is no fault (unless the level is info or debug);
 - the last lines of each process are kept in a file of the scratch directory, for the report if it fails;
-- with a log directory, a file for each rank and worker takes the place of standard error.
+- with a log directory, a file for each rank and worker replaces standard error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-__all__ = ["last_words", "log_to_file", "set_ending", "set_up"]
+__all__ = ["last_output", "log_to_file", "set_ending", "set_up"]
 
 _FORMAT = "%(asctime)s - %(name)s - %(levelname)s - %(message)s"
 #: Those that distributed gives a handler of their own (`distributed.config`), the root, and asyncio.
@@ -35,40 +35,36 @@ _NAMES = (
 )
 #: For files: whatever the locale, and also names of files that are no text.
 _ANY_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
-#: Of each process's last words: so many records, and so many characters of one, are kept where there are more than so many.
+#: Of each process's last output: records, and characters of each, that are kept; and characters at which the file is cut to that.
 _LINES, _RECORD, _FULL = 5, 1 << 14, 1 << 16
 #: Shared with every process forked from here: a one means that the job is ending.
 _ending = mmap.mmap(-1, 1)
 
 
-class _NoNewsAtTheEnd(logging.Filter):
+class _SilentAtTheEnd(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        # A worker whose heartbeat fails has lost its scheduler, and closes next; it says so on its way, with four tracebacks.
+        # A worker whose heartbeat fails has lost its scheduler, and closes next; it logs that as well, with four tracebacks.
         if "during heartbeat" in str(record.msg):
             return False
-        return _ending[0] == 0 and not _worker_is_closing()
+        return not (_ending[0] or _worker_is_closing())
 
 
 def _worker_is_closing() -> bool:
-    """Whether this is the process of a worker that has been told to close: what it loses from then on, it was to lose."""
-    module = sys.modules.get("distributed.worker")
-    if module is None:
-        return False
-    return any(
-        worker.status.name in ("closing", "closed", "closing_gracefully")
-        for worker in list(getattr(module.Worker, "_instances", ()))
-    )
+    """Whether this is the process of a worker that closes: connections that it loses from then on, it was to lose."""
+    workers = getattr(getattr(sys.modules.get("distributed.worker"), "Worker", None), "_instances", ())
+    return any(worker.status.name in ("closing", "closed", "closing_gracefully") for worker in list(workers))
 
 
-class _LastWords(logging.Handler):
-    """Appends to a file named for the process, opened by the first record and again after a fork, and begun again when full."""
+class _LastOutput(logging.Handler):
+    """Appends to a file named for the process, opened by the first record and again after a fork, and cut when full."""
 
     def __init__(self, directory: str) -> None:
         super().__init__(logging.WARNING)
         self._directory = directory
-        self._pid = 0
+        #: Of the process that has opened the file.
+        self._pid: int | None = None
         self._file: Any = None
-        self._size = 0
+        self._size: int
         self._last: deque[str] = deque(maxlen=_LINES)
         self.setFormatter(logging.Formatter(_FORMAT))
 
@@ -78,7 +74,7 @@ class _LastWords(logging.Handler):
                 self._pid, self._size = os.getpid(), 0
                 self._last.clear()
                 self._file = open(  # noqa: SIM115
-                    _words_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
+                    _output_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
                 )
             text = self.format(record)[-_RECORD:] + "\n"
             self._last.append(text)
@@ -97,35 +93,35 @@ def set_up(level: str, scratch: str, *, quiet_stream: bool) -> None:
     level : str
         Of Dask's own loggers.
     scratch : str
-        Directory for the last words.
+        Directory for the last output.
     quiet_stream : bool
         Nothing on standard error: there are log files.
     """
     for name in ("distributed", "distributed.client"):
         logging.getLogger(name).setLevel(level.upper())
-    words = _LastWords(scratch)
+    last = _LastOutput(scratch)
     for name in _NAMES:
         logger = logging.getLogger(name)
         if quiet_stream and name:
             logger.handlers = [h for h in logger.handlers if not isinstance(h, logging.StreamHandler)]
         if level not in ("debug", "info"):
             for handler in logger.handlers:
-                handler.addFilter(_NoNewsAtTheEnd())
+                handler.addFilter(_SilentAtTheEnd())
         if logger.handlers or quiet_stream or name == "distributed":
-            logger.addHandler(words)
+            logger.addHandler(last)
 
 
 def set_ending() -> None:
-    """Tell this process and all forked from it that the job is ending."""
-    _ending[0] = 1
+    """Silence this process and all forked from it: the job is ending."""
+    _ending[0] = True
 
 
-def last_words(scratch: str, pid: int | None, lines: int = _LINES) -> str:
+def last_output(scratch: str, pid: int | None, lines: int = _LINES) -> str:
     """The last lines that a process logged (warnings and worse), or nothing."""
     if pid is None:
         return ""
     with contextlib.suppress(OSError):
-        text = Path(_words_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
+        text = Path(_output_file(scratch, pid)).read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
     return ""
 
@@ -142,5 +138,5 @@ def log_to_file(directory: str, name: str) -> None:
             logger.addHandler(handler)
 
 
-def _words_file(directory: str, pid: int) -> str:
-    return os.path.join(directory, f"last-words-{pid}")
+def _output_file(directory: str, pid: int) -> str:
+    return os.path.join(directory, f"last-output-{pid}")

@@ -36,7 +36,7 @@ from .boot import UNCONFIGURED
 from .forkserver import become_fork_server, become_resource_tracker
 from .orders import Answer, Configuration
 from .serve import Agent
-from .worker_factory import tasks_run_in_agent
+from .worker_class import tasks_run_in_agent
 
 __all__ = ["run"]
 

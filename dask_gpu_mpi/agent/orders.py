@@ -1,4 +1,4 @@
-"""What a rank tells its agent (`Order`) and what the agent says (`Answer`): plain data, light to import on both sides."""
+"""The orders of a rank to its agent (`Order`) and the agent's answers (`Answer`): plain data, light to import on both sides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Answer", "Configuration", "Order", "SchedulerSettings", "WorkerSetti
 
 
 class Order(StrEnum):
-    """What a rank tells its agent, after the `Configuration`; each goes with one object.
+    """An order to the agent, after the `Configuration`; each goes with one object.
 
     >>> Order.START_WORKERS == "workers"  # as it is sent
     True
@@ -31,12 +31,12 @@ class Order(StrEnum):
     DASHBOARD = "dashboard"
     #: None: the scheduler stays.
     CLOSE_WORKERS = "close-workers"
-    #: None: what the end of the control pipe says as well. So is the scheduler's process told.
+    #: None: as the end of the control pipe. The agent passes it on to the scheduler's process.
     CLOSE = "close"
 
 
 class Answer(StrEnum):
-    """What an agent says of itself, of its workers and of the scheduler's process; each goes with its own payload."""
+    """An agent's message about itself, its workers or the scheduler's process; each goes with its own payload."""
 
     #: Path of the scratch directory: it has imported, and finds its configuration good.
     PREPARED = "prepared"
@@ -56,7 +56,7 @@ class Answer(StrEnum):
     FAILED = "failed"
     #: Why the agent ends now, of itself; `handle.AgentProcess` keeps it for `exit_text`.
     ENDED = "ended"
-    #: How it died, whether the script has closed the pipe. The rank says it to itself (`startup.channels`).
+    #: How it died, whether the script has closed the pipe. The rank makes it itself, when the agent is lost.
     LOST = "agent-lost"
 
 
@@ -64,7 +64,7 @@ class Answer(StrEnum):
 class Configuration:
     """The first frame: what the agent must know before it starts anything."""
 
-    #: As the user set it.
+    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
     worker_class: str | type
     #: As the user set it.
     worker_options: dict[str, Any]
@@ -81,10 +81,12 @@ class Configuration:
     shutdown_timeout: float = 10.0
     #: Where log files go, instead of standard error.
     log_directory: str | None = None
+    #: The network interface that the user set, for workers of the user's own class.
+    interface: str | None = None
     #: When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
     #: same for all processes of a host, so that all its agents count alike.
     mpi_deadline: float = math.inf
-    #: Whether to say so then: one rank's word is enough.
+    #: Whether to report that: one rank is enough.
     speaks: bool = True
 
 
@@ -104,14 +106,14 @@ class SchedulerSettings:
     dashboard_address: str
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
-    #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (``client.run``, say); it makes no
+    #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
 
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What all workers of a rank have in common."""
+    """What all workers of a rank have in common, beside the `Configuration`: what is known only once there is a plan."""
 
     #: The scheduler's.
     address: str
@@ -119,19 +121,9 @@ class WorkerSettings:
     protocol: str
     #: Address to listen on; None where the user's class chooses by itself.
     host: str | None
-    #: The interface that the user asked for.
-    interface: str | None
-    #: Scratch of this rank; each worker makes a directory of its own in it.
-    local_directory: str
     #: Seconds after which a worker that can't reach the scheduler gives up.
     death_timeout: float
-    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
-    worker_class: str | type
-    #: As the user set it, checked.
-    worker_options: dict[str, Any] = field(default_factory=dict)
     #: Bytes of each device, by UUID.
     device_memory: dict[str, int] = field(default_factory=dict)
-    #: Where each worker's log file goes.
-    log_directory: str | None = None
     #: Seconds to wait before they are started.
     delay: float = 0.0

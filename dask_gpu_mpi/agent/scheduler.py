@@ -47,7 +47,7 @@ class SchedulerProcess:
         self._pipe: Any = None
 
     async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:
-        """Start it; what the rank is to be told once it is up, or has failed: an `Answer` with its payload."""
+        """Start it; returns the answer for the rank once it is up, or has failed: an `Answer` with its payload."""
         begun = time.time()
         context = get_context("forkserver")
         self._pipe, child_end = context.Pipe()
@@ -57,7 +57,7 @@ class SchedulerProcess:
         self._process.start()
         child_end.close()
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[tuple[Any, ...]] = loop.create_future()
+        answered: asyncio.Future[tuple[Any, ...]] = loop.create_future()
 
         def on_message() -> None:
             try:
@@ -65,10 +65,10 @@ class SchedulerProcess:
             except (EOFError, OSError):
                 message = (Answer.FAILED, "the scheduler's process ended before it listened", 1)
             loop.remove_reader(self._pipe.fileno())
-            told.set_result(message)
+            answered.set_result(message)
 
         loop.add_reader(self._pipe.fileno(), on_message)
-        answer = await told
+        answer = await answered
         self._timeline.add([Step("scheduler", "start", begun, time.time())])
         if answer[0] == Answer.SCHEDULER_UP:
             loop.add_reader(self._process.sentinel, self._on_sentinel)
@@ -123,14 +123,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     hide_gpus(os.environ, but=settings.device)
-    # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.
+    # distributed warns when the dashboard's port is taken and takes another; the link that we print has it.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     try:
         scheduler = Scheduler(
             host=settings.host,
             port=settings.port,
             protocol=str(settings.protocol),
-            # The dashboard's import (bokeh) takes longer than all the rest: it follows when the cluster is up.
+            # The dashboard's import (bokeh) takes longer than the rest of the start: it follows when the cluster is up.
             dashboard=False,
             dashboard_address=settings.dashboard_address,
         )
@@ -160,7 +160,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
-    # One that its client closed may still be telling the workers; one that we close may have plugins to close. With bokeh
+    # One that its client closed may still be closing the workers; one that we close may have plugins to close. With bokeh
     # 3.10.2 Scheduler.close raises: the job ends all the same.
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
@@ -173,7 +173,7 @@ def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer,
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             Answer.FAILED,
-            f"port {settings.port} at {settings.host} is in use, the scheduler can't listen there: choose another with "
+            f"port {settings.port} at {settings.host} is in use: the scheduler can't listen there. Fix: choose another port with "
             "scheduler_port (--scheduler-port), or leave it out for any free port",
             2,
         )

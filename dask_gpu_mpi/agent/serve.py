@@ -1,4 +1,4 @@
-"""What an agent does once it is up: obey its rank, in one event loop, until the control pipe ends."""
+"""What an agent does once it is up: carry out its rank's orders, in one event loop, until the control pipe ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import hide_gpus, start_ucx_aside, stop_watching_ucx
-from dask_gpu_mpi.plan.planner import WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .forkserver import watch_fork_server
@@ -26,8 +26,8 @@ __all__ = ["Agent"]
 
 logger = logging.getLogger("dask_gpu_mpi")
 
-#: Seconds between looks whether the rank is still the parent.
-LOOK = 1.0
+#: Seconds between checks whether the rank is still the parent.
+PARENT_INTERVAL = 1.0
 
 
 class Agent:
@@ -48,7 +48,7 @@ class Agent:
     own_server : bool
         Whether the fork server is ours, and is to be watched.
     tasks_here : bool
-        Whether tasks run in this process: see `worker_factory.tasks_run_in_agent`.
+        Whether tasks run in this process: see `worker_class.tasks_run_in_agent`.
     """
 
     def __init__(
@@ -70,27 +70,26 @@ class Agent:
         self._tasks_here = tasks_here
         self._parent = os.getppid()
         self._stop = asyncio.Event()
-        self._obeying: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._joined = False
         self._scheduler_file: tuple[str, str] | None = None
         self._ucx: asyncio.Future[None] | None = None
         self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end)
-        self._workers = Workers(scratch, configuration.grace, timeline, self._on_worker_failed)
+        self._workers = Workers(configuration, scratch, timeline, self._on_worker_failed)
 
     async def run(self, orders: list[Any]) -> None:
-        """Obey these orders and all that come, until the control pipe ends; then close everything within the grace."""
+        """Carry out these orders and all that come, until the control pipe ends; then close everything within the grace."""
         loop = asyncio.get_running_loop()
         if self._configuration.protocol.moves_device_memory and not self._tasks_here:
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)
             self._ucx = start_ucx_aside()
-        os.set_blocking(self._reader.fd, False)
-        self._look_for_parent()
+        self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)
         for order in orders:
-            self._obey(*order)
+            self._carry_out(*order)
         if not self._joined:
             StartWatch(
                 self._parent,
@@ -110,17 +109,15 @@ class Agent:
         except OSError:
             self._stop.set()  # the rank is gone
 
-    # -- what happens -------------------------------------------------------------------------------------------
-
-    def _look_for_parent(self) -> None:
-        # The control pipe tells at once; but a process that the rank has forked may hold it open.
+    def _check_parent(self) -> None:
+        # The end of the control pipe comes at once; but a process that the rank has forked may hold it open.
         if os.getppid() != self._parent:
             self._stop.set()
         else:
-            asyncio.get_running_loop().call_later(LOOK, self._look_for_parent)
+            asyncio.get_running_loop().call_later(PARENT_INTERVAL, self._check_parent)
 
     def _on_fork_server_end(self) -> None:
-        """Nothing can be started here any more, and what was has died: the rank starts another agent."""
+        """Nothing can be started here any more, and what was started has died: the rank starts another agent."""
         self.answer(Answer.ENDED, "its fork server has died")
         os._exit(1)
 
@@ -133,24 +130,17 @@ class Agent:
             self.answer(Answer.WORKER_FAILED, name, why)
 
     def _on_control(self) -> None:
+        orders: list[Any] = []
         try:
-            chunk = os.read(self._reader.fd, 1 << 16)
-        except BlockingIOError:
-            return
-        if not chunk:
-            self._stop.set()
-            return
-        try:
-            orders = self._reader.feed(chunk)
-        except Exception as error:  # a class that can't be found again here, say
+            orders = self._reader.read()
+        except Exception as error:  # a class that can't be imported here, for example
             self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
-            return
         for order in orders:
-            self._obey(*order)
+            self._carry_out(*order)
+        if self._reader.eof:
+            self._stop.set()
 
-    # -- orders -------------------------------------------------------------------------------------------------
-
-    def _obey(self, order: Order, payload: Any) -> None:
+    def _carry_out(self, order: Order, payload: Any) -> None:
         self._joined = True
         match order:
             case Order.JOINED:
@@ -170,8 +160,8 @@ class Agent:
 
     def _begin(self, action: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guard(action))
-        self._obeying.add(task)
-        task.add_done_callback(self._obeying.discard)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _guard(self, action: Coroutine[Any, Any, None]) -> None:
         try:
@@ -192,10 +182,10 @@ class Agent:
         import dask
 
         dask.config.set({"scheduler-address": settings.address, **config})
-        if settings.log_directory is not None and plans:
-            logs.log_to_file(settings.log_directory, f"rank-{plans[0].rank}-{plans[0].host}")
+        if (directory := self._configuration.log_directory) is not None and plans:
+            logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
-            await self._ucx  # it changes the environment meanwhile, which the constructors read
+            await self._ucx  # it changes the environment, which the constructors read
         if settings.delay:
             await asyncio.sleep(settings.delay)
         await self._workers.start(plans, settings)
@@ -214,7 +204,7 @@ class Agent:
         """Close what is still open: workers first, so that they find the scheduler until they are gone."""
         if self._scheduler_file is not None:
             remove_scheduler_file(*self._scheduler_file)
-        for task in self._obeying:
+        for task in self._tasks:
             task.cancel()
         await self._close_workers()
         self._scheduler.close(self._configuration.grace)

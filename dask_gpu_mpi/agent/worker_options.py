@@ -1,34 +1,23 @@
-"""What a worker's class takes: checked against its signature before anything starts, and mended where the class is picky.
-
-`dask_cuda.CUDAWorker` hands what it does not know to `distributed.Nanny`, and that to `distributed.Worker`, in a child process
-that then fails as "Nanny failed to start". So the signatures are followed here, along ``**kwargs``.
-"""
+"""What the user sets for workers (``worker_options``): checked before anything starts, and written as the class reads it."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
+import math
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.types import Kind, Option, convert, show, suggest
 
-__all__ = [
-    "accepted_options",
-    "check_options_of",
-    "check_worker_options",
-    "import_worker_class",
-    "is_cuda_worker",
-    "normalise_worker_options",
-]
+from .worker_class import CUDA_WORKER, NANNY, import_worker_class, is_cuda_worker, is_dasks
+from .worker_signature import accepted_options, sets_itself
 
-KNOWN_CLASSES = ("dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker")
+__all__ = ["check_options_of", "check_worker_options", "normalise_worker_options"]
 
-#: What dask_gpu_mpi says to every worker itself, and the option by which the user says it.
-OURS = {
+#: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
+SET_ELSEWHERE = {
     "name": "name (--name) for a prefix",
     "scheduler": "scheduler_address (--scheduler-address)",
     "scheduler_ip": "scheduler_address (--scheduler-address)",
@@ -36,13 +25,6 @@ OURS = {
     "scheduler_file": "scheduler_file (--scheduler-file)",
     "protocol": "protocol (--protocol)",
     "security": "security (--security/--no-security)",
-}
-
-#: What a class says to the next one itself, so that it would be said twice (dask-cuda 26.10, distributed 2026.7.1; tested).
-TAKEN = {
-    "CUDAWorker": frozenset({"config", "data", "env", "http_prefix", "plugins", "scheduler_ip"}),
-    "Nanny": frozenset({"nanny"}),
-    "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
 }
 
 
@@ -66,12 +48,14 @@ TYPES: dict[str, Option] = {
     **_options("str", "interface", "host"),
     **_options("json", "env", "config"),
 }
-#: Options that are lists of texts; a single text is meant as a list of one.
+#: Options that are lists of texts; a single text is meant as a list of one (CUDAWorker would iterate it by character).
 LISTS = frozenset({"preload", "preload_nanny"})
-#: Lists whose single text has commas, as LocalCUDACluster reads it; CUDAWorker would iterate it by character as well.
+#: Lists whose single text has commas, as LocalCUDACluster reads it.
 COMMA_LISTS = frozenset({"rmm_allocator_external_lib_list", "pre_import"})
 #: Lists of words, which may also be written as one text, as on a command line.
 WORD_LISTS = frozenset({"preload_argv", "preload_nanny_argv"})
+#: Options that CUDAWorker takes, but not as None.
+NEVER_NONE = LISTS | WORD_LISTS | {"nthreads", "resources"}
 #: Options of CUDAWorker that do nothing, or fail late, without one of these (dask_cuda.plugins.RMMSetup, CUDFSetup).
 NEEDS = {
     "rmm_maximum_pool_size": ("rmm_pool_size", "rmm_async"),
@@ -83,135 +67,8 @@ NEEDS = {
 EXCLUDE = (("rmm_managed_memory", "rmm_async"), ("rmm_managed_memory", "enable_nvlink"))
 
 
-def import_worker_class(value: str | type) -> type:
-    """Import a class of workers.
-
-    Parameters
-    ----------
-    value : str or type
-        A dotted path, such as ``"dask_cuda.CUDAWorker"``; a class is returned as it is.
-
-    Raises
-    ------
-    OptionError
-        There is no such module or no such class in it, it can't be imported, or it is no class.
-    """
-    if isinstance(value, type):
-        return value
-    path = str(value)
-    module_name, _, name = path.rpartition(".")
-    known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
-    if not module_name:
-        near = difflib.get_close_matches(name.lower(), known, 1, 0.6)
-        hint = f"did you mean {known[near[0]]!r}?" if near else "needed: package.module.Class"
-        raise OptionError(f"worker_class {show(path)} is no dotted path of a class; {hint}")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise OptionError(
-                f"worker_class {show(path)}: importing {module_name!r} fails, since the module {error.name!r} is missing"
-            ) from error
-        near = difflib.get_close_matches(path, KNOWN_CLASSES, 1, 0.6)
-        hint = (
-            f"did you mean {near[0]!r}?" if near else "needed: a module of this environment, or on PYTHONPATH"
-        )
-        raise OptionError(f"worker_class {show(path)}: there is no module {error.name!r}; {hint}") from None
-    except Exception as error:  # a module may raise anything while it is imported
-        raise OptionError(
-            f"worker_class {show(path)}: importing {module_name!r} fails: {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:300]}"
-        ) from error
-    if not hasattr(module, name):
-        classes = [key for key, found in vars(module).items() if isinstance(found, type)]
-        near_class = difflib.get_close_matches(name, classes, 1, 0.6)
-        hint = f"; did you mean {f'{module_name}.{near_class[0]}'!r}?" if near_class else ""
-        raise OptionError(
-            f"worker_class {show(path)}: the module {module_name!r} has no class {name!r}{hint}"
-        )
-    found = getattr(module, name)
-    if not isinstance(found, type):
-        raise OptionError(f"worker_class {show(path)} is a {type(found).__name__}; needed: a class")
-    return found
-
-
-def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
-    """Collect the names of all options of a class, those that it passes on included.
-
-    Parameters
-    ----------
-    worker_class : type
-        Any class.
-    next_class : type, optional
-        What a Nanny starts instead of `distributed.Worker`.
-
-    Returns
-    -------
-    frozenset of str or None
-        None if it takes everything, as far as its signature tells.
-    """
-    names: set[str] = set()
-    taken: set[str] = set()
-    for cls in _chain(worker_class, next_class):
-        try:
-            parameters = inspect.signature(vars(cls)["__init__"]).parameters.values()
-        except (TypeError, ValueError):  # written in C
-            return None
-        for parameter in list(parameters)[1:]:
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                names |= {parameter.name} - taken
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return frozenset(names)
-        if _is_dasks(cls):
-            taken |= TAKEN.get(cls.__name__, frozenset()) - names
-    return None
-
-
-def check_worker_options(worker_class: type, options: Mapping[str, Any], *, where: str) -> None:
-    """Refuse what this class of workers would not understand.
-
-    Parameters
-    ----------
-    worker_class : type
-        CUDAWorker, Nanny, Worker, or any other class; one that takes ``**kwargs`` and is none of these takes everything.
-    options : Mapping
-        The user's ``worker_options``.
-    where : str
-        Where they were said, for the message.
-
-    Raises
-    ------
-    OptionError
-        An option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
-    """
-    for name in options:
-        if name in OURS:
-            raise OptionError(f"{where}: {name!r} is set by dask_gpu_mpi; use the option {OURS[name]}")
-    below = options.get("worker_class")
-    next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
-    accepted = accepted_options(worker_class, next_class)
-    if accepted is not None:
-        for name in options:
-            if name not in accepted:
-                raise OptionError(
-                    f"{where}: {worker_class.__name__} {_refusal(worker_class, name, accepted)}"
-                )
-    elif not any(_is_dasks(cls) for cls in worker_class.__mro__):
-        return  # somebody else's class: its options have somebody else's types
-    for name, value in options.items():
-        origin = f"{where}: {name}"
-        if name in TYPES and not (name == "device_memory_limit" and value == "default"):
-            convert(TYPES[name], value, origin, "keyword")
-        elif name in LISTS | COMMA_LISTS | WORD_LISTS:
-            _texts(value, origin)
-        elif name == "resources":
-            _resources(value, origin)
-    if is_cuda_worker(worker_class):
-        _check_together(options, where)
-
-
 def check_options_of(worker_class: str | type, options: Mapping[str, Any], *, where: str) -> None:
-    """Check options for a class, or for ``"auto"``: there the plan chooses CUDAWorker or Nanny, and one of them must know them.
+    """Check options for a class, or for ``"auto"``: there the plan chooses CUDAWorker or Nanny, and one of them must take them.
 
     Raises
     ------
@@ -222,132 +79,146 @@ def check_options_of(worker_class: str | type, options: Mapping[str, Any], *, wh
         check_worker_options(import_worker_class(worker_class), options, where=where)
     elif options:
         try:
-            check_worker_options(import_worker_class("distributed.Nanny"), options, where=where)
+            check_worker_options(import_worker_class(NANNY), options, where=where)
         except OptionError:
-            check_worker_options(import_worker_class("dask_cuda.CUDAWorker"), options, where=where)
+            check_worker_options(import_worker_class(CUDA_WORKER), options, where=where)
 
 
-def is_cuda_worker(worker_class: type) -> bool:
-    """Whether the class is `dask_cuda.CUDAWorker`, or made from it."""
-    return any(_is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
-
-
-def _check_together(options: Mapping[str, Any], where: str) -> None:
-    """What CUDAWorker's options say together."""
-    for one, other in EXCLUDE:
-        if options.get(one) and options.get(other):
-            raise OptionError(f"{where}: {one} and {other} exclude each other; needed: one of them")
-    for name, others in NEEDS.items():
-        if options.get(name) and not any(options.get(other) for other in others):
-            raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")
-
-
-def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Write options the way the class understands them.
-
-    A single text for a list becomes a list (CUDAWorker would iterate it by character); ``resources`` becomes a text for
-    CUDAWorker and a dict of floats for every other class, whichever way it was written; a nested ``worker_class`` is imported;
-    None is left out where CUDAWorker takes no None.
+def check_worker_options(worker_class: type, options: Mapping[str, Any], *, where: str) -> None:
+    """Refuse what this class of workers would not accept.
 
     Parameters
     ----------
     worker_class : type
-        The class that gets the options.
+        CUDAWorker, Nanny, Worker, or any other class; one that takes ``**kwargs`` and is none of these takes everything.
     options : Mapping
-        Options that `check_worker_options` has passed.
-
-    Returns
-    -------
-    dict
+        The user's ``worker_options``.
+    where : str
+        Where they were set, for the message.
 
     Raises
     ------
     OptionError
-        ``resources`` or a list can't be read.
+        An option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
+
+    Examples
+    --------
+    >>> from distributed import Nanny
+    >>> check_worker_options(Nanny, {"lifetime": "1 hour"}, where="worker_options")
+    >>> check_worker_options(Nanny, {"lifetme": "1 hour"}, where="worker_options")
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
     """
-    if not any(_is_dasks(cls) for cls in worker_class.__mro__):
-        return dict(options)
-    cuda = is_cuda_worker(worker_class)
-    result = dict(options)
+    for name in options:
+        if name in SET_ELSEWHERE:
+            raise OptionError(
+                f"{where}: {name!r} is set by dask_gpu_mpi; use the option {SET_ELSEWHERE[name]}"
+            )
+    below = options.get("worker_class")
+    next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
+    accepted = accepted_options(worker_class, next_class)
+    for name in options:
+        if accepted is not None and name not in accepted:
+            if sets_itself(worker_class, name):
+                reason = f"sets {name!r} itself; leave it out"
+            else:
+                reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
+            raise OptionError(f"{where}: {worker_class.__name__} {reason}")
+    if accepted is None and not _is_known(worker_class):
+        return
     for name, value in options.items():
-        origin = f"worker_options: {name}"
-        if value is None:
-            if cuda and name in LISTS | WORD_LISTS | {"nthreads", "resources"}:
-                del result[name]
-        elif name in WORD_LISTS and isinstance(value, str):
-            result[name] = shlex.split(value)
-        elif name in COMMA_LISTS and isinstance(value, str):
-            result[name] = [item.strip() for item in value.split(",")]
-        elif name in LISTS | COMMA_LISTS | WORD_LISTS:
-            result[name] = _texts(value, origin)
-        elif name == "resources":
-            resources = _resources(value, origin)
-            result[name] = (
-                " ".join(f"{key}={number!r}" for key, number in resources.items()) if cuda else resources
-            )
-        elif name == "worker_class" and isinstance(value, str):
-            result[name] = import_worker_class(value)
-    return result
+        _read(name, value, f"{where}: {name}", cuda=False)
+    if is_cuda_worker(worker_class):
+        _check_together(options, where)
 
 
-def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
-    """The classes whose ``__init__`` sees an option, in order. Dask's own pass ``**kwargs`` on to known places."""
-    for cls in worker_class.__mro__[:-1]:
-        if "__init__" not in vars(cls):
-            continue
-        yield cls
-        if _is_dasks(cls):
-            from distributed import Nanny, Worker
-            from distributed.core import Server
+def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Write options, which `check_worker_options` has passed, as this class reads them.
 
-            # CUDAWorker makes Nannies, a Nanny makes a Worker, whose __init__ calls Server's and skips its other bases'.
-            following = {"CUDAWorker": Nanny, "Nanny": next_class or Worker, "Worker": Server}.get(
-                cls.__name__
-            )
-            if following is not None:
-                yield from _chain(following, next_class)
-                return
+    A single text for a list becomes a list; ``resources`` becomes a text for CUDAWorker and a dict of floats for every other
+    class, whichever it was; a nested ``worker_class`` is imported; None is left out where CUDAWorker takes no None.
 
-
-def _is_dasks(cls: type) -> bool:
-    return cls.__name__ in TAKEN and cls.__module__.partition(".")[0] in ("distributed", "dask_cuda")
-
-
-def _refusal(worker_class: type, name: str, accepted: frozenset[str]) -> str:
-    if any(_is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None)):
-        return f"sets {name!r} itself; leave it out"
-    return f"knows no option {show(name)}{suggest(name, accepted - set(OURS))}"
+    Examples
+    --------
+    >>> from distributed import Nanny
+    >>> normalise_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"})
+    {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
+    """
+    if not _is_known(worker_class):
+        return dict(options)  # somebody else's class: its options have somebody else's types
+    cuda = is_cuda_worker(worker_class)
+    return {
+        name: _read(name, value, f"worker_options: {name}", cuda=cuda)
+        for name, value in options.items()
+        if not (cuda and value is None and name in NEVER_NONE)
+    }
 
 
-def _texts(value: Any, origin: str) -> list[Any] | None:
-    if value is None:
+def _is_known(worker_class: type) -> bool:
+    return any(is_dasks(cls) for cls in worker_class.__mro__)
+
+
+def _read(name: str, value: Any, origin: str, *, cuda: bool) -> Any:
+    """One option, checked, as the class reads it."""
+    if name in TYPES:
+        if not (name == "device_memory_limit" and value == "default"):
+            convert(TYPES[name], value, origin, "keyword")
+    elif name == "worker_class" and isinstance(value, str):
+        return import_worker_class(value)
+    elif value is None:
         return None
+    elif name in LISTS | COMMA_LISTS | WORD_LISTS:
+        return _texts(name, value, origin)
+    elif name == "resources":
+        resources = _resources(value, origin)
+        return " ".join(f"{key}={number!r}" for key, number in resources.items()) if cuda else resources
+    return value
+
+
+def _texts(name: str, value: Any, origin: str) -> list[Any]:
     if isinstance(value, str):
-        return [value]
+        if name in COMMA_LISTS:
+            return [item.strip() for item in value.split(",")]
+        if name not in WORD_LISTS:
+            return [value]
+        try:
+            return shlex.split(value)
+        except ValueError as error:
+            raise OptionError(f"{origin}: invalid value {show(value)} ({error})") from None
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, list)) for item in value):
         return list(value)
     raise OptionError(
-        f"{origin}: {show(value)} ({type(value).__name__}) can't be used; needed: a list of texts"
+        f"{origin}: invalid value {show(value)} of type {type(value).__name__} (expected a list of texts)"
     )
 
 
 def _resources(value: Any, origin: str) -> dict[str, float]:
-    """Read ``{"A": 1}`` or, as on dask-cuda's command line, ``"A=1 B=2"`` and ``"A=1,B=2"``."""
-    if value is None:
-        return {}
+    """Read ``{"A": 1}`` or, as on dask-cuda's command line, ``"A=1 B=2"`` and ``"A=1,B=2"``.
+
+    >>> _resources("A=1,B=2", "worker_options: resources")
+    {'A': 1.0, 'B': 2.0}
+    """
     try:
         if isinstance(value, str):
-            pairs = [pair.split("=") for pair in value.replace(",", " ").split()]
-            value = {name: float(number) for name, number in pairs}
+            value = dict(pair.split("=") for pair in value.replace(",", " ").split())
         elif any(isinstance(number, bool) for number in value.values()):
             raise TypeError
         found = {str(name): float(number) for name, number in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        found = {"": -1.0}
-    for name, number in found.items():
         # CUDAWorker reads a text, in which a name with one of these would be another name
-        if not name or any(char in name for char in "=, \n\t") or not 0 <= number < float("inf"):
-            raise OptionError(
-                f'{origin}: {show(value)} can\'t be used; needed: names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2"'
-            )
-    return found
+        if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
+            return found
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise OptionError(
+        f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'
+    )
+
+
+def _check_together(options: Mapping[str, Any], where: str) -> None:
+    """Refuse options of CUDAWorker that exclude each other, or that have no effect without another."""
+    for one, other in EXCLUDE:
+        if options.get(one) and options.get(other):
+            raise OptionError(f"{where}: {one} and {other} exclude each other (expected one of them)")
+    for name, others in NEEDS.items():
+        if options.get(name) and not any(options.get(other) for other in others):
+            raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")

@@ -1,11 +1,12 @@
-"""What runs inside every worker's process; apart from `logs` and `workers` because it has to import Dask.
+"""What runs inside every worker's process; apart from `logs` and `worker_factory`, since it imports Dask.
 
 `distributed` sends plugins to the process by pickle, with the worker's other options.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -13,7 +14,19 @@ from distributed.protocol import pickle
 
 from .logs import log_to_file
 
-__all__ = ["Label", "LogFile"]
+if TYPE_CHECKING:
+    from dask_gpu_mpi.plan.model import WorkerPlan
+
+__all__ = ["Label", "LogFile", "plugins_of"]
+
+
+def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
+    """What runs inside this worker: the label on its tasks' exceptions, and its log file, if there is a log directory."""
+    gpu = f", GPU {plan.device}" if plan.device else ""
+    yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
+    if log_directory is not None:
+        gpu = f"-{plan.device[:12]}" if plan.device else ""
+        yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
 class LogFile(WorkerPlugin):
@@ -65,7 +78,6 @@ class Label(WorkerPlugin):
             error = pickle.loads(carried.data)  # type: ignore[no-untyped-call]
             error.add_note(self.text)
             carried.data = pickle.dumps(error)  # type: ignore[no-untyped-call]
-        except (
-            Exception
-        ):  # an exception of the user's that can't be pickled a second time is worth more than its label
+        # an exception of the user's that can't be pickled a second time is worth more than its label
+        except Exception:
             return

@@ -1,4 +1,4 @@
-"""Watching over nannies: a worker that dies is restarted by its nanny, but one that dies again and again not for ever."""
+"""A worker that dies is restarted by its nanny; one that dies again and again is removed."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 __all__ = ["DEATHS", "WINDOW", "closing_reason", "watch_nanny"]
 
-#: So many deaths of a worker's processes within so many seconds, and the nanny gives up. However long each lived: one that dies
-#: every 11 s gets nothing done. One that dies every half minute or less often may, and is restarted for ever.
+#: Deaths of a worker's processes within so many seconds after which the worker is removed, however long each process lived: one
+#: that dies every 11 s gets nothing done. One that dies every half minute, or less often, may, and is always restarted.
 DEATHS, WINDOW = 5, 120.0
-#: Seconds between looks.
+#: Seconds between polls.
 INTERVAL = 0.25
 
 
 def closing_reason(nanny: Any) -> Callable[[], str]:
-    """Remember why a nanny closes; returns a function that tells.
+    """Record why a nanny closes; returns a function that returns the reason.
 
-    A nanny closes of itself when its worker was closed by the scheduler, and when it can't start it again; afterwards both look
-    the same.
+    A nanny closes by itself when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
+    differs.
     """
     reasons: list[str] = []
     close = nanny.close
@@ -40,9 +40,9 @@ async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -
     Returns
     -------
     str
-        What to say about it.
+        Why the worker is removed.
     """
-    pid, asked = nanny.pid, _asked_for(nanny)
+    pid, asked = nanny.pid, _requested_ends(nanny)
     deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
         await asyncio.sleep(INTERVAL)
@@ -57,8 +57,8 @@ async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -
             return f"its process died {DEATHS} times within {seconds:.0f} s"
 
 
-def _asked_for(nanny: Any) -> set[int | None]:
-    """The processes that somebody has asked this nanny to end (``client.restart()``), from now on: those do not die."""
+def _requested_ends(nanny: Any) -> set[int | None]:
+    """The processes that this nanny is asked to end from now on (``client.restart()``): those count as no deaths."""
     asked: set[int | None] = set()
     kill, handlers = getattr(nanny, "kill", None), getattr(nanny, "handlers", {})
     if kill is None:  # in another version of distributed

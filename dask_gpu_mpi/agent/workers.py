@@ -12,21 +12,22 @@ from typing import Any
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.plan.planner import WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
-from .orders import WorkerSettings
-from .worker_factory import kill_at_once, listen_on_tcp, make_worker, measure_less
+from .nannies import kill_at_once, listen_on_tcp, measure_less
+from .orders import Configuration, WorkerSettings
+from .worker_factory import make_worker
 from .worker_watch import closing_reason, watch_nanny
 
 __all__ = ["Workers"]
 
 logger = logging.getLogger("dask_gpu_mpi")
 
-#: Seconds between looks at the processes of a worker that is starting.
-LOOK = 0.02
-#: Part of the grace in which Dask closes a worker of itself.
-POLITE = 0.8
+#: Seconds between polls of the processes of a worker that is starting.
+POLL_INTERVAL = 0.02
+#: Part of the grace in which Dask closes a worker by itself.
+CLOSING_SHARE = 0.8
 
 
 class Workers:
@@ -34,10 +35,10 @@ class Workers:
 
     Parameters
     ----------
+    configuration : Configuration
+        Of the agent.
     scratch : str
         The agent's directory.
-    grace : float
-        Seconds that they get to close.
     timeline : Timeline
         Of this process.
     on_failed : callable
@@ -46,14 +47,19 @@ class Workers:
     Attributes
     ----------
     closing : bool
-        Whether they have been told to close.
+        Whether `close` has been called.
     """
 
     def __init__(
-        self, scratch: str, grace: float, timeline: Timeline, on_failed: Callable[[str | int, str], None]
+        self,
+        configuration: Configuration,
+        scratch: str,
+        timeline: Timeline,
+        on_failed: Callable[[str | int, str], None],
     ) -> None:
+        self._configuration = configuration
         self._scratch = scratch
-        self._grace = grace
+        self._grace = configuration.grace
         self._timeline = timeline
         self._on_failed = on_failed
         self._workers: list[_Worker] = []
@@ -70,7 +76,7 @@ class Workers:
         for plan in plans:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                self._workers.append(_Worker(plan, settings))
+                self._workers.append(_Worker(plan, _make(plan, settings, self._configuration, self._scratch)))
         kill_at_once()
         for worker in self._workers:
             worker.adjust()
@@ -93,7 +99,7 @@ class Workers:
         workers, self._workers = self._workers, []
         for worker in workers:
             worker.leave_files()
-        closing = [asyncio.ensure_future(worker.close(self._grace * POLITE)) for worker in workers]
+        closing = [asyncio.ensure_future(worker.close(self._grace * CLOSING_SHARE)) for worker in workers]
         with self._timeline.step("close workers"):
             if closing:
                 await asyncio.wait(closing, timeout=self._grace)
@@ -105,11 +111,11 @@ class Workers:
 class _Worker:
     """One of them: Dask's object, with the nannies that it consists of."""
 
-    def __init__(self, plan: WorkerPlan, settings: WorkerSettings) -> None:
+    def __init__(self, plan: WorkerPlan, worker: Any) -> None:
         self.plan = plan
-        self._worker: Any = _make(plan, settings)
+        self._worker = worker
         #: CUDAWorker has them; every other class is taken for one.
-        self._nannies: list[Any] = getattr(self._worker, "nannies", [self._worker])
+        self._nannies: list[Any] = getattr(worker, "nannies", [worker])
         self._reasons: list[Callable[[], str]] = []
 
     def adjust(self) -> None:
@@ -135,9 +141,9 @@ class _Worker:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             gpu = f" (GPU {plan.device})" if plan.device else ""
-            words = next(filter(None, (logs.last_words(scratch, pid) for pid in sorted(pids))), "")
+            output = next(filter(None, (logs.last_output(scratch, pid) for pid in sorted(pids))), "")
             text = f"worker {plan.name}{gpu} did not start: {type(cause).__name__}: {cause}"
-            raise DaskGpuMpiError(text + (f"; its last words:\n{words}" if words else "")) from error
+            raise DaskGpuMpiError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()
 
@@ -160,7 +166,7 @@ class _Worker:
             logger.debug("a worker did not close", exc_info=True)
 
     def leave_files(self) -> None:
-        """Have it leave its directory alone when it closes, which goes with the scratch: this loop would wait for that."""
+        """Have it keep its directory when it closes: that goes with the scratch, and this loop would wait for it."""
         with contextlib.suppress(AttributeError):  # in another version of distributed; a class of the user's
             self._worker._workdir._finalizer.detach()
         for nanny in self._nannies:
@@ -168,25 +174,25 @@ class _Worker:
                 process.worker_dir = None
 
     def pids(self) -> list[int]:
-        """The processes of its nannies, as far as there are any."""
+        """The process ids of its nannies' processes."""
         pids = (getattr(getattr(nanny, "process", None), "pid", None) for nanny in self._nannies)
         return [pid for pid in pids if pid]
 
     async def _collect_pids(self, pids: set[int]) -> None:
-        """Remember its processes while it starts: they have left their last output under these numbers."""
+        """Collect its processes while it starts: their last output is in files named for them."""
         while True:
             pids.update(self.pids())
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_INTERVAL)
 
 
 def _is_nanny(nanny: Any) -> bool:
     return hasattr(nanny, "instantiate") and hasattr(nanny, "pid")
 
 
-def _make(plan: WorkerPlan, settings: WorkerSettings) -> Any:
+def _make(plan: WorkerPlan, *details: Any) -> Any:
     """`make_worker`; what the class raises is reported with the worker's name."""
     try:
-        return make_worker(plan, settings)
+        return make_worker(plan, *details)
     except DaskGpuMpiError:
         raise
     except Exception as error:

@@ -101,11 +101,6 @@ class FrameReader:
             os.close(self.fd)
         self.fd = -1
 
-    def feed(self, chunk: bytes) -> list[Any]:
-        """Add bytes that somebody else has read (an event loop); returns the frames that are complete now."""
-        self._buffer += chunk
-        return self._take()
-
     def _take(self) -> list[Any]:
         frames = []
         while len(self._buffer) >= _LENGTH.size:

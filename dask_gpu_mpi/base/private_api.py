@@ -174,7 +174,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny._protocol",
-        "agent/worker_factory",
+        "agent/nannies",
         _DISTRIBUTED,
         why="a nanny of a worker over UCX listens on TCP",
         without="it listens over UCX, and keeps a core busy",
@@ -182,7 +182,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.periodic_callbacks",
-        "agent/worker_factory",
+        "agent/nannies",
         _DISTRIBUTED,
         why="a nanny does not measure its event loop",
         without="1.6 % of a core for each nanny",
@@ -190,7 +190,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.process",
         "AsyncProcess.terminate AsyncProcess.kill",
-        "agent/worker_factory",
+        "agent/nannies",
         _DISTRIBUTED,
         why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
         without="a worker above its memory limit is not ended by SIGTERM",
@@ -222,7 +222,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.config Nanny.env Nanny.worker_kwargs",
-        "agent/worker_factory",
+        "agent/cuda_worker",
         _DISTRIBUTED,
         why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
         without="the worker is not made, and the job ends with one line that says so",
@@ -230,7 +230,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.cuda_worker",
         "CUDAWorker.nannies",
-        "agent/worker_factory agent/workers",
+        "agent/cuda_worker agent/workers",
         _DASK_CUDA,
         why="as `Nanny.config`; a worker's processes are its nannies'",
         without="the worker is not made, and the job ends with one line that says so",
@@ -238,7 +238,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.plugins",
         "CPUAffinity.cores",
-        "agent/worker_factory",
+        "agent/cuda_worker",
         _DASK_CUDA,
         why="the cores of the plan, in place of those next to the GPU",
         without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",

@@ -27,6 +27,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         grace=grace(options),
         shutdown_timeout=options.shutdown_timeout,
         log_directory=options.log_directory,
+        interface=options.interface,
         mpi_deadline=mpi_deadline,
         speaks=speaks,
     )
@@ -52,18 +53,13 @@ def scheduler_settings(
     )
 
 
-def worker_settings(options: Options, start: Start, scratch: str) -> WorkerSettings:
+def worker_settings(options: Options, start: Start) -> WorkerSettings:
     """What the workers of this rank have in common."""
     return WorkerSettings(
         address=start.address,
         protocol=start.protocol,
         host=start.listen,
-        interface=options.interface,
-        local_directory=scratch,
         death_timeout=max(options.startup_timeout, start.limit),
         delay=start.delay,
-        worker_class=options.worker_class,
-        worker_options=dict(options.worker_options),
         device_memory=start.device_memory,
-        log_directory=options.log_directory,
     )

@@ -80,7 +80,7 @@ class SchedulerStart:
 def start_workers(channels: Channels, options: Options, start: Start) -> None:
     """Have the agent of this rank start its workers."""
     if channels.agent is not None:
-        settings = worker_settings(options, start, channels.agent.scratch or "")
+        settings = worker_settings(options, start)
         channels.order(Order.START_WORKERS, (settings, start.workers, start.config))
 
 

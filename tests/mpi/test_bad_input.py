@@ -220,7 +220,7 @@ ROWS = (
     ),
     Row(
         "class that is a function",
-        ("'distributed.wait'", "needed: a class"),
+        ("'distributed.wait'", "expected a class"),
         **value("worker_class", "distributed.wait"),
     ),
     Row("class that is an object", ("worker_class", "(int)"), None, "worker_class=3"),

@@ -86,3 +86,27 @@ def test_the_design_names_modules_that_exist() -> None:
     named = re.findall(rf"`((?:{'|'.join(rooms)})/\w+)`", page)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / "dask_gpu_mpi" / f"{name}.py").is_file()] == []
+
+
+def test_the_design_has_every_module_in_its_tables() -> None:
+    _, _, tables = (ROOT / "docs" / "design.md").read_text().partition("## The modules")
+    sections = re.split(r"^### `(?:dask_gpu_mpi/)?([\w]*)/?`$", tables, flags=re.MULTILINE)
+    named = {
+        Path(room, module)
+        for room, section in zip(sections[1::2], sections[2::2], strict=True)
+        for module in re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+    }
+    package = ROOT / "dask_gpu_mpi"
+    modules = {path.relative_to(package).with_suffix("") for path in package.rglob("*.py")}
+    assert modules - named == {
+        Path(room, "__init__") for room in (path.parent.name for path in package.glob("*/__init__.py"))
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_link_that_names_a_page_leads_there(page: Path) -> None:
+    """``[gpus.md](transports.md)`` would be a mistake."""
+    links = re.findall(
+        r"\[((?:docs/)?[\w-]+\.md)\]\(([^)#\s]+)", without_code(page.read_text(encoding="utf-8"))
+    )
+    assert [link for link in links if Path(link[0]).name != Path(link[1]).name] == []

@@ -21,15 +21,15 @@ HEAD = """
     gc.disable()  # as the agent has it while it imports
     ignore_signals()
     become_resource_tracker([])
-    become_fork_server(sys.argv[1], [], [])
+    own = become_fork_server(sys.argv[1], [], [])
     from multiprocessing import get_context
     context = get_context("forkserver")
 """
 
 
-def run(tmp_path: Path, text: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path: Path, text: str, before: str = "") -> subprocess.CompletedProcess[str]:
     # `-c`, as the agent has it: nothing that children would import again as their main module
-    code = textwrap.dedent(HEAD) + textwrap.dedent(text)
+    code = textwrap.dedent(before) + textwrap.dedent(HEAD) + textwrap.dedent(text)
     return subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, cwd=tmp_path
     )
@@ -101,6 +101,82 @@ def test_children_collect_garbage_but_leave_what_was_imported_alone(tmp_path: Pa
         """,
     )
     assert done.stdout == "(True, True)\n", done.stderr
+
+
+def test_processes_of_tasks_end_at_sigterm_and_workers_leave_it_to_the_rank(tmp_path: Path) -> None:
+    """A task's own process, a `Pool`'s for example, is known by the function that it runs; so are workers and the scheduler."""
+    ours = """
+        import sys, types
+        helper = types.ModuleType("distributed.helper")
+        exec("def execute(code, names): exec(code, names)", vars(helper))
+        sys.modules |= {"distributed": types.ModuleType("distributed"), "distributed.helper": helper}
+    """
+    done = run(
+        tmp_path,
+        """
+        receiver, sender = context.Pipe()
+        code = (
+            "import signal; number = signal.SIGTERM; blocked = number in signal.pthread_sigmask(signal.SIG_BLOCK, []); "
+            "sender.send((signal.getsignal(number) == signal.SIG_DFL, blocked))"
+        )
+        what = (code, {"sender": sender})
+        for target, args in ((exec, what), (helper.execute, what)):
+            process = context.Process(target=target, args=args)
+            process.start()
+            print(*receiver.recv())
+            process.join(10)
+        """,
+        before=ours,
+    )
+    assert done.stdout == "True False\nFalse False\n", done.stderr
+
+
+def test_what_a_child_forks_lives_on_without_the_thread_that_forked_it(tmp_path: Path) -> None:
+    """Only the children of the server die with the thread that forked them; a task, in a thread of a worker, may fork as well."""
+    done = run(
+        tmp_path,
+        """
+        import time
+        receiver, sender = context.Pipe()
+        code = (
+            "import os, threading, time\\n"
+            "def fork():\\n"
+            "    if os.fork() == 0:\\n"
+            "        time.sleep(0.3)\\n"
+            "        sender.send('alive')\\n"
+            "        os._exit(0)\\n"
+            "thread = threading.Thread(target=fork)\\n"
+            "thread.start(); thread.join(); time.sleep(0.6)"
+        )
+        process = context.Process(target=exec, args=(code, {"sender": sender}))
+        process.start()
+        print(receiver.recv() if receiver.poll(10) else "dead")
+        process.join(10)
+        """,
+    )
+    assert done.stdout == "alive\n", done.stderr
+
+
+def test_the_end_of_the_server_is_noticed(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import asyncio, signal
+        from multiprocessing.forkserver import _forkserver
+        from dask_gpu_mpi.agent.forkserver import watch_fork_server
+
+        async def main():
+            ended = asyncio.Event()
+            watch_fork_server(asyncio.get_running_loop(), ended.set)
+            os.kill(_forkserver._forkserver_pid, signal.SIGKILL)
+            await asyncio.wait_for(ended.wait(), 10)
+            print(own, "ended", flush=True)
+            os._exit(0)
+
+        asyncio.run(main())
+        """,
+    )
+    assert done.stdout == "True ended\n", done.stderr
 
 
 def test_the_tracker_tidies_up_after_all(tmp_path: Path) -> None:

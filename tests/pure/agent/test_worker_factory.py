@@ -1,142 +1,157 @@
-"""Workers from their lines of the plan."""
+"""Workers from their lines of the plan: real Nannies and Workers, and classes of the user's."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dask
 import pytest
-from distributed import Nanny
+from distributed import Nanny, Worker
 
 from dask_gpu_mpi.agent.orders import WorkerSettings
-from dask_gpu_mpi.agent.worker_factory import (
-    listen_on_tcp,
-    make_worker,
-    measure_less,
-    visible_device,
-    worker_class_for,
-)
+from dask_gpu_mpi.agent.worker_factory import make_worker
 from dask_gpu_mpi.network import ucx
+from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 
-
-def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
-    pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
-    import dask_cuda
-    import distributed
-
-    class Mine(dask_cuda.CUDAWorker):  # type: ignore[misc]
-        pass
-
-    for cls in ("auto", "dask_cuda.CUDAWorker", dask_cuda.CUDAWorker, Mine):
-        assert worker_class_for("cpu", cls) is distributed.Nanny
-        assert issubclass(worker_class_for("gpu", cls), dask_cuda.CUDAWorker)
-    assert worker_class_for("cpu", "distributed.Worker") is distributed.Worker
+CPU = WorkerPlan(
+    name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}
+)  # fmt: skip
+GPU = replace(CPU, kind="gpu", gpu_index=0, device="GPU-x")
+SETTINGS = WorkerSettings("tcp://127.0.0.1:1", "tcp", "127.0.0.1", 5.0)
 
 
-@pytest.mark.parametrize("before", [None, "0,1"])
-def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    if before is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
-    with visible_device("GPU-x"):
-        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
-
-
-def test_a_server_that_measures_less_runs_and_keeps_its_other_callbacks() -> None:
-    from distributed.core import Server
-
-    async def look() -> tuple[set[str], list[bool]]:
-        server = Server({})
-        before = set(server.periodic_callbacks)
-        measure_less(server)
-        await server
-        server.start_periodic_callbacks()
-        running = [callback.is_running() for callback in server.periodic_callbacks.values()]
-        gone = before - set(server.periodic_callbacks)
-        await server.close()
-        return gone, running
-
-    gone, running = asyncio.run(look())
-    assert gone == {"tick", "ticks", "monitor"}
-    assert running == [True]
-
-
-def test_a_nanny_goes_on_looking_at_its_worker() -> None:
-    nanny = Nanny("tcp://127.0.0.1:1", host="127.0.0.1", nthreads=1, memory_limit="1 GiB")
-    measure_less(nanny)
-    assert "memory_monitor" in nanny.periodic_callbacks
-
-
-@pytest.mark.parametrize(("protocol", "listens"), [("ucx", "tcp"), ("tls", "tls"), ("tcp", "tcp")])
-def test_nannies_of_workers_over_ucx_listen_on_tcp(protocol: str, listens: str) -> None:
-    nanny = Nanny(f"{protocol}://127.0.0.1:1", protocol=protocol, host="127.0.0.1", nthreads=1)
-    listen_on_tcp(nanny)
-    assert nanny._protocol == listens
-    assert nanny.worker_kwargs["protocol"] == protocol
-
-
-@pytest.mark.parametrize("kind", ["gpu", "cpu"])
-def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
-    kind: Literal["gpu", "cpu"], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A real Nanny, made where GPUs are hidden as in the agent."""
-    monkeypatch.setattr(ucx, "_transports", None)
-    monkeypatch.setattr(ucx, "_section", None)
-    gpu = kind == "gpu"
-    plan = WorkerPlan(
-        name="a", rank=0, host="h", kind=kind, gpu_index=0 if gpu else None, device="GPU-x" if gpu else None,
-        nthreads=1, memory_limit=0, cpus=(0,), resources={},
-    )  # fmt: skip
-    settings = WorkerSettings(
-        "tcp://127.0.0.1:1",
-        "tcp",
-        "127.0.0.1",
-        None,
-        str(tmp_path),
-        5.0,
-        "distributed.Nanny",
-        {},
-        {"GPU-x": 1},
+def make(
+    plan: WorkerPlan, worker_class: str | type, scratch: Path, /, *, gpus: bool = False, **options: Any
+) -> Any:
+    settings = replace(SETTINGS, device_memory={"GPU-x": 1}) if gpus else SETTINGS
+    given = configuration(
+        Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
 
-    async def make() -> Any:
-        return make_worker(plan, settings)
+    async def in_a_loop() -> Any:
+        return make_worker(plan, settings, given, str(scratch))
 
+    return asyncio.run(in_a_loop())
+
+
+@pytest.fixture
+def unhidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "_transports", None)
+    monkeypatch.setattr(ucx, "_section", None)
+
+
+@pytest.mark.parametrize(("plan", "gpu"), [(GPU, True), (CPU, False)], ids=["gpu", "cpu"])
+@pytest.mark.usefixtures("unhidden")
+def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: bool, tmp_path: Path) -> None:
+    """A real Nanny, made where GPUs are hidden as in the agent."""
     with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
         ucx.hide_gpus({"UCX_TLS": "tcp,cuda_copy"})
-        nanny = asyncio.run(make())
+        nanny = make(plan, "distributed.Nanny", tmp_path, gpus=True)
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
         assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
 
 
 def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
-    from distributed import Nanny
-
-    options = {"config": {"probe": 1}}
-    plan = WorkerPlan(
-        name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None,
-        nthreads=1, memory_limit=0, cpus=(0,), resources={},
-    )  # fmt: skip
-    settings = WorkerSettings(
-        "tcp://127.0.0.1:1", "tcp", "127.0.0.1", None, str(tmp_path), 5.0, Nanny, options
-    )
-
-    async def make() -> Any:
-        return make_worker(plan, settings)
-
-    nanny = asyncio.run(make())
+    nanny = make(CPU, Nanny, tmp_path, config={"probe": 1})
     # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
     assert nanny.worker_kwargs["metrics"] == {}
     assert nanny.config["distributed.diagnostics.nvml"] is False
     assert nanny.config["probe"] == 1
+
+
+def test_a_nanny_of_the_users_or_with_a_gpu_measures_what_it_wants(tmp_path: Path) -> None:
+    class Mine(Nanny):
+        pass
+
+    for plan, cls in ((CPU, Mine), (GPU, Nanny)):
+        nanny = make(plan, cls, tmp_path)
+        assert "metrics" not in nanny.worker_kwargs
+        assert nanny.config.get("distributed.diagnostics.nvml") is None
+
+
+def test_a_cpu_worker_of_a_job_without_gpus_keeps_the_devices_it_sees(tmp_path: Path) -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in make(CPU, "auto", tmp_path).env
+
+
+def test_a_nanny_as_planned(tmp_path: Path) -> None:
+    nanny = make(
+        replace(CPU, resources={"CPU": 2}),
+        "auto",
+        tmp_path,
+        resources="FOO=1",
+        env={"MINE": "1"},
+        lifetime="1 hour",
+    )
+    assert (nanny.nthreads, nanny.memory_manager.memory_limit) == (2, 10**9)
+    assert nanny.resources == {"CPU": 2, "FOO": 1.0}
+    assert nanny.env["MINE"] == "1"
+    assert nanny.worker_kwargs["dashboard"] is False
+    assert nanny.worker_kwargs["lifetime"] == "1 hour"
+    assert nanny.death_timeout == 5.0
+    assert Path(nanny.local_directory).parent == tmp_path
+    (label,) = nanny.worker_kwargs["plugins"]
+    assert label.text == "[raised by worker a, rank 0 on host h]"
+
+
+def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
+    from distributed import WorkerPlugin
+
+    class Mine(WorkerPlugin):
+        pass
+
+    mine = Mine()
+    found = make(CPU, Nanny, tmp_path, plugins=(mine,)).worker_kwargs["plugins"]
+    assert mine in found
+    assert len(found) == 2
+
+
+def test_no_memory_limit_is_none(tmp_path: Path) -> None:
+    assert make(replace(CPU, memory_limit=0), "auto", tmp_path).memory_manager.memory_limit is None
+
+
+def test_options_of_cudaworker_are_not_for_cpu_workers(tmp_path: Path) -> None:
+    """``auto``: GPU workers get them on other ranks. What the class below a Nanny takes, CPU workers get as well."""
+
+    class Deep(Worker):
+        def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
+
+    nanny = make(CPU, "auto", tmp_path, rmm_pool_size=0.5, worker_class=Deep, deep=2, lifetime="1h")
+    assert "rmm_pool_size" not in nanny.worker_kwargs
+    assert nanny.worker_kwargs["deep"] == 2
+    assert nanny.worker_kwargs["lifetime"] == "1h"
+    assert nanny.Worker is Deep
+
+
+def test_a_worker_in_the_agent_has_no_environment_of_its_own(tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    class Mine(Worker):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            given.update(kwargs, address=args[0])
+
+    make(replace(CPU, resources={"CPU": 2}), Mine, tmp_path, gpus=True)
+    assert "env" not in given
+    assert "metrics" not in given
+    assert given["resources"] == {"CPU": 2}
+    assert given["address"] == "tcp://127.0.0.1:1"
+    assert given["protocol"] == "tcp"
+
+
+def test_a_class_of_the_users_gets_what_dask_mpi_gives(tmp_path: Path) -> None:
+    class Mine:
+        def __init__(self, **given: Any) -> None:
+            self.given = given
+
+    assert make(CPU, Mine, tmp_path, nthreads=3, own="x").given == {
+        "name": "a", "nthreads": 3, "memory_limit": 10**9, "local_directory": str(tmp_path), "protocol": "tcp",
+        "interface": "ib0", "own": "x",
+    }  # fmt: skip
 
 
 def test_agents_ask_nothing_of_nvml_and_workers_as_configured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +175,6 @@ def test_tls_starts_with_any_tornado(
 
     from dask_gpu_mpi.agent import main as agent
     from dask_gpu_mpi.options.protocols import Protocol
-    from dask_gpu_mpi.options.table import Options
 
     if known is None:
         monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)

@@ -1,25 +1,16 @@
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import sys
-import textwrap
-from pathlib import Path
 from typing import Any
 
-import distributed
 import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
+from dask_gpu_mpi.agent.worker_class import is_cuda_worker
 from dask_gpu_mpi.agent.worker_options import (
-    TAKEN,
-    accepted_options,
     check_options_of,
     check_worker_options,
-    import_worker_class,
-    is_cuda_worker,
     normalise_worker_options,
 )
 from dask_gpu_mpi.errors import OptionError
@@ -38,47 +29,16 @@ def refused(cls: type, **options: Any) -> str:
     return message
 
 
-def calls_of(cls: type, function: str) -> set[str]:
-    """Names of the keywords with which a class's __init__ calls the next one."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))  # type: ignore[misc]
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function]
-    assert len(calls) == 1
-    return {keyword.arg for keyword in calls[0].keywords if keyword.arg}
-
-
-def test_what_a_class_says_itself_is_what_its_source_says() -> None:
-    own = set(inspect.signature(CUDAWorker.__init__).parameters)
-    # the scheduler is the first argument, without a name
-    assert (
-        calls_of(CUDAWorker, "Nanny") - own | {"scheduler_ip"}
-        == TAKEN["CUDAWorker"] | {"preload_argv", "listen_address"} - own
-    )
-    own = set(inspect.signature(Worker.__init__).parameters)
-    assert calls_of(Worker, "ServerNode.__init__") - own == TAKEN["Worker"]
-
-
-@pytest.mark.parametrize("cls", CLASSES)
-def test_names_are_followed_along_the_keywords(cls: type) -> None:
-    accepted = accepted_options(cls)
-    assert accepted is not None
-    assert {"nthreads", "lifetime", "heartbeat_interval", "connection_limit", "resources"} <= accepted
-    assert ("rmm_pool_size" in accepted) == (cls is CUDAWorker)
-    assert ("preload_nanny" in accepted) == (cls is not Worker)
-    assert not accepted & TAKEN[cls.__name__]
-    assert "self" not in accepted
-    assert "state" not in accepted  # BaseWorker's, which Worker does not call
-
-
 @pytest.mark.parametrize("cls", CLASSES)
 def test_unknown_option_names_the_nearest(cls: type) -> None:
-    assert f"{cls.__name__} knows no option 'nthread'; did you mean 'nthreads'?" in refused(cls, nthread=1)
-    assert "knows no option" in refused(cls, zzzzz=1)
+    assert f"{cls.__name__} has no option 'nthread'; did you mean 'nthreads'?" in refused(cls, nthread=1)
+    assert "has no option" in refused(cls, zzzzz=1)
     assert "did you mean 'lifetime_restart'?" in refused(cls, lifetime_restarts=True)
 
 
 def test_gpu_options_are_cudaworkers() -> None:
     assert "did you mean 'rmm_pool_size'?" in refused(CUDAWorker, rmm_pool_sise="1GB")
-    assert "Nanny knows no option 'rmm_pool_size'" in refused(Nanny, rmm_pool_size="1GB")
+    assert "Nanny has no option 'rmm_pool_size'" in refused(Nanny, rmm_pool_size="1GB")
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -118,11 +78,11 @@ class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
 
 def test_classes_of_the_users() -> None:
     check_worker_options(Picky, {"one": 1, "two": "anything"}, where="worker_options")
-    assert refused(Picky, too=1).endswith("Picky knows no option 'too'; did you mean 'two'?")
+    assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
     check_worker_options(Open, {"whatever": 1, "nthreads": "many"}, where="worker_options")
     check_worker_options(Mine, {"mine": 1, "lifetime": "1h"}, where="worker_options")
     assert "did you mean 'mine'" in refused(Mine, mines=1)
-    assert "knows no option 'lifetime'" in refused(Narrow, lifetime="1h")
+    assert "has no option 'lifetime'" in refused(Narrow, lifetime="1h")
     check_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5}, where="worker_options")
     assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
 
@@ -143,12 +103,15 @@ def test_options_of_the_class_below_a_nanny() -> None:
         {"rmm_async": 1}, {"memory_limit": "4XB"}, {"device_memory_limit": "defualt"}, {"preload": 3}, {"preload": [3]},
         {"resources": "GPU"}, {"resources": "GPU=x"}, {"resources": {"A": "x"}}, {"resources": [1]}, {"resources": {"A B": 1}},
         {"resources": {"A": -1}}, {"resources": {"A": True}}, {"resources": {"A": float("nan")}}, {"lifetime": "soon"},
+        {"resources": {"A": float("inf")}}, {"resources": {"": 1}}, {"resources": {"A=B": 1}}, {"resources": {"A,B": 1}},
+        {"resources": {"A\tB": 1}}, {"resources": {"A\nB": 1}}, {"resources": "A=1=2"}, {"pre_import": 3}, {"preload_argv": {}},
+        {"cudf_spill_stats": -1}, {"preload": {"a.py"}},
     ],
 )  # fmt: skip
 def test_wrong_types(options: dict[str, Any]) -> None:
     message = refused(CUDAWorker, **options)
     assert next(iter(options)) in message
-    assert "needed: " in message
+    assert "expected " in message or "needed: " in message
 
 
 @pytest.mark.parametrize(
@@ -158,12 +121,34 @@ def test_wrong_types(options: dict[str, Any]) -> None:
         {"device_memory_limit": "default"},
         {"device_memory_limit": "auto"}, {"preload": "a.py"}, {"preload": ["a.py"]}, {"preload": None}, {"resources": "A=1 B=2"},
         {"resources": "A=1,B=2"}, {"resources": {"A": 1}}, {"resources": None}, {"pre_import": "cudf,cupy"},
-        {"lifetime": "1 hour"}, {"death_timeout": 60},
+        {"lifetime": "1 hour"}, {"death_timeout": 60}, {"nthreads": 1}, {"resources": {"A": 0}}, {"resources": ""},
+        {"preload": ("a.py",)}, {"preload_argv": [["--a"], []]}, {"preload_nanny": None}, {"cudf_spill_stats": None},
     ],
 )  # fmt: skip
 def test_right_types(options: dict[str, Any]) -> None:
     check_worker_options(CUDAWorker, options, where="worker_options")
     normalise_worker_options(CUDAWorker, options)
+
+
+@pytest.mark.parametrize("name", ["preload_argv", "preload_nanny_argv"])
+def test_words_with_an_open_quote(name: str) -> None:
+    assert refused(CUDAWorker, **{name: "--one 'a b"}).endswith(
+        f'{name}: invalid value "--one \'a b" (No closing quotation)'
+    )
+
+
+def test_the_class_below_a_nanny_is_refused_as_any_other() -> None:
+    with pytest.raises(
+        OptionError, match="the module 'distributed' has no class 'Workr'; did you mean 'distributed.Worker'"
+    ):
+        check_worker_options(Nanny, {"worker_class": "distributed.Workr"}, where="worker_options")
+
+
+def test_a_closed_signature_has_types_as_well() -> None:
+    class Closed:
+        def __init__(self, nthreads: int = 1) -> None: ...
+
+    assert "nthreads: 'two'" in refused(Closed, nthreads="two")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +216,7 @@ def test_auto_is_cudaworker_or_nanny() -> None:
     check_options_of("auto", {"env": {"A": "1"}}, where="worker_options")
     check_options_of("distributed.Nanny", {}, where="worker_options")
     for cls, options in (("auto", {"rmm_pol": 1}), ("distributed.Nanny", {"rmm_pool_size": 1})):
-        with pytest.raises(OptionError, match="knows no option"):
+        with pytest.raises(OptionError, match="has no option"):
             check_options_of(cls, options, where="worker_options")
     assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker, Nanny, Open)] == [
         True,
@@ -273,27 +258,3 @@ def test_mending_for_others() -> None:
         "preload": "a",
         "resources": "A=1",
     }
-
-
-def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "dgm_broken.py").write_text("raise RuntimeError('two\\nlines')")
-    (tmp_path / "dgm_lacking.py").write_text("import dgm_not_there")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert import_worker_class("distributed.Nanny") is distributed.Nanny
-    assert import_worker_class(dict) is dict
-    for path, said in {
-        "distributed.Nany": "did you mean 'distributed.Nanny'?",
-        "distribute.Nanny": "there is no module 'distribute'; did you mean 'distributed.Nanny'?",
-        "Nanny": "did you mean 'distributed.Nanny'?",
-        "cudaworker": "did you mean 'dask_cuda.CUDAWorker'?",
-        "distributed.wait": "is a function; needed: a class",
-        "distributed.nope.Nanny": "no module 'distributed.nope'",
-        "dgm_broken.Worker": "RuntimeError: two lines",
-        "dgm_lacking.Worker": "the module 'dgm_not_there' is missing",
-        "Whatever": "needed: package.module.Class",
-    }.items():
-        with pytest.raises(OptionError) as caught:
-            import_worker_class(path)
-        assert said in str(caught.value)
-        assert "\n" not in str(caught.value)
-    assert "dgm_broken" not in sys.modules

@@ -73,6 +73,13 @@ def test_deaths_within_the_window(life: float, gap: float, monkeypatch: pytest.M
     assert nanny.now < (life + gap) * DEATHS + 1
 
 
+def test_five_deaths_within_two_minutes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As docs/exit-codes.md says."""
+    assert watch(Nanny([(0, 30.0)] * 20), monkeypatch) == "its process died 5 times within 120 s"
+    assert watch(Nanny([(0, 30.25)] * 20), monkeypatch, until=600) is None
+    assert watch(Nanny([(0, 2.0)] * 4 + [(0, 10_000.0)]), monkeypatch, until=600) is None
+
+
 def test_long_lives_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     life = WINDOW / (DEATHS - 1) + 1
     nanny = Nanny([(0, life)] + [(0.5, life)] * 200)

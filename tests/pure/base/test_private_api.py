@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import dask_gpu_mpi
-from dask_gpu_mpi.agent import forkserver, logs, worker_factory, worker_watch, workers
+from dask_gpu_mpi.agent import forkserver, logs, nannies, worker_watch, workers
 from dask_gpu_mpi.base.private_api import TABLE, PrivateName
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
@@ -176,13 +176,13 @@ class TestWithout:
 
     def test_what_nannies_have(self) -> None:
         nanny = SimpleNamespace(pid=1)
-        worker_factory.measure_less(nanny)
-        worker_factory.listen_on_tcp(nanny)
-        assert worker_watch._asked_for(nanny) == set()
+        nannies.measure_less(nanny)
+        nannies.listen_on_tcp(nanny)
+        assert worker_watch._requested_ends(nanny) == set()
         assert vars(nanny) == {"pid": 1}
         assert not workers._is_nanny(nanny)
 
     def test_the_class_of_their_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         process = importlib.import_module("distributed.process")
         monkeypatch.delattr(process, "AsyncProcess")
-        worker_factory.kill_at_once()
+        nannies.kill_at_once()

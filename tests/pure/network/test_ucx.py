@@ -19,7 +19,7 @@ from dask.utils import parse_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.agent.worker_factory import _workers_config
+from dask_gpu_mpi.agent.cuda_worker import _workers_config
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (

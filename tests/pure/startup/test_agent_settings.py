@@ -18,6 +18,20 @@ def test_an_agent_that_replaces_another_has_no_deadline_for_mpi() -> None:
     assert not told.speaks
 
 
+def test_the_users_class_and_options_are_in_the_first_frame_alone() -> None:
+    options = Options(
+        worker_class="a.B",
+        worker_options={"x": 1},
+        interface="ib0",
+        log_directory="/logs",
+        local_directory="/fast",
+    )
+    told = configuration(options, speaks=True, mpi_deadline=5.0)
+    assert (told.worker_class, told.worker_options) == ("a.B", {"x": 1})
+    assert (told.interface, told.log_directory, told.local_directory) == ("ib0", "/logs", "/fast")
+    assert (told.mpi_deadline, told.speaks) == (5.0, True)
+
+
 @pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.5), (4.0, 2.0), (60.0, 2.0)])
 def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) -> None:
     assert grace(Options(shutdown_timeout=timeout)) == seconds
@@ -26,10 +40,10 @@ def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) 
 @pytest.mark.parametrize(("limit", "timeout"), [(0.0, 60.0), (400.0, 400.0)])
 def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(limit: float, timeout: float) -> None:
     start = Start("ucx://h:1", "ucx", "10.0.0.1", (), {"GPU-x": 1}, {"key": "secret"}, delay=0.5, limit=limit)
-    told = worker_settings(Options(startup_timeout=60.0, interface="ib0"), start, "/scratch")
+    told = worker_settings(Options(startup_timeout=60.0, interface="ib0"), start)
     assert told.death_timeout == timeout
     assert (told.address, told.protocol, told.host) == ("ucx://h:1", "ucx", "10.0.0.1")
-    assert (told.interface, told.local_directory, told.delay) == ("ib0", "/scratch", 0.5)
+    assert told.delay == 0.5
     assert told.device_memory == {"GPU-x": 1}
 
 

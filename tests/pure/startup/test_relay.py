@@ -28,8 +28,6 @@ WORKER = WorkerPlan(
 class Recorder:
     """Channels and agent in one: it notes what is sent."""
 
-    scratch = "/scratch"
-
     def __init__(self) -> None:
         self.agent: Any = self
         self.sent: list[tuple[Any, ...]] = []
@@ -63,7 +61,7 @@ def test_the_agent_starts_the_workers_of_its_rank() -> None:
     rank.on_event(Event(0, Kind.START, start(WORKER)))
     ((order, (settings, workers, config)),) = channels.sent
     assert (order, workers, config) == ("workers", (WORKER,), {"key": "secret"})
-    assert (settings.address, settings.local_directory, settings.delay) == ("tls://h:1", "/scratch", 0.5)
+    assert (settings.address, settings.delay) == ("tls://h:1", 0.5)
     assert settings.death_timeout == 400.0
     assert rank.start is not None
     rank.on_event(Event(None, "ready", [1, []]))

@@ -1,0 +1,133 @@
+"""A `dask_cuda.CUDAWorker` from its line of the plan.
+
+What it gets wrong when it knows nothing of ranks is put right here, and nowhere else (dask-cuda 26.10):
+
+- it makes a worker for every visible GPU: each is made with exactly one GPU visible, by UUID, so that its name and the device
+  of its limits are right, and CUDA makes a context that sees one device only (half a second instead of two on four GPUs);
+  a worker of several GPUs is made with its first one visible, and its nanny then shows its process all of them;
+- the CPU affinity that it sets is the GPU's, whatever the rank was bound to: the plan's cores are put in its place;
+- fractions of device memory mean NVML's device 0, or the parent of a MIG slice: they become bytes of the worker's own device;
+- ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
+from dask_gpu_mpi.options.rules import SWITCHES
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes
+from dask_gpu_mpi.plan.model import WorkerPlan
+
+__all__ = ["make_cuda_worker", "options_of_device"]
+
+#: What options of CUDAWorker import in the worker, where a missing module would be a traceback, or (cuDF) ignored.
+MODULES = {
+    "rmm": (
+        "rmm_pool_size",
+        "rmm_managed_memory",
+        "rmm_async",
+        "rmm_track_allocations",
+        "rmm_allocator_external_lib_list",
+    ),
+    "cudf": ("enable_cudf_spill",),
+}
+
+
+def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]) -> Any:
+    """Make a CUDAWorker with these keywords and, for its nannies, these plugins.
+
+    Raises
+    ------
+    InputError
+        An option needs a module that is not installed, or a directory that can't be made.
+    """
+    from dask_cuda.plugins import CPUAffinity
+
+    _check_modules(plan, options)
+    _make_directory(plan, options.get("rmm_log_directory"))
+    switched = any(options.get(switch) is not None for switch in SWITCHES)
+    # CUDAWorker sets it in this process, too, where it would make a context
+    with visible_device(plan.devices[0]), users_config():
+        worker = cls(**options)
+        for nanny in worker.nannies:
+            nanny.config = _workers_config(nanny.config, switched=switched)
+    for nanny in worker.nannies:
+        nanny.env = {**nanny.env, **shown_transports(), VISIBLE_DEVICES: plan.device}
+        own = nanny.worker_kwargs.get("plugins", set())
+        for plugin in own:
+            if isinstance(plugin, CPUAffinity):
+                plugin.cores = list(plan.cpus)
+        nanny.worker_kwargs["plugins"] = {*own, *plugins}
+    return worker
+
+
+def options_of_device(options: Mapping[str, Any], memory: int) -> dict[str, Any]:
+    """Options with the sizes of device memory as bytes of the worker's own device; `memory`: its bytes, 0: unknown.
+
+    >>> options_of_device({"rmm_pool_size": 0.5}, 80 * 10**9)
+    {'device_memory_limit': 64000000000, 'rmm_pool_size': 40000000000}
+    """
+    options = {"device_memory_limit": "default", **options}
+    if memory:
+        for key, alignment in DEVICE_SIZES.items():
+            if key in options:
+                options[key] = device_bytes(options[key], memory, alignment)
+    return options
+
+
+def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:
+    """Dask's configuration of a worker's process: a copy, in which only the switches, if any, set how connections are made."""
+    import dask
+
+    key = dask.config.canonical_name(SECTION, dict(config))
+    section = copy.deepcopy(config.get(key)) or {}
+    if switched:
+        (section.get("environment") or {}).pop("sockaddr-tls-priority", None)
+    return {**config, key: section}
+
+
+def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
+    """Refuse options whose modules are not installed here."""
+    wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
+    imports: Iterable[str] = options.get("pre_import") or ()
+    for option, module in (*wanted.items(), *(("pre_import", name) for name in imports)):
+        if find_spec(module.partition(".")[0]) is None:
+            package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
+            raise InputError(
+                f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
+                f"not installed there. Fix: install {package}, or leave the option out"
+            )
+
+
+def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
+    """RMM writes its logs into this directory, and ends the worker where there is none."""
+    try:
+        if directory:
+            os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "
+            "directory that can be written there)"
+        ) from None
+
+
+@contextmanager
+def visible_device(device: str) -> Iterator[None]:
+    """Show exactly `device` to code that reads ``CUDA_VISIBLE_DEVICES`` while it is constructed."""
+    before = os.environ.get(VISIBLE_DEVICES)
+    os.environ[VISIBLE_DEVICES] = device
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VISIBLE_DEVICES]
+        else:
+            os.environ[VISIBLE_DEVICES] = before

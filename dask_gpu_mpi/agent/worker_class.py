@@ -1,0 +1,104 @@
+"""Which class a worker has: imported from the path that the user gives, or chosen by the plan."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.types import show
+
+__all__ = ["import_worker_class", "is_cuda_worker", "is_dasks", "tasks_run_in_agent", "worker_class_for"]
+
+CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
+KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
+
+
+def import_worker_class(value: str | type) -> type:
+    """Import a class of workers from its dotted path; a class is returned as it is.
+
+    Raises
+    ------
+    OptionError
+        There is no such module or no such class in it, it can't be imported, or it is no class.
+
+    Examples
+    --------
+    >>> import_worker_class("distributed.Nany")
+    Traceback (most recent call last):
+    dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
+'distributed.Nanny'?
+    """
+    if isinstance(value, type):
+        return value
+    where = f"worker_class {show(value)}"
+    module_name, _, name = value.rpartition(".")
+    if not module_name:
+        known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
+        near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
+        raise OptionError(f"{where} is no dotted path of a class{_hint(near, 'package.module.Class')}")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise OptionError(
+                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing"
+            ) from error
+        hint = _hint(
+            difflib.get_close_matches(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
+        )
+        raise OptionError(f"{where}: there is no module {error.name!r}{hint}") from None
+    except Exception as error:  # a module may raise anything while it is imported
+        raise OptionError(
+            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        ) from error
+    if not hasattr(module, name):
+        classes = [key for key, found in vars(module).items() if isinstance(found, type)]
+        near = [f"{module_name}.{match}" for match in difflib.get_close_matches(name, classes)]
+        raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(near)}")
+    found = getattr(module, name)
+    if not isinstance(found, type):
+        raise OptionError(f"{where} is a {type(found).__name__} (expected a class)")
+    return found
+
+
+def _hint(near: list[str], expected: str = "") -> str:
+    """The end of a message: the nearest path that would be right, or else what is expected."""
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f" (expected {expected})" if expected else ""
+
+
+def is_dasks(worker_class: type) -> bool:
+    """Whether this very class is CUDAWorker, Nanny or Worker, whose ``**kwargs`` go to a known place."""
+    package = worker_class.__module__.partition(".")[0]
+    return f"{package}.{worker_class.__name__}" in KNOWN_CLASSES
+
+
+def is_cuda_worker(worker_class: type) -> bool:
+    """Whether the class is `dask_cuda.CUDAWorker`, or made from it."""
+    return any(is_dasks(cls) and cls.__name__ == "CUDAWorker" for cls in worker_class.__mro__)
+
+
+def worker_class_for(kind: str, worker_class: str | type) -> type:
+    """The class of a worker of this `kind` (``"gpu"`` or ``"cpu"``), imported. CPU workers beside CUDAWorkers are Nannies."""
+    if worker_class == "auto":
+        worker_class = CUDA_WORKER if kind == "gpu" else NANNY
+    found = import_worker_class(worker_class)
+    return import_worker_class(NANNY) if kind == "cpu" and is_cuda_worker(found) else found
+
+
+def tasks_run_in_agent(worker_class: str | type) -> bool:
+    """Whether workers of this class run their tasks in the agent itself, and not in a process of a Nanny.
+
+    ``"auto"`` is CUDAWorker or Nanny, worker by worker as the plan says. A CUDAWorker is no Nanny, but makes some.
+
+    >>> tasks_run_in_agent("auto"), tasks_run_in_agent("distributed.Nanny"), tasks_run_in_agent("distributed.Worker")
+    (False, False, True)
+    """
+    if worker_class == "auto":
+        return False
+    from distributed import Nanny
+
+    cls = import_worker_class(worker_class)
+    return not (issubclass(cls, Nanny) or is_cuda_worker(cls))

@@ -1,0 +1,218 @@
+"""What is put right of CUDAWorker: one that only notes what it is given, and is otherwise treated as the real one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.agent import cuda_worker
+from dask_gpu_mpi.agent.cuda_worker import make_cuda_worker, options_of_device, visible_device
+from dask_gpu_mpi.agent.orders import WorkerSettings
+from dask_gpu_mpi.agent.worker_class import is_cuda_worker
+from dask_gpu_mpi.agent.worker_factory import make_worker
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network import ucx
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.startup.agent_settings import configuration
+
+plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
+
+PLAN = WorkerPlan(
+    name="0-1", rank=0, host="h", kind="gpu", gpu_index=1, device="GPU-x,GPU-y", nthreads=1, memory_limit=0, cpus=(2, 3),
+    resources={"GPU": 1},
+)  # fmt: skip
+GB = 10**9
+
+
+class CUDAWorker:
+    """Makes one nanny, with the plugin that sets the cores next to its GPU."""
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
+        own = {plugins.CPUAffinity([0, 1])}
+        section = {"environment": {"sockaddr-tls-priority": "tcp", "rndv-thresh": "8192"}}
+        config = {"distributed-ucxx": section, "probe": 1}
+        self.nannies = [SimpleNamespace(env={"OWN": "1"}, config=config, worker_kwargs={"plugins": own})]
+
+
+CUDAWorker.__module__ = "dask_cuda.cuda_worker"
+
+
+@pytest.fixture(autouse=True)
+def shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx, "_transports", "tcp,cuda_copy")
+    monkeypatch.setattr(ucx, "_section", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+
+def made(memory: dict[str, int] | None = None, /, **options: Any) -> Any:
+    sizes = {"GPU-x": 80 * GB, "GPU-y": 1} if memory is None else memory
+    settings = WorkerSettings("tls://h:1", "tls", "10.0.0.1", 5.0, sizes)
+    given = configuration(
+        Options(worker_class=CUDAWorker, worker_options=options, log_directory="/logs"), speaks=False
+    )
+    return make_worker(PLAN, settings, given, "/scratch")
+
+
+def test_it_passes_for_a_cudaworker() -> None:
+    assert is_cuda_worker(CUDAWorker)
+
+
+def test_a_worker_as_planned() -> None:
+    worker = made()
+    assert worker.given == {
+        "name": "0-1", "nthreads": 1, "memory_limit": None, "local_directory": "/scratch", "scheduler": "tls://h:1",
+        "host": "10.0.0.1", "protocol": "tls", "resources": "GPU=1", "dashboard": False, "dashboard_address": "127.0.0.1:0",
+        "death_timeout": 5.0, "device_memory_limit": 64 * GB,
+    }  # fmt: skip
+    # made with one device, by which it counts; its process sees them all
+    assert worker.visible == "GPU-x"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
+    (nanny,) = worker.nannies
+    assert nanny.env == {"OWN": "1", "UCX_TLS": "tcp,cuda_copy", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
+
+
+def test_the_plans_cores_and_our_plugins() -> None:
+    (nanny,) = made().nannies
+    found = {type(plugin).__name__: plugin for plugin in nanny.worker_kwargs["plugins"]}
+    assert found.keys() == {"CPUAffinity", "Label", "LogFile"}
+    assert found["CPUAffinity"].cores == [2, 3]
+    assert found["LogFile"].directory == "/logs"
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, True),
+        ({"enable_nvlink": None}, True),
+        ({"enable_nvlink": True}, False),
+        ({"enable_infiniband": False}, False),
+    ],
+)
+def test_a_switch_says_how_connections_are_made(options: dict[str, Any], kept: bool) -> None:
+    (nanny,) = made(**options).nannies
+    environment = nanny.config["distributed-ucxx"]["environment"]
+    assert ("sockaddr-tls-priority" in environment) is kept
+    assert environment["rndv-thresh"] == "8192"
+    assert nanny.config["probe"] == 1
+
+
+@pytest.mark.parametrize(
+    ("resources", "text"),
+    [
+        ({"FOO": 2}, "GPU=1 FOO=2.0"),
+        ("FOO=0.5", "GPU=1 FOO=0.5"),
+        (None, "GPU=1"),
+        ({}, "GPU=1"),
+        ("", "GPU=1"),
+    ],
+)
+def test_resources_are_added_to_the_plans(resources: Any, text: str) -> None:
+    assert made(resources=resources).given["resources"] == text
+
+
+def test_the_users_options_win() -> None:
+    given = made(nthreads=4, memory_limit="1GB", death_timeout=60, host="h.example").given
+    assert (given["nthreads"], given["memory_limit"], given["death_timeout"], given["host"]) == (
+        4,
+        "1GB",
+        60,
+        "h.example",
+    )
+
+
+def test_a_device_of_unknown_size_has_dask_cudas_default() -> None:
+    assert made({}).given["device_memory_limit"] == "default"
+
+
+def test_sizes_are_of_the_workers_own_device() -> None:
+    options = {
+        "rmm_pool_size": 0.5,
+        "rmm_maximum_pool_size": "10GB",
+        "device_memory_limit": "auto",
+        "nthreads": 1,
+    }
+    sizes = {
+        "rmm_pool_size": 40 * GB,
+        "rmm_maximum_pool_size": 10 * GB,
+        "device_memory_limit": 80 * GB,
+        "nthreads": 1,
+    }
+    assert options_of_device(options, 80 * GB) == sizes
+    assert options_of_device({"rmm_pool_size": 0.5}, 0) == {
+        "rmm_pool_size": 0.5,
+        "device_memory_limit": "default",
+    }
+    assert options["rmm_pool_size"] == 0.5
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    found = {"cupy"}
+    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: name if name in found else None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rmm_pool_size": "1GB"}, ("rmm_pool_size of worker 0-1 on h", "'rmm'", "dask-gpu-mpi[cuda12]")),
+        ({"enable_cudf_spill": True}, ("enable_cudf_spill", "'cudf'", "Fix: install cudf")),
+        ({"pre_import": "cupy,torch.nn"}, ("pre_import", "'torch.nn'")),
+    ],
+)  # fmt: skip
+def test_modules_that_are_not_installed(
+    installed: set[str], options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        made(**options)
+    for word in words:
+        assert word in str(caught.value)
+    installed |= {"rmm", "cudf", "torch"}
+    made(**options)
+
+
+@pytest.mark.usefixtures("installed")
+def test_options_that_are_off_need_no_module() -> None:
+    made(rmm_pool_size=None, rmm_async=False, enable_cudf_spill=False, pre_import="cupy.linalg")
+
+
+def test_the_directory_of_rmms_logs_is_made(tmp_path: Path, installed: set[str]) -> None:
+    installed.add("rmm")
+    made(rmm_log_directory=str(tmp_path / "a" / "b"), rmm_async=True)
+    assert (tmp_path / "a" / "b").is_dir()
+    made(rmm_log_directory=str(tmp_path / "a" / "b"), rmm_async=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        InputError, match=r"rmm_log_directory '.*file/x' can't be made on h \(Not a directory; expected"
+    ):
+        made(rmm_log_directory=str(tmp_path / "file" / "x"), rmm_async=True)
+
+
+def test_a_nanny_without_plugins() -> None:
+    class Bare(CUDAWorker):
+        def __init__(self, **given: Any) -> None:
+            super().__init__(**given)
+            self.nannies[0].worker_kwargs.clear()
+
+    (nanny,) = make_cuda_worker(Bare, replace(PLAN, device="GPU-x"), {}, ["label"]).nannies
+    assert nanny.worker_kwargs == {"plugins": {"label"}}
+    assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x"
+
+
+@pytest.mark.parametrize("before", [None, "0,1"])
+def test_the_environment_is_as_before(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if before is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", before)
+    with visible_device("GPU-x"):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == before

@@ -1,0 +1,281 @@
+"""The scheduler's process: the scheduler itself, in this process, over a pipe; and its agent's side."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import errno
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import Pipe
+from typing import Any
+
+import dask
+import pytest
+
+from dask_gpu_mpi.agent import scheduler
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
+from dask_gpu_mpi.agent.scheduler import SchedulerProcess
+from dask_gpu_mpi.base.timeline import Timeline
+
+SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1})
+
+
+@pytest.fixture(autouse=True)
+def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
+    before = copy.deepcopy(dask.config.config)
+    with warnings.catch_warnings():
+        yield
+    dask.config.config.clear()
+    dask.config.config.update(before)
+
+
+def served(settings: SchedulerSettings, *orders: Any) -> tuple[int, tuple[Any, ...]]:
+    """What a scheduler ends with, and what it has answered, when it gets these orders; without any its pipe is closed."""
+    ours, its = Pipe()
+
+    async def run() -> tuple[int, tuple[Any, ...]]:
+        loop = asyncio.get_running_loop()
+        task = asyncio.ensure_future(scheduler._serve(settings, its))
+        answer = await loop.run_in_executor(None, ours.recv)
+        for order in orders:
+            ours.send(order)
+        if not orders:
+            ours.close()
+        return await asyncio.wait_for(task, 30), answer
+
+    try:
+        return asyncio.run(run())
+    finally:
+        ours.close()
+        its.close()
+
+
+@pytest.mark.parametrize("orders", [(Order.CLOSE,), ()], ids=["told", "pipe closed"])
+def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
+    code, (kind, address, http_port, identity) = served(SETTINGS, *orders)
+    assert code == 0
+    assert kind == Answer.SCHEDULER_UP
+    assert address.startswith("tcp://127.0.0.1:")
+    assert http_port > 0
+    assert identity.startswith("Scheduler-")
+    assert dask.config.get("probe") == 1
+    assert dask.config.get("distributed.diagnostics.nvml") is False
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
+    wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attached: list[Any] = []
+
+    async def attach(of: Any) -> None:
+        attached.append(of.id)
+
+    monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
+    _, answer = served(replace(SETTINGS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
+    assert attached == ([answer[3]] if wanted else [])
+
+
+class Refused(OSError):
+    """What distributed raises has the reason below it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__("could not listen")
+        self.__cause__ = OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "exit_code"),
+    [
+        (errno.EADDRINUSE, "port 8786 at 127.0.0.1 is in use: .*scheduler_port (--scheduler-port)", 2),
+        (errno.EADDRNOTAVAIL, "the scheduler did not start: OSError: .*Cannot assign", 1),
+    ],
+)
+def test_a_scheduler_that_does_not_start(
+    number: int, text: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(**_: Any) -> None:
+        raise Refused(number)
+
+    monkeypatch.setattr("distributed.Scheduler", refused)
+    code, answer = served(replace(SETTINGS, port=8786))
+    assert code == 1
+    assert (answer[0], answer[2]) == (Answer.FAILED, exit_code)
+    begin, _, end = text.partition(".*")
+    assert answer[1].startswith(begin)
+    assert end in answer[1]
+
+
+class Pages:
+    """A scheduler whose dashboard is to come up, with a number of clients that grows."""
+
+    http_application = http_server = None
+
+    def __init__(self) -> None:
+        self.polls = 0
+
+    @property
+    def clients(self) -> list[int]:
+        self.polls += 1
+        return [0] * (2 if self.polls > 2 else 1)
+
+
+def test_the_dashboard_waits_for_the_scripts_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    connected: list[int] = []
+
+    class Module:
+        @staticmethod
+        def connect(application: Any, server: Any, of: Pages, prefix: str) -> None:
+            connected.append(of.polls)
+
+    monkeypatch.setattr("importlib.import_module", lambda name: Module)
+    asyncio.run(scheduler._attach_dashboard(Pages()))
+    assert connected == [3]
+    # but not for ever: a script may have none
+    monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
+    asyncio.run(scheduler._attach_dashboard(Pages()))
+    assert connected == [3, 1]
+
+
+def test_it_waits_for_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    class Loop:
+        @staticmethod
+        def time() -> float:
+            return 100.0 + sum(slept)
+
+        @staticmethod
+        async def run_in_executor(_: None, function: Any, name: str) -> Any:
+            assert name == "distributed.dashboard.scheduler"
+            raise ImportError
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    pages = Pages()
+    pages.polls = -1000
+    monkeypatch.setattr(scheduler.asyncio, "get_running_loop", Loop)
+    monkeypatch.setattr(scheduler.asyncio, "sleep", sleep)
+    coroutine = scheduler._attach_dashboard(pages)
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+    assert slept == [0.25] * 20
+
+
+@pytest.mark.parametrize(("serve", "code"), [("return 0", 0), ("return 3", 3), ("raise OSError", 1)])
+def test_the_exit_code_of_the_process(serve: str, code: int) -> None:
+    """It ends inside the event loop, which would wait for threads of the dashboard."""
+    program = f"""
+import threading, time
+from dask_gpu_mpi.agent import scheduler
+async def serve(settings, pipe):
+    threading.Thread(target=time.sleep, args=(60,)).start()
+    {serve}
+scheduler._serve = serve
+scheduler.run_scheduler(None, None)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
+    assert done.returncode == code
+
+
+def test_a_dashboard_that_fails_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError("no bokeh")
+
+    monkeypatch.setattr("importlib.import_module", missing)
+    monkeypatch.setattr(scheduler, "CLIENT_GRACE", 0.0)
+    asyncio.run(scheduler._attach_dashboard(Pages()))
+    assert "no dashboard: ImportError: no bokeh" in caplog.text
+
+
+class Process:
+    """What a context makes in place of a process of the fork server."""
+
+    exitcode = 3
+
+    def __init__(self, *, alive: bool = True, ends: bool = True, **_: Any) -> None:
+        self.alive, self.ends = alive, ends
+        self.calls: list[Any] = []
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def join(self, timeout: float | None = None) -> None:
+        self.calls.append(("join", timeout))
+        self.alive = self.alive and not self.ends
+
+    def kill(self) -> None:
+        self.calls.append("kill")
+
+
+def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
+    process = SchedulerProcess(Timeline("agent"), print)
+    process.send(Order.DASHBOARD)
+    process.close(1.0)
+
+
+@pytest.mark.parametrize(
+    ("process", "sent", "calls"),
+    [
+        (Process(), [Order.CLOSE], [("join", 2.0)]),
+        (Process(ends=False), [Order.CLOSE], [("join", 2.0), "kill", ("join", 1)]),
+        (Process(alive=False), [], []),
+    ],
+    ids=["ends", "does not end", "has ended"],
+)
+def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Order], calls: list[Any]) -> None:
+    of_agent = SchedulerProcess(Timeline("agent"), print)
+    ours, its = Pipe()
+    with ours, its:
+        of_agent._process, of_agent._pipe = process, ours
+        of_agent.close(2.0)
+        assert ([its.recv()] if its.poll() else []) == sent
+    assert process.calls == calls
+
+
+@pytest.mark.parametrize("up", [True, False])
+def test_what_the_process_answers_and_its_end_are_passed_on(
+    up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int | None] = []
+    ended, end = os.pipe()
+    answer = (Answer.SCHEDULER_UP, "tcp://h:1", 1, "id")
+
+    class Started(Process):
+        sentinel = ended
+
+        def __init__(self, **given: Any) -> None:
+            super().__init__()
+            self.pipe = given["args"][1]
+
+        def start(self) -> None:
+            if up:
+                self.pipe.send(answer)
+
+    class Context:
+        Pipe = staticmethod(Pipe)
+        Process = Started
+
+    monkeypatch.setattr(scheduler, "get_context", lambda kind: Context)
+
+    async def run() -> tuple[Any, ...]:
+        of_agent = SchedulerProcess(Timeline("agent"), ends.append)
+        told = await asyncio.wait_for(of_agent.start(SETTINGS), 10)
+        os.close(end)
+        await asyncio.sleep(0.05)
+        of_agent._pipe.close()
+        return told
+
+    told = asyncio.run(run())
+    os.close(ended)
+    assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
+    assert ends == ([3] if up else [])

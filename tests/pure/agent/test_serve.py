@@ -1,0 +1,356 @@
+"""What an agent does with its rank's orders: a real control pipe, and in place of workers and scheduler what notes the calls."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import pickle
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import dask
+import pytest
+
+from dask_gpu_mpi.agent import serve
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.serve import Agent
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.startup.agent_settings import configuration
+
+PLAN = WorkerPlan(
+    name="a", rank=3, host="h", kind="cpu", gpu_index=None, device=None, nthreads=1, memory_limit=0, cpus=(), resources={}
+)  # fmt: skip
+SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
+SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {})
+
+
+class Scheduler:
+    def __init__(self, timeline: Timeline, on_end: Callable[[int | None], None]) -> None:
+        self.on_end = on_end
+
+    async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:
+        if isinstance(error := Bench.now.error, Exception):
+            raise error
+        return (Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id")
+
+    def send(self, order: Order) -> None:
+        Bench.now.calls.append(("send", order))
+
+    def close(self, grace: float) -> None:
+        Bench.now.calls.append(("close scheduler", grace))
+
+
+class Workers:
+    def __init__(
+        self, configuration: Any, scratch: str, timeline: Timeline, on_failed: Callable[..., None]
+    ) -> None:
+        self.closing = False
+        self.on_failed = on_failed
+        self.ended = asyncio.Event()
+
+    async def start(self, plans: Any, settings: WorkerSettings) -> None:
+        Bench.now.calls.append(("start workers", plans, settings))
+
+    async def follow(self) -> bool:
+        await self.ended.wait()
+        return True
+
+    async def close(self) -> None:
+        self.closing = True
+        self.ended.set()
+        Bench.now.calls.append(("close workers",))
+
+
+class Bench:
+    """An agent, and the rank's ends of its pipes."""
+
+    now: Bench
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Bench.now = self
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: Exception | None = None
+        self.watches: list[dict[str, Any]] = []
+        self.logs: list[tuple[str, ...]] = []
+        self.control_out, self.control = os.pipe()
+        reply_out, self.reply = os.pipe()
+        self.answers = FrameReader(reply_out)
+        monkeypatch.setattr(serve, "SchedulerProcess", Scheduler)
+        monkeypatch.setattr(serve, "Workers", Workers)
+        monkeypatch.setattr(
+            serve, "remove_scheduler_file", lambda *given: self.calls.append(("remove", *given))
+        )
+        monkeypatch.setattr(serve.logs, "log_to_file", lambda *given: self.logs.append(given))
+        bench = self
+
+        class Watch:
+            def __init__(self, rank: int, deadline: float, **more: Any) -> None:
+                bench.watches.append({"rank": rank, "deadline": deadline, **more})
+
+            def begin(self) -> None: ...
+
+        monkeypatch.setattr(serve, "StartWatch", Watch)
+
+    def agent(self, **options: Any) -> Any:
+        given = configuration(Options(**{"protocol": Protocol.TCP, **options}), speaks=True, mpi_deadline=9.0)
+        reader = FrameReader(self.control_out)
+        return Agent(
+            given, "/scratch", reader, self.reply, Timeline("agent"), own_server=False, tasks_here=False
+        )
+
+    def run(self, *orders: tuple[Order, Any], then: Any = None, **options: Any) -> list[tuple[Any, ...]]:
+        """Let it carry out these orders, do what is to be done then, and close its pipe; returns its answers."""
+
+        async def whole() -> None:
+            self.running = agent = self.agent(**options)
+            task = asyncio.ensure_future(agent.run(list(orders)))
+            await asyncio.sleep(0.02)
+            if then is not None:
+                await then(agent)
+                await asyncio.sleep(0.02)
+            if self.control >= 0:
+                os.close(self.control)
+                self.control = -1
+            await asyncio.wait_for(task, 20)
+
+        asyncio.run(whole())
+        return [
+            frame if frame[0] not in (Answer.READY, Answer.WORKERS_CLOSED) else frame[:-1]
+            for frame in self.answers.read()
+        ]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    before = copy.deepcopy(dask.config.config)
+    made = Bench(monkeypatch)
+    yield made
+    dask.config.config.clear()
+    dask.config.config.update(before)
+    for fd in (made.control_out, made.control, made.reply, made.answers.fd):
+        if fd >= 0:
+            os.close(fd)
+
+
+def test_the_end_of_the_pipe_closes_workers_first_and_the_scheduler_last(bench: Bench) -> None:
+    assert bench.run((Order.JOINED, None)) == [(Answer.WORKERS_CLOSED,)]
+    assert bench.calls == [("close workers",), ("close scheduler", 2.0)]
+
+
+def test_closing_in_words_is_the_same(bench: Bench) -> None:
+    async def nothing(agent: Any) -> None:
+        assert bench.calls == [("close workers",), ("close scheduler", 2.0)]
+
+    bench.run((Order.CLOSE, None), then=nothing)
+
+
+def test_a_rank_is_watched_until_it_has_joined(bench: Bench) -> None:
+    bench.run()
+    (watch,) = bench.watches
+    assert (watch["rank"], watch["deadline"], watch["speaks"]) == (os.getppid(), 9.0, True)
+    assert watch["over"]()  # it has ended
+
+
+def test_the_watch_ends_with_the_first_order(bench: Bench) -> None:
+    seen: list[bool] = []
+
+    async def join(agent: Any) -> None:
+        seen.append(bench.watches[0]["over"]())
+        write_frame(bench.control, (Order.JOINED, None))
+        await asyncio.sleep(0.02)
+        seen.append(bench.watches[0]["over"]())
+
+    bench.run(then=join)
+    assert seen == [False, True]
+
+
+def test_a_rank_that_has_joined_is_not_watched(bench: Bench) -> None:
+    bench.run((Order.JOINED, None))
+    assert bench.watches == []
+
+
+def test_the_scheduler_starts_and_its_end_is_told(bench: Bench) -> None:
+    async def end(agent: Any) -> None:
+        agent._scheduler.on_end(7)
+
+    answers = bench.run((Order.START_SCHEDULER, SCHEDULER), then=end)
+    assert answers[:2] == [(Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id"), (Answer.SCHEDULER_ENDED, 7)]
+
+
+def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
+    async def end(agent: Any) -> None:
+        agent._stop.set()
+        agent._scheduler.on_end(7)
+        agent._workers.on_failed("a", "why")
+
+    assert bench.run((Order.JOINED, None), then=end) == [(Answer.WORKERS_CLOSED,)]
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (InputError("no"), (Answer.FAILED, "no", 2, "InputError")),
+        (RuntimeError("no"), (Answer.FAILED, "RuntimeError: no", 1)),
+    ],
+)
+def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answer: tuple[Any, ...]) -> None:
+    bench.error = error
+    assert bench.run((Order.START_SCHEDULER, SCHEDULER))[0] == answer
+
+
+def test_an_agent_without_its_fork_server_ends_and_says_why(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(serve.os, "_exit", codes.append)
+    bench.agent()._on_fork_server_end()
+    assert codes == [1]
+    assert bench.answers.read() == [(Answer.ENDED, "its fork server has died")]
+
+
+def test_only_a_fork_server_of_our_own_is_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[Any] = []
+    monkeypatch.setattr(serve, "watch_fork_server", lambda loop, on_end: watched.append(on_end))
+    bench.run((Order.JOINED, None))
+    assert watched == []
+
+    async def whole() -> None:
+        agent = bench.agent()
+        agent._own_server = True
+        await agent.run([(Order.CLOSE, None)])
+
+    bench.control_out, bench.control = os.pipe()
+    asyncio.run(whole())
+    assert len(watched) == 1
+
+
+def test_orders_come_in_frames(bench: Bench) -> None:
+    async def send(agent: Any) -> None:
+        for order, payload in (
+            (Order.DASHBOARD, None),
+            (Order.SCHEDULER_FILE, ("/f", "id")),
+            (Order.CLOSE_WORKERS, None),
+        ):
+            write_frame(bench.control, (order, payload))
+
+    assert bench.run((Order.JOINED, None), then=send) == [(Answer.WORKERS_CLOSED,)] * 2
+    assert bench.calls == [
+        ("send", Order.DASHBOARD), ("close workers",), ("remove", "/f", "id"), ("close workers",), ("close scheduler", 2.0)
+    ]  # fmt: skip
+
+
+def test_an_order_that_can_not_be_read(bench: Bench) -> None:
+    async def send(agent: Any) -> None:
+        data = pickle.dumps(1).replace(b"K\x01.", b"cgone\nX\n.")
+        os.write(bench.control, struct.pack("<Q", len(data)) + data)
+
+    told, *_ = bench.run((Order.JOINED, None), then=send)
+    assert told[0] == Answer.FAILED
+    assert "the agent can't read its orders: ModuleNotFoundError" in told[1]
+    assert told[2] == 1
+
+
+def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
+    async def end(agent: Any) -> None:
+        agent._workers.on_failed("a", "why")
+        agent._workers.ended.set()
+
+    order = (Order.START_WORKERS, (SETTINGS, (PLAN,), {"probe": 5}))
+    answers = bench.run(order, then=end, log_directory="/logs")
+    assert answers == [
+        (Answer.READY, 1), (Answer.WORKER_FAILED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
+    ]  # fmt: skip
+    assert bench.calls[0] == ("start workers", (PLAN,), SETTINGS)
+    assert bench.logs == [("/logs", "rank-3-h")]
+    assert dask.config.get("scheduler-address") == "tcp://h:1"
+    assert dask.config.get("probe") == 5
+
+
+@pytest.mark.parametrize(("plans", "log_directory"), [((), "/logs"), ((PLAN,), None)])
+def test_no_log_file_without_a_directory_or_workers(
+    bench: Bench, plans: Any, log_directory: str | None
+) -> None:
+    bench.run((Order.START_WORKERS, (SETTINGS, plans, {})), log_directory=log_directory)
+    assert bench.logs == []
+
+
+def test_no_workers_have_no_end(bench: Bench) -> None:
+    async def end(agent: Any) -> None:
+        agent._workers.ended.set()
+
+    answers = bench.run((Order.START_WORKERS, (SETTINGS, (), {})), then=end)
+    assert answers == [(Answer.READY, 0), (Answer.WORKERS_CLOSED,)]
+
+
+def test_workers_that_were_told_to_close_are_not_lost(bench: Bench) -> None:
+    async def close(agent: Any) -> None:
+        write_frame(bench.control, (Order.CLOSE_WORKERS, None))
+
+    answers = bench.run((Order.START_WORKERS, (SETTINGS, (PLAN,), {})), then=close)
+    assert answers == [(Answer.READY, 1), (Answer.WORKERS_CLOSED,), (Answer.WORKERS_CLOSED,)]
+
+
+def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
+    async def later(agent: Any) -> None:
+        assert bench.calls == []
+        await asyncio.sleep(0.4)
+        assert bench.calls[0][0] == "start workers"
+
+    bench.run((Order.START_WORKERS, (replace(SETTINGS, delay=0.3), (PLAN,), {})), then=later)
+
+
+def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over UCX the agent initialises it aside, without a GPU, while the scheduler starts."""
+    calls: list[str] = []
+    ready: list[asyncio.Future[None]] = []
+
+    def start() -> asyncio.Future[None]:
+        ready.append(asyncio.get_running_loop().create_future())
+        return ready[0]
+
+    monkeypatch.setattr(serve, "hide_gpus", lambda environ: calls.append("hide"))
+    monkeypatch.setattr(serve, "start_ucx_aside", start)
+    monkeypatch.setattr(serve, "stop_watching_ucx", lambda: calls.append("stop watching"))
+
+    async def later(agent: Any) -> None:
+        assert bench.calls == []
+        ready[0].set_result(None)
+        await asyncio.sleep(0.02)
+        assert bench.calls[0][0] == "start workers"
+
+    bench.run((Order.START_WORKERS, (SETTINGS, (PLAN,), {})), then=later, protocol=Protocol.UCX)
+    assert calls == ["hide", "stop watching"]
+
+
+def test_a_rank_that_is_gone_ends_it_though_others_hold_the_pipe(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "PARENT_INTERVAL", 0.01)
+
+    async def orphaned(agent: Any) -> None:
+        await asyncio.sleep(0.05)
+        assert not agent._stop.is_set()
+        monkeypatch.setattr(serve.os, "getppid", lambda: 1 << 30)
+        await asyncio.sleep(0.05)
+        assert agent._stop.is_set()
+
+    bench.run((Order.JOINED, None), then=orphaned)
+
+
+def test_a_rank_that_reads_no_answers_is_gone(bench: Bench) -> None:
+    os.close(bench.answers.fd)
+
+    async def answer(agent: Any) -> None:
+        agent.answer(Answer.PREPARED, "/scratch")
+        assert agent._stop.is_set()
+
+    bench.answers = FrameReader(os.open(os.devnull, os.O_RDONLY))
+    bench.run((Order.JOINED, None), then=answer)

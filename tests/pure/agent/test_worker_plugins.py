@@ -1,0 +1,74 @@
+"""What runs inside a worker's process: the note on the exception of a failed task, and its log file."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed.protocol import pickle
+
+from dask_gpu_mpi.agent import worker_plugins
+from dask_gpu_mpi.agent.worker_plugins import Label, LogFile, plugins_of
+from dask_gpu_mpi.plan.model import WorkerPlan
+
+
+def plan(device: str | None) -> WorkerPlan:
+    return WorkerPlan(
+        name="0-1", rank=0, host="h", kind="gpu" if device else "cpu", gpu_index=None, device=device, nthreads=1,
+        memory_limit=0, cpus=(), resources={},
+    )  # fmt: skip
+
+
+def failed(error: Any, start: str = "executing", finish: str = "error") -> Any:
+    """The exception of a task that goes from one state to another in a worker with a label."""
+    data = pickle.dumps(error) if isinstance(error, BaseException) else error
+    task = SimpleNamespace(exception=SimpleNamespace(data=data))
+    label = Label("[raised by worker 0]")
+    label.setup(SimpleNamespace(state=SimpleNamespace(tasks={"key": task})))  # type: ignore[arg-type]
+    label.transition("key", start, finish)
+    return task.exception.data
+
+
+def test_the_exception_of_a_failed_task_has_the_note() -> None:
+    error = pickle.loads(failed(ValueError("x")))
+    assert repr(error) == "ValueError('x')"
+    assert error.__notes__ == ["[raised by worker 0]"]
+
+
+@pytest.mark.parametrize(
+    ("start", "finish"), [("executing", "memory"), ("memory", "error"), ("error", "released")]
+)
+def test_other_transitions_note_nothing(start: str, finish: str) -> None:
+    assert not hasattr(pickle.loads(failed(ValueError("x"), start, finish)), "__notes__")
+
+
+def test_an_exception_that_can_not_be_read_is_left_as_it_is() -> None:
+    assert failed(b"no pickle") == b"no pickle"
+
+
+def test_the_label_names_the_worker_and_its_gpu() -> None:
+    (label,) = plugins_of(plan("GPU-0123456789abcdef"), None)
+    assert isinstance(label, Label)
+    assert label.text == "[raised by worker 0-1, rank 0 on host h, GPU GPU-0123456789abcdef]"
+    (label,) = plugins_of(plan(None), None)
+    assert isinstance(label, Label)
+    assert label.text == "[raised by worker 0-1, rank 0 on host h]"
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [("GPU-0123456789abcdef", "worker-0-1-h-GPU-01234567"), (None, "worker-0-1-h")]
+)
+def test_the_log_file_is_named_for_worker_host_and_gpu(
+    device: str | None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    _, file = plugins_of(plan(device), str(tmp_path))
+    assert isinstance(file, LogFile)
+    assert (file.directory, file.file) == (str(tmp_path), name)
+    calls: list[tuple[str, str]] = []
+    monkeypatch.setattr(worker_plugins, "log_to_file", lambda *given: calls.append(given))
+    file.setup(None)  # type: ignore[arg-type]
+    assert calls == [(str(tmp_path), name)]
+    assert logging.getLogger("distributed") is not None

@@ -1,0 +1,95 @@
+"""What CUDAWorker, Nanny and Worker take, held against their own sources."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from typing import Any
+
+import pytest
+from distributed.nanny import Nanny
+from distributed.worker import Worker
+
+from dask_gpu_mpi.agent.worker_signature import TAKEN, accepted_options, sets_itself
+
+cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
+CUDAWorker = cuda_worker.CUDAWorker
+CLASSES = [CUDAWorker, Nanny, Worker]
+
+
+def calls_of(cls: type, function: str) -> set[str]:
+    """Names of the keywords with which a class's __init__ calls the next one."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls.__init__)))  # type: ignore[misc]
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func) == function]
+    assert len(calls) == 1
+    return {keyword.arg for keyword in calls[0].keywords if keyword.arg}
+
+
+def test_what_a_class_says_itself_is_what_its_source_says() -> None:
+    own = set(inspect.signature(CUDAWorker.__init__).parameters)
+    # the scheduler is the first argument, without a name
+    assert (
+        calls_of(CUDAWorker, "Nanny") - own | {"scheduler_ip"}
+        == TAKEN["CUDAWorker"] | {"preload_argv", "listen_address"} - own
+    )
+    own = set(inspect.signature(Worker.__init__).parameters)
+    assert calls_of(Worker, "ServerNode.__init__") - own == TAKEN["Worker"]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_names_are_followed_along_the_keywords(cls: type) -> None:
+    accepted = accepted_options(cls)
+    assert accepted is not None
+    assert {"nthreads", "lifetime", "heartbeat_interval", "connection_limit", "resources"} <= accepted
+    assert ("rmm_pool_size" in accepted) == (cls is CUDAWorker)
+    assert ("preload_nanny" in accepted) == (cls is not Worker)
+    assert not accepted & TAKEN[cls.__name__]
+    assert "self" not in accepted
+    assert "state" not in accepted  # BaseWorker's, which Worker does not call
+
+
+def test_a_class_that_takes_everything() -> None:
+    class Open:
+        def __init__(self, one: int, **anything: Any) -> None: ...
+
+    assert accepted_options(Open) is None
+    assert accepted_options(type("Heir", (Open,), {})) is None
+    assert accepted_options(dict) is None  # written in C: its signature can't be read
+
+
+def test_a_class_that_takes_no_keywords_ends_the_chain() -> None:
+    class Narrow(Nanny):
+        def __init__(self, address: str, /, mine: int = 1, *rest: int, also: int = 2) -> None: ...
+
+    assert accepted_options(Narrow) == {"mine", "also"}
+
+
+def test_a_class_below_a_nanny_is_asked_instead_of_worker() -> None:
+    class Below(Worker):
+        def __init__(self, *args: Any, below: int = 1, **kwargs: Any) -> None: ...
+
+    for cls in (CUDAWorker, Nanny):
+        with_it, without = accepted_options(cls, Below), accepted_options(cls)
+        assert with_it is not None
+        assert without is not None
+        assert with_it - without == {"below"}
+
+
+def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
+    """A class made from CUDAWorker may take ``env`` and do with it what it wants."""
+
+    class Mine(CUDAWorker):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, env: dict[str, str] | None = None, **kwargs: Any) -> None: ...
+
+    accepted = accepted_options(Mine)
+    assert accepted is not None
+    assert "env" in accepted
+    assert "data" not in accepted
+
+
+def test_what_a_class_passes_on_itself() -> None:
+    assert [sets_itself(cls, "env") for cls in CLASSES] == [True, False, False]
+    assert [sets_itself(cls, "nanny") for cls in CLASSES] == [True, True, False]
+    assert [sets_itself(cls, "handlers") for cls in CLASSES] == [True, True, True]
+    assert not sets_itself(CUDAWorker, "nthreads")

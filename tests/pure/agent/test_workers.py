@@ -1,0 +1,318 @@
+"""The workers of a rank, from the plan until they have ended; what Dask would make is played by `Served`."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.agent import logs, workers
+from dask_gpu_mpi.agent.orders import WorkerSettings
+from dask_gpu_mpi.agent.workers import Workers
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.startup.agent_settings import configuration
+
+SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
+
+
+def plan(name: str, device: str | None = None) -> WorkerPlan:
+    return WorkerPlan(
+        name=name, rank=0, host="h", kind="gpu" if device else "cpu", gpu_index=None, device=device, nthreads=1,
+        memory_limit=0, cpus=(), resources={},
+    )  # fmt: skip
+
+
+class Nanny:
+    """What `workers` takes for a nanny: it has a process, and can start it again."""
+
+    def __init__(self, process: int | None = None) -> None:
+        self.pid = process
+        self.process: Any = None if process is None else SimpleNamespace(pid=process, worker_dir="/a")
+        self.handlers: dict[str, Any] = {"kill": self.kill}
+
+    async def instantiate(self) -> None: ...
+
+    async def kill(self) -> None: ...
+
+    async def close(self, *, reason: str = "") -> None: ...
+
+
+class Served:
+    """A CUDAWorker with these nannies."""
+
+    def __init__(self, *nannies: Nanny) -> None:
+        self.nannies = nannies
+        self.error: BaseException | None = None
+        #: Seconds that it takes to start, and to close.
+        self.starting = self.closing = 0.0
+        self.timeout: float | None = None
+        self.ended = asyncio.Event()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._start().__await__()
+
+    async def _start(self) -> Any:
+        await asyncio.sleep(self.starting)
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def finished(self) -> None:
+        await self.ended.wait()
+
+    async def close(self, timeout: float) -> None:
+        self.timeout = timeout
+        await asyncio.sleep(self.closing)
+        if self.error is not None:
+            raise self.error
+
+
+class Bench:
+    """`Workers` of such workers, and what is reported."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path, shutdown_timeout: float = 4.0) -> None:
+        self.served: dict[str | int, Any] = {}
+        self.given: list[tuple[Any, ...]] = []
+        self.failed: list[tuple[str | int, str]] = []
+        self.ending = 0
+        self.configuration = configuration(Options(shutdown_timeout=shutdown_timeout), speaks=False)
+
+        def make(plan: WorkerPlan, *given: Any) -> Any:
+            self.given.append((plan.name, *given))
+            if isinstance(found := self.served[plan.name], Exception):
+                raise found
+            return found
+
+        def set_ending() -> None:
+            self.ending += 1
+
+        monkeypatch.setattr(workers, "make_worker", make)
+        monkeypatch.setattr(workers, "kill_at_once", lambda: None)
+        monkeypatch.setattr(logs, "set_ending", set_ending)
+        self.workers = Workers(
+            self.configuration, str(scratch), Timeline("agent"), lambda *given: self.failed.append(given)
+        )
+
+    async def start(self, **served: Any) -> None:
+        self.served |= served
+        await self.workers.start([plan(name) for name in served], SETTINGS)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    return Bench(monkeypatch, tmp_path)
+
+
+def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | None = None) -> str:
+    async def start() -> None:
+        bench.served["a"] = served = Served(*nannies)
+        served.error, served.starting = error, 0.1
+        await bench.workers.start([plan("a", device)], SETTINGS)
+
+    with pytest.raises(DaskGpuMpiError) as caught:
+        asyncio.run(start())
+    return str(caught.value)
+
+
+def test_each_is_made_with_what_the_agent_knows(bench: Bench, tmp_path: Path) -> None:
+    async def start() -> None:
+        await bench.start(a=Served(Nanny()), b=Served(Nanny(), Nanny()))
+
+    asyncio.run(start())
+    assert bench.given == [(name, SETTINGS, bench.configuration, str(tmp_path)) for name in "ab"]
+
+
+def test_they_start_together(bench: Bench) -> None:
+    async def start() -> float:
+        served = [Served(Nanny()), Served(Nanny())]
+        for each in served:
+            each.starting = 0.5
+        begun = asyncio.get_running_loop().time()
+        await bench.start(a=served[0], b=served[1])
+        return asyncio.get_running_loop().time() - begun
+
+    assert 0.4 < asyncio.run(start()) < 0.95
+
+
+def test_what_a_class_raises_has_the_workers_name(bench: Bench) -> None:
+    for raised, said in (
+        (TypeError("no"), "worker a could not be made: TypeError: no"),
+        (InputError("ours"), "ours"),
+    ):
+        with pytest.raises(DaskGpuMpiError) as caught:
+            asyncio.run(bench.start(a=raised))
+        assert str(caught.value) == said
+
+
+def not_started() -> RuntimeError:
+    error = RuntimeError("Nanny failed to start")
+    error.__cause__ = OSError("the cause")
+    return error
+
+
+def test_a_worker_that_does_not_start_is_reported_with_its_cause(bench: Bench) -> None:
+    assert error_of(bench, not_started(), Nanny()) == "worker a did not start: OSError: the cause"
+
+
+def test_a_worker_that_does_not_start_is_reported_with_its_last_output(bench: Bench, tmp_path: Path) -> None:
+    (tmp_path / "last-output-12").write_text("two\nlines\n")
+
+    class Late(Nanny):
+        """Its process is there a moment later."""
+
+        polls = 0
+
+        @property
+        def process(self) -> Any:
+            self.polls += 1
+            return SimpleNamespace(pid=12) if self.polls > 1 else None
+
+        @process.setter
+        def process(self, value: Any) -> None: ...
+
+    said = error_of(bench, not_started(), Late(), device="GPU-x")
+    assert said == "worker a (GPU GPU-x) did not start: OSError: the cause; its last output:\ntwo\nlines"
+
+
+def followed(bench: Bench, *, closing: bool = False, reason: str = "", dies: bool = False) -> bool:
+    """Whether one of two workers has failed, when both have ended."""
+
+    async def follow() -> bool:
+        nanny = Nanny()
+        served = [Served(nanny), Served(Nanny())]
+        await bench.start(a=served[0], b=served[1])
+        following = asyncio.ensure_future(bench.workers.follow())
+        await asyncio.sleep(0.02)
+        assert not following.done()
+        bench.workers.closing = closing
+        await nanny.close(reason=reason)
+        for each in served:
+            each.ended.set()
+        return await following
+
+    return asyncio.run(follow())
+
+
+@pytest.mark.parametrize("reason", ["", "nanny-close", "scheduler-close"])
+def test_workers_that_were_closed_have_not_failed(bench: Bench, reason: str) -> None:
+    assert followed(bench, reason=reason) is False
+    assert bench.failed == []
+
+
+def test_a_worker_that_its_nanny_could_not_start_again_has_failed(bench: Bench) -> None:
+    assert followed(bench, reason="nanny-instantiate-failed") is True
+    assert bench.failed == [("a", "its nanny could not start it again")]
+
+
+def test_failures_while_closing_are_not_reported(bench: Bench) -> None:
+    assert followed(bench, reason="nanny-instantiate-failed", closing=True) is True
+    assert bench.failed == []
+
+
+def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch(nanny: Any) -> str:
+        return "it died 5 times"
+
+    monkeypatch.setattr(workers, "watch_nanny", watch)
+    assert followed(bench) is True
+    assert bench.failed == [("a", "it died 5 times"), ("b", "it died 5 times")]
+
+
+def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of the user's, or `distributed.Worker`."""
+    watched: list[Any] = []
+
+    async def watch(nanny: Any) -> None:
+        watched.append(nanny)
+
+    monkeypatch.setattr(workers, "watch_nanny", watch)
+
+    class Plain(Served):
+        instantiate = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            del self.nannies
+
+    async def run() -> bool:
+        plain = Plain()
+        await bench.start(a=plain)
+        asyncio.get_running_loop().call_later(0.02, plain.ended.set)
+        return await bench.workers.follow()
+
+    assert asyncio.run(run()) is False
+    assert watched == []
+
+
+def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
+    async def run() -> tuple[float | None, bool]:
+        nanny = Nanny(process=None)
+        served = Served(nanny)
+        await bench.start(a=served)
+        assert not bench.workers.closing
+        await bench.workers.close()
+        first, served.timeout = served.timeout, None
+        await bench.workers.close()
+        return first, served.timeout is None
+
+    timeout, once = asyncio.run(run())
+    assert bench.configuration.grace == 2.0
+    assert timeout == pytest.approx(1.6)
+    assert once
+    assert bench.ending == 2
+    assert bench.workers.closing
+
+
+def test_an_error_while_closing_is_no_news(bench: Bench) -> None:
+    async def run() -> None:
+        served = Served(Nanny())
+        await bench.start(a=served)
+        served.error = RuntimeError("closing failed")
+        await bench.workers.close()
+
+    asyncio.run(run())
+
+
+def test_the_directory_of_a_worker_goes_with_the_scratch(bench: Bench) -> None:
+    detached: list[bool] = []
+
+    async def run() -> str | None:
+        served: Any = Served(nanny := Nanny(process=1 << 30))  # a process that is not there
+        served._workdir = SimpleNamespace(_finalizer=SimpleNamespace(detach=lambda: detached.append(True)))
+        await bench.start(a=served)
+        await bench.workers.close()
+        found: str | None = nanny.process.worker_dir
+        return found
+
+    assert asyncio.run(run()) is None
+    assert detached == [True]
+
+
+def test_what_is_left_after_the_grace_is_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bench = Bench(monkeypatch, tmp_path, shutdown_timeout=0.4)
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+
+        async def run() -> float:
+            served = Served(Nanny(process.pid))
+            served.closing = 30.0
+            await bench.start(a=served)
+            begun = asyncio.get_running_loop().time()
+            await bench.workers.close()
+            return asyncio.get_running_loop().time() - begun
+
+        assert 0.15 < asyncio.run(run()) < 5.0
+        assert process.wait(10) == -9
+
+
+def test_nothing_started_nothing_to_close(bench: Bench) -> None:
+    asyncio.run(bench.workers.close())
+    assert asyncio.run(bench.workers.follow()) is False
