@@ -46,9 +46,12 @@ SAME_ENVIRONMENT = (
 
 
 def split_remedy(text: str, otherwise: str) -> tuple[str, str]:
-    """Take a message of ours apart, which ends with its remedy: ``"found; needed; remedy"``."""
-    found, _, remedy = text.rpartition("; ")
-    return (found, remedy) if found else (text, otherwise)
+    """Take a message of ours apart, which ends with its remedy: ``"found. Fix: remedy"``, or ``"found; needed; remedy"``."""
+    for mark in (". Fix: ", "; "):
+        found, _, remedy = text.rpartition(mark)
+        if found:
+            return found, remedy
+    return text, otherwise
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:

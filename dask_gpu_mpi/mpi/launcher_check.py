@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 
 from dask_gpu_mpi.errors import LauncherError
 
 from .launchers import Launched, all_launched, detect, number
+from .library_version import is_mpich_before_5, library_name
 
-__all__ = ["check_library", "cross_check", "library_name", "wait_for_rank_0_to_report"]
+__all__ = ["check_library", "cross_check", "wait_for_rank_0_to_report"]
 
 #: Seconds after which a rank takes it that rank 0 has said what there is to say.
 SECOND_WORD = 2.0
@@ -55,7 +55,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
         started = (
             f"{launched.name}, which has started {launched.size} ({launched.size_variable}={launched.size}),"
         )
-        if launched.size == 1 and re.match(r"MPICH Version:\s*[1-4]\.", library):
+        if launched.size == 1 and is_mpich_before_5(library):
             return
     remedy = _remedy(launched, library) if launched is not None else f"use {_srun(library)}, or {_OWN_MPIRUN}"
     raise LauncherError(
@@ -127,11 +127,6 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
         return False
     time.sleep(SECOND_WORD)
     return launched.local_rank not in (0, None)
-
-
-def library_name(library: str) -> str:
-    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2" and a line break: their first few words."""
-    return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
 
 
 def _look_at_library(path: str) -> tuple[str, bool]:

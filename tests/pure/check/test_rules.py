@@ -303,3 +303,4 @@ def test_network_file_systems_go_by_their_names() -> None:
 def test_message_without_remedy() -> None:
     assert split_remedy("a; b; c", "d") == ("a; b", "c")
     assert split_remedy("a", "d") == ("a", "d")
+    assert split_remedy("a; b. Fix: c; or d", "e") == ("a; b", "c; or d")
