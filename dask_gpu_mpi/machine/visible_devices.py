@@ -7,14 +7,15 @@ should not run on three.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
-from .gpus import Gpu, list_gpus
+from .gpus import Gpu
+from .nvml import list_gpus
 
-__all__ = ["VISIBLE_DEVICES", "parse_visible", "sees_none", "visible_gpus"]
+__all__ = ["VISIBLE_DEVICES", "hide_gpus", "parse_visible", "sees_none", "visible_gpus"]
 
 #: The variable by which a process is shown some of the GPUs of its host; nobody else spells it in code that reads or sets it.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -29,6 +30,19 @@ def sees_none(value: str | None) -> bool:
     if value is None:
         return False
     return value.strip() in ("", "NoDevFiles") or value.split(",")[0].strip() == "-1"
+
+
+def hide_gpus(environ: MutableMapping[str, str], *, but: str = "") -> None:
+    """Hide the GPUs of this host from a process that has not used one yet.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment.
+    but : str
+        UUID of a GPU that it may use all the same, should it have to.
+    """
+    environ[VISIBLE_DEVICES] = but
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -60,7 +74,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         (``GPU-...``, ``MIG-...``; the start suffices where only one device has it). ``-1`` ends the list.
         ``""``, ``-1`` and ``NoDevFiles`` mean none.
     devices : sequence of Gpu
-        What NVML lists (`dask_gpu_mpi.machine.gpus.list_gpus`), MIG instances in the place of their parent, in NVML's
+        What NVML lists (`dask_gpu_mpi.machine.nvml.list_gpus`), MIG instances in the place of their parent, in NVML's
         order, which is that of the PCI bus: the order that Slurm, PBS and ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
         count in.
 

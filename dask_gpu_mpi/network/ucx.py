@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "connection_config",
+    "disable_gpu_transports",
     "hidden_transports",
-    "hide_gpus",
     "import_ucx",
     "install_hooks",
     "load_library",
@@ -37,7 +37,7 @@ __all__ = [
     "stop_watching_ucx",
     "transfer_config",
     "users_config",
-    "without_cuda",
+    "without_gpu_transports",
 ]
 
 SECTION = "distributed-ucxx"
@@ -103,15 +103,20 @@ def _users_numbers() -> dict[str, Any]:
     return texts
 
 
-def without_cuda(transports: str) -> str:
+#: What the vendor of the GPUs is called in UCX's names of transports, and the options of distributed-ucxx that make a context.
+GPU_TRANSPORT = "cuda"
+CONTEXT_OPTIONS = ("create-cuda-context", "nvlink", "cuda-copy")
+
+
+def without_gpu_transports(transports: str) -> str:
     """A value of ``UCX_TLS`` without the CUDA transports, for which distributed-ucxx would make a CUDA context.
 
     ``"all"`` and lists that exclude (``"^cuda"``) keep their meaning.
     """
     if transports.startswith("^"):
         # distributed-ucxx takes a list for one that excludes CUDA where it begins so
-        return "^" + ",".join(sorted(transports[1:].split(","), key=lambda name: "cuda" not in name))
-    return ",".join(each for each in transports.split(",") if "cuda" not in each) or "tcp"
+        return "^" + ",".join(sorted(transports[1:].split(","), key=lambda name: GPU_TRANSPORT not in name))
+    return ",".join(each for each in transports.split(",") if GPU_TRANSPORT not in each) or "tcp"
 
 
 #: ``UCX_TLS`` as the user had it, for the workers; None: not set.
@@ -120,15 +125,13 @@ _transports: str | None = None
 _section: dict[str, Any] | None = None
 
 
-def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> None:
+def disable_gpu_transports(environ: dict[str, str] | os._Environ[str]) -> None:
     """Let this process, which moves no GPU data, start UCX without looking at GPUs: no context, and seconds less on many GPUs.
 
     Parameters
     ----------
     environ : mapping
         The process's.
-    but : str
-        UUID of a GPU that it may use all the same, should it have to.
 
     Notes
     -----
@@ -138,29 +141,30 @@ def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> N
     import dask
 
     global _transports, _section
-    environ["CUDA_VISIBLE_DEVICES"] = but
     if "UCX_TLS" in environ:
         _transports = environ["UCX_TLS"]
-        environ["UCX_TLS"] = without_cuda(_transports)
+        environ["UCX_TLS"] = without_gpu_transports(_transports)
     _section = copy.deepcopy(dask.config.get(SECTION, None) or {})
     # False and not None, for which distributed-ucxx looks at the names that distributed itself had before
-    dask.config.set({f"{SECTION}.{key}": False for key in ("create-cuda-context", "nvlink", "cuda-copy")})
+    dask.config.set({f"{SECTION}.{key}": False for key in CONTEXT_OPTIONS})
     told = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
         "distributed.comm.ucx.environment", None
     )
     if any(name.upper() == "TLS" for name in told or {}):
-        shown = {key: without_cuda(str(told[key])) if key.upper() == "TLS" else told[key] for key in told}
+        shown = {
+            key: without_gpu_transports(str(told[key])) if key.upper() == "TLS" else told[key] for key in told
+        }
         dask.config.set({f"{SECTION}.environment": shown})
 
 
 def shown_transports() -> dict[str, str]:
-    """What `hide_gpus` has changed, as a worker's environment is to have it."""
+    """What `disable_gpu_transports` has changed, as a worker's environment is to have it."""
     return {} if _transports is None else {"UCX_TLS": _transports}
 
 
 def hidden_transports() -> dict[str, str]:
-    """What a worker without a GPU is told instead: its process comes from the fork server, which is older than `hide_gpus`."""
-    return {} if _transports is None else {"UCX_TLS": without_cuda(_transports)}
+    """The same for a worker without a GPU: its process comes from the fork server, older than `disable_gpu_transports`."""
+    return {} if _transports is None else {"UCX_TLS": without_gpu_transports(_transports)}
 
 
 @contextmanager

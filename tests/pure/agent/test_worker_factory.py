@@ -110,7 +110,7 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(
         return make_worker(plan, settings)
 
     with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
-        ucx.hide_gpus({"UCX_TLS": "tcp,cuda_copy"})
+        ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
         nanny = asyncio.run(make())
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")

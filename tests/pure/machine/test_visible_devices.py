@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.visible_devices import parse_visible, sees_none
+from dask_gpu_mpi.machine.visible_devices import hide_gpus, parse_visible, sees_none
 
 GIB = 1024**3
 
@@ -145,3 +145,12 @@ def test_any_text_is_read_or_refused(value: str) -> None:
         assert "\n" not in message
     else:
         assert len({gpu.uuid for gpu in found}) == len(found)
+
+
+def test_gpus_are_hidden_from_a_process() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/"}
+    hide_gpus(environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "", "HOME": "/"}
+    assert sees_none(environ["CUDA_VISIBLE_DEVICES"])
+    hide_gpus(environ, but="GPU-x")
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"
