@@ -132,6 +132,6 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()):
         raise LauncherError(
-            f"environment: {name}={text[:40]!r} is no number; needed: what the launcher sets, so do not set it yourself"
+            f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
         )
     return int(text)

@@ -55,7 +55,7 @@ def test_versions_that_differ(name: str, other: str, level: str) -> None:
 def test_launcher_that_disagrees() -> None:
     problem = (
         "launcher",
-        "the MPI library sees a world of 2 ranks, but srun has started 3; use srun --mpi=pmix",
+        "MPI started a world of 2 ranks although srun launched 3 ranks (SLURM_NTASKS=3). Fix: use srun --mpi=pmix",
     )
     finding = only(evidence(facts(0), facts(1, problems=(problem,))))
     assert (finding.what, finding.level, finding.ranks) == ("launcher", "error", (1,))
