@@ -28,8 +28,8 @@ NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 
 #: Why there is no answer where the process that was to ask NVML is gone.
 _NO_ANSWER = (
-    "the process that was to ask NVML for the GPUs has ended without an answer: NVIDIA's library is broken, or memory is short; "
-    "mend that, leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+    "the process that asks NVML for the GPUs ended without an answer: NVIDIA's library is broken, or memory is short. "
+    "Fix: repair that, leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
 )
 
 
@@ -51,7 +51,7 @@ class Look:
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What was seen (`visibility.visible_gpus`).
+        """What was seen (`visible_devices.visible_gpus`).
 
         Parameters
         ----------
@@ -66,7 +66,7 @@ class Look:
         Raises
         ------
         InputError
-            As `visibility.visible_gpus`.
+            As `visible_devices.visible_gpus`.
         StartupError
             NVML can't be asked, or whoever was to do so has ended.
         """
@@ -107,7 +107,7 @@ def hangs(where: str) -> StartupError:
 
 
 def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
-    """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what is wrong.
+    """Fork a process that writes a frame with what `visible_devices.visible_gpus` finds, or with what is wrong.
 
     The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``.
 
@@ -160,7 +160,7 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
         except InputError as error:
             found = "input", str(error)
         except Exception as error:
-            found = "failed", f"NVML can't be asked: {type(error).__name__}: {error}"
+            found = "failed", f"could not ask NVML for the GPUs: {type(error).__name__}: {error}"
         write_frame(answer, found)
     finally:
         os._exit(0)  # without an answer the rank sees that nobody is there any more

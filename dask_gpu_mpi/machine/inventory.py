@@ -139,8 +139,8 @@ def take_inventory(
         device_options=dict(device_options or {}),
         # Without the rank, so that the ranks of a host say it once together.
         warnings=tuple(
-            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}); reset it or leave "
-            "the host out"
+            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "
+            "the job"
             for gpu in gpus
             if not gpu.uuid
         ),

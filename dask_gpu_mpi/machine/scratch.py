@@ -161,8 +161,8 @@ def make_scratch(path: str) -> None:
         os.mkdir(path, 0o700)
     except OSError as error:
         raise InputError(
-            f"the local directory {parent!r} can't be written ({error.strerror}): "
-            "give a writable one of that host with local_directory (--local-directory)"
+            f"the local directory {parent!r} can't be written ({error.strerror}). "
+            "Fix: give a writable one of that node with local_directory (--local-directory)"
         ) from None
 
 

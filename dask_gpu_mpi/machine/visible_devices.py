@@ -104,7 +104,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
     [1]
     >>> parse_visible("0,3", gpus[:1])
     Traceback (most recent call last):
-    dask_gpu_mpi.errors.InputError: CUDA_VISIBLE_DEVICES='0,3' names GPU '3', which is not there; NVML lists 0 (GPU-a0); ...
+    dask_gpu_mpi.errors.InputError: CUDA_VISIBLE_DEVICES='0,3': there is no GPU '3' (NVML lists 0 (GPU-a0)). Fix: ...
     """
     if value is None:
         return tuple(devices)
@@ -120,8 +120,8 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}); "
-                f"{_listed(devices)}; name each GPU once"
+                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)}). "
+                "Fix: name each GPU once"
             )
         chosen[key] = entry
         found.append(gpu)
@@ -138,18 +138,16 @@ def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) 
             fits = [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
     else:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r} has the entry {entry!r}, which is neither an index nor a GPU-... or "
-            f"MIG-... UUID; {_listed(devices)}; correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r} (expected an index or a GPU-... or MIG-... UUID; "
+            f"{_listed(devices)}). Fix: correct the variable or unset it"
         )
     if len(fits) > 1:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs; {_listed(devices)}; give more of the "
-            "UUID"
+            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)}). Fix: give more of the UUID"
         )
     if not fits:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r} names GPU {entry!r}, which is not there; {_listed(devices)}; "
-            "correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)}). Fix: correct the variable or unset it"
         )
     return fits[0]
 

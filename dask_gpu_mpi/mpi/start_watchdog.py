@@ -82,7 +82,7 @@ class StartWatch:
         if looks >= (LOOKS if first else MORE_LOOKS):
             _say(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
-                f"(left: {ranks_text(sorted([rank, *beside]))}): see what they printed above"
+                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: see what they printed above"
             )
             loop.call_later(FORWARD, self._end_rank)
             return
@@ -111,7 +111,7 @@ class StartWatch:
         if self._speaks:
             _say(
                 "MPI did not come together until the start-up deadline (startup_timeout): at least one rank was started but does "
-                "not run (stopped, or its host is gone), or can't reach the others"
+                "not run (stopped, or its node is down), or can't reach the others"
             )
         self._end_rank()
 

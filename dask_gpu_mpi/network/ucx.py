@@ -93,7 +93,8 @@ def _users_numbers() -> dict[str, Any]:
         told = dask.config.get(f"{section}.environment", None) or {}
         if not isinstance(told, Mapping):
             raise InputError(
-                f"configuration: {section}.environment is {str(told)[:40]!r}; needed: names and values, such as rndv-thresh: 8192"
+                f"configuration: {section}.environment is {str(told)[:40]!r} (expected names and values, such as "
+                "rndv-thresh: 8192)"
             )
         for key, value in told.items():
             if isinstance(value, (bool, int, float)):

@@ -86,9 +86,9 @@ def test_ecc_errors() -> None:
 def test_lost_gpu_is_red_and_said_once() -> None:
     base = facts(1)
     assert base.inventory is not None
-    lost = "host h2: GPU 2 is left out, NVML can't read it (GPU is lost); reset it or leave the host out"
+    lost = "host h2: GPU 2 is left out, NVML can't read it (GPU is lost). Fix: reset it or leave the node out of the job"
     finding = only(evidence(facts(0), replace(base, inventory=replace(base.inventory, warnings=(lost,)))))
-    assert (finding.level, finding.remedy) == ("error", "reset it or leave the host out")
+    assert (finding.level, finding.remedy) == ("error", "reset it or leave the node out of the job")
 
 
 def test_busy_gpu() -> None:
@@ -224,9 +224,7 @@ def test_rank_that_does_not_reach_the_scheduler() -> None:
 
 
 def test_hosts_that_share_no_network() -> None:
-    problem = (
-        "the hosts share no network: rank 0: none; name the interface to use with interface (--interface)"
-    )
+    problem = "the nodes share no network: rank 0: none. Fix: name the interface to use with interface (--interface)"
     findings = bad(evidence(network_problem=problem, listening=None))
     assert [(one.what, one.level) for one in findings] == [("network", "error")]
     assert "--interface" in findings[0].remedy

@@ -257,7 +257,7 @@ def test_configuration_that_is_no_mapping() -> None:
         dask.config.set({"distributed-ucxx.environment": ["tls", "all"]}),
         pytest.raises(
             InputError,
-            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\"; needed: names and values",
+            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\" \(expected names and values",
         ),
     ):
         connection_config({})
