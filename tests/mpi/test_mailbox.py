@@ -63,6 +63,7 @@ import time
 from mpi4py import MPI
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
+MPI.Get_library_version = lambda: "any but MPICH 4"
 rank = MPI.COMM_WORLD.rank
 box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30)
 started = time.monotonic()
