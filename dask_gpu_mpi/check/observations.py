@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
 from dask_gpu_mpi.machine.nvml import gpu_health
-from dask_gpu_mpi.machine.scratch import Scratch, local_directory, look_at_scratch
+from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
 from dask_gpu_mpi.options.table import Options
@@ -144,7 +144,7 @@ def take_facts(
     directory = local_directory(options.local_directory)
     tell(f"the local directory {directory!r}")
     chosen = options.local_directory is not None
-    scratch = look_at_scratch(directory, None if chosen else environ.get("TMPDIR"))
+    scratch = inspect_scratch(directory, None if chosen else environ.get("TMPDIR"))
     tell("the versions of packages")
     return Facts(
         rank=rank,

@@ -10,54 +10,36 @@ __all__ = ["Gpu", "gpus_of_host"]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG instance.
+    """One GPU, or one MIG instance."""
 
-    Attributes
-    ----------
-    uuid : str
-        ``GPU-...`` or ``MIG-...``. Empty: the vendor's library lists the GPU but can't read it (a lost GPU); then `name` is the
-        library's text.
-    index : int
-        The library's index, in PCI order; for a MIG instance its parent's.
-    name : str
-        The product's name.
-    memory : int
-        Bytes of device memory; of the slice for a MIG instance; 0 where the library does not say.
-    cpus : tuple of int
-        Cores of the NUMA node near the GPU; empty: unknown.
-    pci : str
-        PCI bus id; empty: unknown.
-    parent : str
-        UUID of the GPU that a MIG instance is a part of; empty for a whole GPU.
-    slice : int
-        Index of the MIG instance on its parent; -1 for a whole GPU.
-    processes : tuple of (int, int or None)
-        The compute processes other than the one that asked, and the bytes of device memory that each holds; None: the library
-        does not say how many.
-    free : int
-        Bytes of device memory that were free at that moment; -1: unknown.
-    """
-
+    #: ``GPU-...`` or ``MIG-...``. Empty: the vendor's library lists the GPU but can't read it (a lost GPU); then `name` is the
+    #: library's text.
     uuid: str
+    #: The library's index, in PCI order; for a MIG instance its parent's.
     index: int
+    #: The product's name.
     name: str
+    #: Bytes of device memory; of the slice for a MIG instance; 0: unknown.
     memory: int
+    #: Cores of the NUMA node near the GPU; empty: unknown.
     cpus: tuple[int, ...] = ()
+    #: PCI bus id; empty: unknown.
     pci: str = ""
+    #: UUID of the GPU that a MIG instance is a part of; empty for a whole GPU.
     parent: str = ""
+    #: Index of the MIG instance on its parent; -1 for a whole GPU.
     slice: int = -1
+    #: The compute processes other than the one that asked, and the bytes of device memory that each holds; None:
+    #: unknown.
     processes: tuple[tuple[int, int | None], ...] = ()
+    #: Bytes of device memory that were free at that moment; -1: unknown.
     free: int = -1
 
     @property
     def busy(self) -> int | None:
-        """Bytes of device memory that `processes` hold; None: they hold some, and the library does not say how much."""
-        total = 0
-        for _, held in self.processes:
-            if held is None:
-                return None
-            total += held
-        return total
+        """Bytes of device memory that `processes` hold; None: they hold some, and how much is unknown."""
+        sizes = [held for _, held in self.processes]
+        return None if None in sizes else sum(filter(None, sizes))
 
 
 def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:

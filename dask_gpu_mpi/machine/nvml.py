@@ -19,7 +19,7 @@ __all__ = ["INSPECT_COMMAND", "RESET_COMMAND", "driver_is_installed", "gpu_healt
 
 T = TypeVar("T")
 
-#: The commands by which a person looks at the GPUs of a host, and resets them.
+#: The commands by which a person inspects the GPUs of a host, and resets them.
 INSPECT_COMMAND, RESET_COMMAND = "nvidia-smi", "nvidia-smi -r"
 
 # nvml.h, nvmlReturn_t
@@ -38,7 +38,7 @@ _AFFINITY_WORDS = 16
 
 
 def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
-    """List the host's GPUs, whatever ``CUDA_VISIBLE_DEVICES`` says; MIG instances in their parent's place.
+    """List the host's GPUs, whatever ``CUDA_VISIBLE_DEVICES`` is; MIG instances in their parent's place.
 
     Devices that the operating system hides from this process (cgroups) are not there for CUDA either, which
     then counts the others from 0; so does this list.
@@ -88,7 +88,7 @@ def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, in
     Returns
     -------
     (driver, errors by UUID)
-        What NVML does not tell is left out: GPUs without ECC, drivers without the call.
+        What NVML does not report is left out: GPUs without ECC, drivers without the call.
     """
     if nvml is None:
         nvml = _import_nvml()
@@ -165,7 +165,7 @@ def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
 
 def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
     for place in range(_ask(nvml, 0, nvml.nvmlDeviceGetMaxMigDeviceCount, parent)):
-        # Places can be empty: NVML then says "not found".
+        # Places can be empty: NVML then returns "not found".
         handle = _ask(nvml, None, nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, place)
         if handle is None:
             continue

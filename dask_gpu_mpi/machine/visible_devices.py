@@ -22,7 +22,7 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def sees_none(value: str | None) -> bool:
-    """Tell whether the value hides every GPU: empty, ``-1`` first, or ``NoDevFiles`` (an old Slurm's word).
+    """Whether the value hides every GPU: empty, ``-1`` first, or ``NoDevFiles`` (an old Slurm's value).
 
     >>> sees_none(None), sees_none("0,1"), sees_none(""), sees_none("-1,0"), sees_none("NoDevFiles")
     (False, False, True, True, True)

@@ -37,7 +37,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     Parameters
     ----------
     environ, host : mapping, str
-        To tell beforehand that the library would abort below this launcher, and on which rank to say so.
+        To refuse a library that would abort below this launcher, and to name the rank.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         _end_with_python()
         return mpi
     except InputError as error:
-        # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
+        # Without MPI no other rank can be informed; where all have the error, one report is enough.
         error.reported = environ is not None and launcher_check.wait_for_rank_0_to_report(environ)
         raise
 
@@ -160,7 +160,7 @@ def load_ucx_first() -> None:
     Raises
     ------
     InputError
-        MPI is loaded already, by the script. (A package that is missing is the agent's to tell.)
+        MPI is loaded already, by the script. (The agent reports a package that is missing.)
     """
     global _ucx_is_first
     if "mpi4py.MPI" in sys.modules:

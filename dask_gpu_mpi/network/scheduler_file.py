@@ -28,17 +28,11 @@ CREDENTIALS_KEY = "dask-gpu-mpi"
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster to join or to connect to.
+    """A cluster to join or to connect to."""
 
-    Attributes
-    ----------
-    address : str
-        The scheduler's, with its protocol.
-    config : dict
-        Dask configuration with the credentials; empty without TLS.
-    """
-
+    #: The scheduler's, with its protocol.
     address: str
+    #: Dask configuration with the credentials; empty without TLS.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property

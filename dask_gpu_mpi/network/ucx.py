@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 SECTION = "distributed-ucxx"
-#: Where Dask's configuration may speak of UCX: that, and distributed's name from before.
+#: Where Dask's configuration may configure UCX: that, and distributed's name from before.
 SECTIONS = (SECTION, "distributed.comm.ucx")
 
 
@@ -76,7 +76,7 @@ MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 G
 
 
 def transfer_config() -> dict[str, Any]:
-    """The Dask configuration of workers that fetch over UCX; empty where the user has said it.
+    """The Dask configuration of workers that fetch over UCX; empty where the user has set it.
 
     Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker asks for
     one chunk of an array at a time; with this it takes 4 to 23 % less time for arrays that cross (docs/measurements.md).
@@ -90,13 +90,13 @@ def _users_numbers() -> dict[str, Any]:
 
     texts: dict[str, Any] = {}
     for section in SECTIONS:
-        told = dask.config.get(f"{section}.environment", None) or {}
-        if not isinstance(told, Mapping):
+        configured = dask.config.get(f"{section}.environment", None) or {}
+        if not isinstance(configured, Mapping):
             raise InputError(
-                f"configuration: {section}.environment is {str(told)[:40]!r} (expected names and values, such as "
+                f"configuration: {section}.environment is {str(configured)[:40]!r} (expected names and values, such as "
                 "rndv-thresh: 8192)"
             )
-        for key, value in told.items():
+        for key, value in configured.items():
             if isinstance(value, (bool, int, float)):
                 texts[f"{section}.environment.{key}"] = (
                     ("n", "y")[value] if isinstance(value, bool) else str(value)
@@ -137,7 +137,7 @@ def disable_gpu_transports(environ: dict[str, str] | os._Environ[str]) -> None:
     Notes
     -----
     What asks for a context is taken from ``distributed_ucxx.ucxx.init_once``. It is overridden in the environment and in the Dask
-    configuration of this process; `shown_transports` and `users_config` have what the user said.
+    configuration of this process; `shown_transports` and `users_config` have what the user set.
     """
     import dask
 
@@ -148,12 +148,13 @@ def disable_gpu_transports(environ: dict[str, str] | os._Environ[str]) -> None:
     _section = copy.deepcopy(dask.config.get(SECTION, None) or {})
     # False and not None, for which distributed-ucxx looks at the names that distributed itself had before
     dask.config.set({f"{SECTION}.{key}": False for key in CONTEXT_OPTIONS})
-    told = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
+    configured = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
         "distributed.comm.ucx.environment", None
     )
-    if any(name.upper() == "TLS" for name in told or {}):
+    if any(name.upper() == "TLS" for name in configured or {}):
         shown = {
-            key: without_gpu_transports(str(told[key])) if key.upper() == "TLS" else told[key] for key in told
+            key: without_gpu_transports(str(configured[key])) if key.upper() == "TLS" else configured[key]
+            for key in configured
         }
         dask.config.set({f"{SECTION}.environment": shown})
 
@@ -195,7 +196,7 @@ def load_library() -> bool:
     UCX puts a hook into each function of libc that maps memory and, when it starts, of CUDA. At each it waits for 50 ms, in case
     another thread is in that function: 0.4 s here, 0.75 s in `install_hooks`, all of it asleep.
     """
-    # ucxx sets a variable that its UCX does not know, which says so in every process
+    # ucxx sets a variable that its UCX does not know, which warns of it in every process
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         importlib.import_module("libucxx").load_library()
@@ -254,7 +255,7 @@ def start_ucx_aside() -> asyncio.Future[None]:
     Returns
     -------
     asyncio.Future
-        Of the running event loop; done when UCX is. What it raised is told to who awaits it, and to nobody else.
+        Of the running event loop; done when UCX is. What it raised is raised where it is awaited, and nowhere else.
     """
     import asyncio  # ranks, which only ask for `connection_config`, do without it
 
