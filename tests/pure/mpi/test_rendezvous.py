@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,26 +52,66 @@ class Comm:
         return SimpleNamespace(recv=lambda: message)
 
 
+class Clock:
+    """`time`, which only a sleep moves on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
-def _quick_and_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
     monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(Status=Status)))  # type: ignore[arg-type]
-    monkeypatch.setattr(rendezvous, "NAMING", 0.02)
-    monkeypatch.setattr(rendezvous, "RANK_0_GRACE", 0.1)
+    monkeypatch.setattr(rendezvous, "time", clock)
     monkeypatch.setattr(rendezvous, "neighbours", lambda pid: {0: "there", 2: "stopped"})
     monkeypatch.setattr(rendezvous, "allocated_hosts", lambda: "")
+    return clock
 
 
-def meeting(comm: Comm, seconds: float = 0.0, failure: Failure | None = None) -> Rendezvous:
-    return Rendezvous(comm, f"h{comm.rank}", time.monotonic() + seconds, DEADLINE, lambda: failure)
+def meeting(comm: Comm, deadline: float = 100.0, failure: Failure | None = None) -> Rendezvous:
+    return Rendezvous(comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure)
 
 
 def test_all_come() -> None:
-    zero = meeting(Comm(0, 3, {1: ("h1", {}), 2: ("h2", {})}), 30)
+    zero = meeting(Comm(0, 3, {1: ("h1", {}), 2: ("h2", {})}), 130)
     assert zero.duplicate() == "duplicate"
     assert zero.hosts == {0: "h0", 1: "h1", 2: "h2"}
     comm = Comm(1, 3)
-    assert meeting(comm, 30).duplicate() == "duplicate"
+    assert meeting(comm, 130).duplicate() == "duplicate"
     assert comm.sent == [("h1", {})]
+
+
+@pytest.mark.parametrize(("rank", "seconds"), [(0, 0.5), (1, 2.5)])
+def test_until_when_a_rank_waits(clock: Clock, rank: int, seconds: float) -> None:
+    """Rank 0 until those beside a missing rank have named it; the others until rank 0 has reported."""
+    with pytest.raises(StartupError):
+        meeting(Comm(rank, 2, comes=False), 107.0).duplicate()
+    assert 107.0 + seconds < clock.now <= 107.0 + seconds + 0.02
+    assert clock.slept[:7] == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
+
+
+def test_a_rank_that_comes_late_is_none_that_is_missing(clock: Clock) -> None:
+    comm = Comm(0, 2)
+    late = meeting(comm, 107.0)
+    comm.improbe = lambda **_: None  # type: ignore[method-assign]
+    sleep = clock.sleep
+
+    def come(seconds: float) -> None:
+        sleep(seconds)
+        if clock.now > 107.4:
+            late.hosts[1] = "h1"
+
+    clock.sleep = come  # type: ignore[method-assign]
+    assert late.duplicate() == "duplicate"
 
 
 def test_rank_0_waits_for_every_host() -> None:
@@ -95,10 +134,8 @@ def test_rank_0_names_the_missing_as_others_see_them() -> None:
 @pytest.mark.parametrize("rank", [1, 2])
 def test_others_report_where_rank_0_is_missing(rank: int) -> None:
     comm = Comm(rank, 3, comes=False)
-    began = time.monotonic()
     with pytest.raises(StartupError) as caught:
         meeting(comm).duplicate()
-    assert time.monotonic() - began > 0.12
     assert comm.sent == [(f"h{rank}", {}), (f"h{rank}", {0: "there", 2: "stopped"})]
     assert f"rank 0 of 3 before {DEADLINE} (rank 0 on h{rank} runs, but not in MPI). Fix: " in str(
         caught.value
@@ -108,13 +145,11 @@ def test_others_report_where_rank_0_is_missing(rank: int) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_interrupted(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(rendezvous.time, "sleep", slept.append)
+def test_interrupted(clock: Clock, rank: int) -> None:
     with pytest.raises(Exception, match="SIGTERM came") as caught:
-        meeting(Comm(rank, 2, comes=False), 30, Failure("SIGTERM came", 143)).duplicate()
+        meeting(Comm(rank, 2, comes=False), 130, Failure("SIGTERM came", 143)).duplicate()
     assert caught.value.fatal  # type: ignore[attr-defined]
-    assert slept == [rendezvous.INTERRUPTED_GRACE] * rank
+    assert clock.slept == [0.5] * rank  # rank 0 reports for all, if it was interrupted as well
 
 
 @pytest.mark.parametrize(
