@@ -283,7 +283,7 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     assert "UCX_RNDV_THRESH" not in os.environ
     assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
     assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
-    monkeypatch.delitem(sys.modules, "ucxx")
+    del sys.modules["ucxx"]  # not by monkeypatch, which would put it back
 
 
 def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
