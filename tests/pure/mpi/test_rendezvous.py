@@ -91,11 +91,16 @@ def test_all_come() -> None:
 
 
 @pytest.mark.parametrize(("rank", "seconds"), [(0, 0.5), (1, 2.5)])
-def test_until_when_a_rank_waits(clock: Clock, rank: int, seconds: float) -> None:
+def test_until_when_a_rank_waits(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, rank: int, seconds: float
+) -> None:
     """Rank 0 until those beside a missing rank have named it; the others until rank 0 has reported."""
+    named: list[float] = []
+    monkeypatch.setattr(rendezvous, "neighbours", lambda pid: named.append(clock.now) or {})
     with pytest.raises(StartupError):
         meeting(Comm(rank, 2, comes=False), 107.0).duplicate()
     assert 107.0 + seconds < clock.now <= 107.0 + seconds + 0.02
+    assert 107.0 < named[0] <= 107.02
     assert clock.slept[:7] == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
 
 
