@@ -56,7 +56,7 @@ class PlacementError(InputError):
 
 
 class LauncherError(InputError):
-    """The launcher and the MPI library do not belong together."""
+    """The launcher and the MPI library do not match."""
 
 
 class MpiMissingError(InputError, ImportError):

@@ -40,8 +40,10 @@ class Nvml:
 
     NVMLError = NVMLError
 
-    def __init__(self, *devices: Any, init: int = 0, count: int = 0) -> None:
-        self.devices, self.init, self.count = devices, init, count
+    def __init__(
+        self, *devices: Any, init: int = 0, count: int = 0, driver: Any = FUNCTION_NOT_FOUND
+    ) -> None:
+        self.devices, self.init, self.count, self.driver = devices, init, count, driver
         self.calls: list[str] = []
 
     def _get(self, device: dict[str, Any], key: str, default: Any = FUNCTION_NOT_FOUND) -> Any:
@@ -58,6 +60,9 @@ class Nvml:
     def nvmlShutdown(self) -> None:
         self.calls.append("shutdown")
 
+    def nvmlSystemGetDriverVersion(self) -> Any:
+        return self._get({"driver": self.driver}, "driver")
+
     def nvmlDeviceGetCount(self) -> int:
         if self.count:
             raise NVMLError(self.count)
@@ -68,6 +73,14 @@ class Nvml:
         if isinstance(device, int):
             raise NVMLError(device)
         return device
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
+        return next(device for device in self.devices if device["uuid"] == uuid)
+
+    def nvmlDeviceGetTotalEccErrors(self, device: Any, kind: int, counter: int) -> int:
+        assert (kind, counter) == (1, 0)  # uncorrected, since the last reset
+        (number,) = self._get(device, "ecc")
+        return int(number)
 
     def nvmlDeviceGetUUID(self, device: Any) -> Any:
         return self._get(device, "uuid")

@@ -9,13 +9,14 @@ the start, makes no context, and ends when the workers are up.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 
+from dask_gpu_mpi.machine.nvml import driver_is_installed
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.mpi.launchers import first_on_host, scrub
 from dask_gpu_mpi.options.table import Options
 
@@ -59,15 +60,9 @@ def start_cuda_keepalive(options: Options, environ: Mapping[str, str]) -> CudaKe
 
 def may_use_cuda(options: Options, environ: Mapping[str, str]) -> bool:
     """Whether the workers may be GPU workers, as far as is known now: a wrong guess costs only time."""
-    if options.worker_kind == "cpu" or environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1", "NoDevFiles"):
+    if options.worker_kind == "cpu" or sees_none(environ.get(VISIBLE_DEVICES)):
         return False
-    if options.worker_kind == "gpu":
-        return True
-    try:
-        ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return False
-    return True
+    return options.worker_kind == "gpu" or driver_is_installed()
 
 
 def may_be_kept_up(environ: Mapping[str, str]) -> bool:

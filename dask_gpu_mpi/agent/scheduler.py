@@ -17,7 +17,8 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Step, Timeline
-from dask_gpu_mpi.network.ucx import hide_gpus
+from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
 from .orders import Answer, Order, SchedulerSettings
 
@@ -123,7 +124,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     hide_gpus(os.environ, but=settings.device)
-    # distributed warns when the dashboard's port is taken and takes another; the link that we print has it.
+    disable_gpu_transports(os.environ)
+    # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     try:
         scheduler = Scheduler(

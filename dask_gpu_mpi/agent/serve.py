@@ -11,9 +11,10 @@ from typing import Any
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.machine.visible_devices import hide_gpus
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
-from dask_gpu_mpi.network.ucx import hide_gpus, start_ucx_aside, stop_watching_ucx
+from dask_gpu_mpi.network.ucx import disable_gpu_transports, start_ucx_aside, stop_watching_ucx
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
@@ -84,6 +85,7 @@ class Agent:
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)
+            disable_gpu_transports(os.environ)
             self._ucx = start_ucx_aside()
         self._check_parent()
         if self._own_server:

@@ -9,12 +9,11 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
-from dask_gpu_mpi.machine.scratch import Scratch, local_directory, look_at_scratch
+from dask_gpu_mpi.machine.nvml import gpu_health
+from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
 from dask_gpu_mpi.options.table import Options
@@ -56,9 +55,6 @@ DISTRIBUTIONS = (
 
 #: Slurm's number of GPUs that a step has on this host (srun(1), sbatch(1)). The other batch systems tell no number.
 PROMISE = "SLURM_GPUS_ON_NODE"
-
-# nvml.h: nvmlMemoryErrorType_t, nvmlEccCounterType_t
-_UNCORRECTED, _SINCE_RESET = 1, 0
 
 
 @dataclass(frozen=True)
@@ -148,7 +144,7 @@ def take_facts(
     directory = local_directory(options.local_directory)
     tell(f"the local directory {directory!r}")
     chosen = options.local_directory is not None
-    scratch = look_at_scratch(directory, None if chosen else environ.get("TMPDIR"))
+    scratch = inspect_scratch(directory, None if chosen else environ.get("TMPDIR"))
     tell("the versions of packages")
     return Facts(
         rank=rank,
@@ -167,7 +163,7 @@ def take_facts(
 
 
 def promised_gpus(environ: Mapping[str, str]) -> int:
-    """Tell how many GPUs the batch system has given the job on this host; 0 where ``CUDA_VISIBLE_DEVICES`` hides them all."""
+    """Tell how many GPUs the batch system has given the job on this host; 0 where the environment hides them all."""
     number = environ.get(PROMISE, "")
     return int(number) if number.isdecimal() and not sees_none(environ.get(VISIBLE_DEVICES)) else 0
 
@@ -181,34 +177,3 @@ def versions(library: str) -> dict[str, str]:
             # a damaged one has no version
             found[name] = importlib.metadata.version(name) or "unknown"
     return found
-
-
-def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, int]]:
-    """Ask NVML for the driver's version, and for the uncorrected memory errors of each GPU since its last reset.
-
-    Returns
-    -------
-    (driver, errors by UUID)
-        What NVML does not tell is left out: GPUs without ECC, drivers without the call.
-    """
-    if nvml is None:
-        import pynvml
-
-        nvml = pynvml
-    driver, ecc = "", dict[str, int]()
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return driver, ecc  # `list_gpus` has told why
-    try:
-        with contextlib.suppress(nvml.NVMLError):
-            text = nvml.nvmlSystemGetDriverVersion()
-            driver = text.decode() if isinstance(text, bytes) else text
-        for gpu in gpus:
-            with contextlib.suppress(nvml.NVMLError):
-                handle = nvml.nvmlDeviceGetHandleByUUID(gpu.parent or gpu.uuid)
-                ecc[gpu.uuid] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_RESET))
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
-    return driver, ecc

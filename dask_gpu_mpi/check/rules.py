@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, ranks_text
 from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND, RESET_COMMAND
 from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.options.protocols import Protocol
 
@@ -46,9 +48,12 @@ SAME_ENVIRONMENT = (
 
 
 def split_remedy(text: str, otherwise: str) -> tuple[str, str]:
-    """Take a message of ours apart, which ends with its remedy: ``"found; needed; remedy"``."""
-    found, _, remedy = text.rpartition("; ")
-    return (found, remedy) if found else (text, otherwise)
+    """Take a message of ours apart, which ends with its remedy: ``"found. Fix: remedy"``, or ``"found; needed; remedy"``."""
+    for mark in (". Fix: ", "; "):
+        found, _, remedy = text.rpartition(mark)
+        if found:
+            return found, remedy
+    return text, otherwise
 
 
 def judge(evidence: Evidence) -> tuple[Finding, ...]:
@@ -101,7 +106,7 @@ def _ranks(evidence: Evidence) -> Iterator[Finding]:
                 rank, "error",
                 f"no answer; last heard of while it looked at {evidence.doing[rank][1]}" if rank in evidence.doing
                 else "no answer: stopped, swapped out, or its host is gone",
-                f"look at that host (nvidia-smi, df); {LEAVE_OUT}",
+                f"look at that host ({INSPECT_COMMAND}, df); {LEAVE_OUT}",
             )
             for rank in evidence.silent
         ),
@@ -156,7 +161,7 @@ def _known_bad(evidence: Evidence) -> list[Finding]:
 
 
 def _gpus(evidence: Evidence) -> Iterator[Finding]:
-    wrong = _problems(evidence, "GPUs", "correct CUDA_VISIBLE_DEVICES, or leave the host out of the job")
+    wrong = _problems(evidence, "GPUs", f"correct {VISIBLE_DEVICES}, or leave the host out of the job")
     entries: list[tuple[int, Level, str, str]] = []
     shapes: dict[tuple[str, ...], list[int]] = {}
     drivers: dict[str, list[int]] = {}
@@ -170,7 +175,7 @@ def _gpus(evidence: Evidence) -> Iterator[Finding]:
         for gpu in facts.inventory.gpus:
             if seen.setdefault(gpu.uuid, rank) == rank and (count := (facts.ecc or {}).get(gpu.uuid, 0)):
                 text = f"GPU {gpu.index} ({gpu.uuid}) has {counted(count, 'uncorrected memory error')} since its last reset"
-                entries.append((rank, "error", text, f"reset it (nvidia-smi -r), or {LEAVE_OUT}"))
+                entries.append((rank, "error", text, f"reset it ({RESET_COMMAND}), or {LEAVE_OUT}"))
         if facts.driver:
             drivers.setdefault(facts.driver, []).append(rank)
         shapes.setdefault(tuple(sorted(gpu.name for gpu in facts.inventory.gpus)), []).append(rank)
@@ -222,11 +227,11 @@ def _missing_gpus(evidence: Evidence) -> Iterator[Finding]:
             hosts.setdefault((seen, text), []).extend(ranks)
     for (seen, text), ranks in hosts.items():
         remedy = (
-            "let the ranks of each host see all of its GPUs together (CUDA_VISIBLE_DEVICES, --gpu-bind, --gpus-per-task), or "
+            f"let the ranks of each host see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
             f"{LEAVE_OUT}"
             if seen
-            else "look at nvidia-smi on that host (is the driver loaded?); in a container, start it with its option for GPUs "
-            f"(--nv); or {LEAVE_OUT}"
+            else f"look at {INSPECT_COMMAND} on that host (is the driver loaded?); in a container, start it with its option for "
+            f"GPUs (--nv); or {LEAVE_OUT}"
         )
         yield Finding("error", "GPUs", text, remedy, tuple(facts.rank for facts in ranks))
 
@@ -271,10 +276,10 @@ KERNEL_REMEDIES = {
     "slow": "run check again, when these files are in the host's memory; keep the environment on a faster file system, or in a "
     "container image",
     "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], as your driver has it",
-    "cuda": "look at nvidia-smi on that host: the driver must be loaded, and as new as the CUDA that is installed "
+    "cuda": f"look at {INSPECT_COMMAND} on that host: the driver must be loaded, and as new as the CUDA that is installed "
     "(dask-gpu-mpi[cuda12] or [cuda13])",
     "wrong": LEAVE_OUT,
-    "late": f"look at nvidia-smi on that host; {LEAVE_OUT}",
+    "late": f"look at {INSPECT_COMMAND} on that host; {LEAVE_OUT}",
     "died": f"run `python -c 'from numba import cuda; cuda.current_context()'` there; {LEAVE_OUT}",
 }
 

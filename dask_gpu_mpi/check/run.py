@@ -21,6 +21,7 @@ from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
+from dask_gpu_mpi.mpi.library_version import library_name
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.table import Options
 
@@ -33,7 +34,7 @@ __all__ = ["run_check"]
 
 #: Seconds beyond the report after which rank 0 says itself that it hangs, and the others no longer believe that it lives.
 HEAD_GRACE, GRACE = 3.0, 4.0
-LIMIT = f"the {LOOK:g} s that check gives it"
+DEADLINE_NAME = f"the deadline of check ({LOOK:g} s)"
 
 
 def run_check(
@@ -91,7 +92,7 @@ def run_check(
         # Which rank this is, is said elsewhere.
         problems.append(("launcher", str(error).partition(f" on {host}: ")[2] or str(error)))
     try:
-        mailbox = Mailbox(world, host, started + LOOK, limit=LIMIT)
+        mailbox = Mailbox(world, host, started + LOOK, deadline_name=DEADLINE_NAME)
     except StartupError as error:
         if rank == 0:
             _alone(error, False, show)
@@ -103,7 +104,7 @@ def run_check(
     # Rank 0 watches the others, and nobody else can tell what it was doing; a world of one has nobody else at all.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
-        me.look(options, launcher_check.library_name(library), problems)
+        me.look(options, library_name(library), problems)
         if rank == 0:
             return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.until_told(started + REPORT + GRACE)

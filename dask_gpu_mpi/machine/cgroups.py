@@ -21,7 +21,7 @@ PROC = Path("/proc/self")
 
 
 def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | None = None) -> int:
-    """Tell how many bytes of memory this process may use on its host.
+    """Return how many bytes of memory this process may use on its host.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
         Bytes of physical memory; asked of the system unless given.
     resident : int, optional
         The hard limit ``RLIMIT_RSS``, negative for none; asked of the system unless given. The kernel does not
-        enforce it: Slurm tells a job's ``--mem`` by it where no cgroup does, and distributed heeds it as well.
+        enforce it: Slurm passes a job's ``--mem`` by it where no cgroup does, and distributed heeds it as well.
 
     Returns
     -------
     int
         The smallest of physical memory, ``RLIMIT_RSS`` and every memory limit on the path (v2 ``memory.max``; v1
-        ``memory.limit_in_bytes`` and the ``hierarchical_memory_limit`` of ``memory.stat``, which also tells
+        ``memory.limit_in_bytes`` and the ``hierarchical_memory_limit`` of ``memory.stat``, which also has
         limits of ancestors that a container hides). 0 if nothing is known.
     """
     limits = [
@@ -56,7 +56,7 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
 
 
 def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
-    """Tell which cores this process may use: its affinity mask, cut to its cgroups' cpusets."""
+    """Return which cores this process may use: its affinity mask, cut to its cgroups' cpusets."""
     cpus = _affinity()
     for group in _groups(proc, "cpuset"):
         for file in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
@@ -66,7 +66,7 @@ def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
 
 
 def cpu_quota(proc: Path = PROC) -> float | None:
-    """Tell how much CPU time this process and its siblings may use: in cores, however many they may run on.
+    """Return how much CPU time this process and its siblings may use: in cores, however many they may run on.
 
     Containers are limited so (``docker run --cpus``, Kubernetes' ``limits.cpu``), and their affinity masks have all cores.
 
@@ -144,7 +144,7 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
 def _ancestors(mount: Mount, path: str) -> Iterator[Path]:
     root, group = PurePosixPath(mount.root), PurePosixPath(path)
     if ".." in root.parts or ".." in group.parts:
-        # The mount, or the process, lies outside the cgroup namespace's root: what can be told is the mount
+        # The mount, or the process, lies outside the cgroup namespace's root: what is known is the mount
         # point.
         relative = PurePosixPath()
     elif group.is_relative_to(root):

@@ -1,4 +1,4 @@
-"""A rank's look at its GPUs, by a child of its agent that ends with it.
+"""The GPUs of a rank, probed by a child of its agent that ends with it.
 
 NVML leaves 16 MiB of memory in a process that has asked it, also after nvmlShutdown (driver 580), and it may hang. A rank asks
 once, so a process of its own does that. The agent forks it in its first moments, when it has one thread and has imported nothing;
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look"]
 
-#: How long before the start-up deadline a rank to which NVML has shown nothing says so: this part of it, within these seconds.
-#: Rank 0, which perhaps has started earlier, is to hear it in time.
+#: How long before the start-up deadline a rank without an answer of NVML reports that: this part of it, within these seconds.
+#: Rank 0, which perhaps started earlier, is to receive it in time.
 NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 
-#: Why there is no answer where the process that was to ask NVML is gone.
+#: Why there is no answer where the process that asks NVML is gone.
 _NO_ANSWER = (
-    "the process that was to ask NVML for the GPUs has ended without an answer: NVIDIA's library is broken, or memory is short; "
-    "mend that, leave this host out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+    "the process that asks NVML for the GPUs ended without an answer: NVIDIA's library is broken, or memory is short. "
+    "Fix: repair that, leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
 )
 
 
@@ -51,7 +51,7 @@ class Look:
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What was seen (`visibility.visible_gpus`).
+        """The GPUs (`visible_devices.visible_gpus`).
 
         Parameters
         ----------
@@ -66,9 +66,9 @@ class Look:
         Raises
         ------
         InputError
-            As `visibility.visible_gpus`.
+            As `visible_devices.visible_gpus`.
         StartupError
-            NVML can't be asked, or whoever was to do so has ended.
+            NVML can't be asked, or the process that asks has ended.
         """
         deadline = time.monotonic() + seconds
         while self._reader is not None and (left := deadline - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ class Look:
         return self._seen
 
     def close(self) -> None:
-        """Ask no more."""
+        """Wait for no answer any more."""
         if self._reader is not None:
             os.close(self._reader.fd)
             self._reader = None
@@ -99,7 +99,7 @@ def nvml_grace(timeout: float) -> float:
 
 
 def hangs(where: str) -> StartupError:
-    """What is to be said of a rank, ``rank 0 of 2 on host``, to which NVML has shown nothing in time."""
+    """The error of a rank, ``rank 0 of 2 on host``, whom NVML has not answered in time."""
     return StartupError(
         f"{where}: NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node probably "
         "hangs. Fix: reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
@@ -107,7 +107,7 @@ def hangs(where: str) -> StartupError:
 
 
 def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
-    """Fork a process that writes a frame with what `visibility.visible_gpus` finds, or with what is wrong.
+    """Fork a process that writes a frame with what `visible_devices.visible_gpus` finds, or with what is wrong.
 
     The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``.
 
@@ -160,10 +160,10 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
         except InputError as error:
             found = "input", str(error)
         except Exception as error:
-            found = "failed", f"NVML can't be asked: {type(error).__name__}: {error}"
+            found = "failed", f"could not ask NVML for the GPUs: {type(error).__name__}: {error}"
         write_frame(answer, found)
     finally:
-        os._exit(0)  # without an answer the rank sees that nobody is there any more
+        os._exit(0)  # without an answer the rank reads the end of file
 
 
 def collect(pid: int) -> None:

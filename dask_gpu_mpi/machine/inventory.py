@@ -1,4 +1,4 @@
-"""What one rank sees: its host, cores, memory and GPUs."""
+"""The inventory of one rank: its host, cores, memory and GPUs."""
 
 from __future__ import annotations
 
@@ -24,50 +24,36 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Inventory:
-    """What one rank sees of the machine it runs on.
+    """What one rank sees of the machine it runs on."""
 
-    Attributes
-    ----------
-    rank, world_size : int
-        The rank and the number of ranks, as MPI says.
-    host, boot_id : str
-        Who the host is: ranks with the same two share it.
-    pid : int
-        The rank's process.
-    cpus : tuple of int
-        The cores that the rank may use.
-    memory : int
-        Bytes of memory that the rank may use on this host; 0: unknown.
-    cpu_quota : float or None
-        CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
-    gpus : tuple of Gpu
-        The GPUs that the rank sees, in the order of visibility.
-    visible : str or None
-        ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
-    local_directory : str
-        Where the rank's workers put their files; empty: not told.
-    warnings : tuple of str
-        What a person should know, each one line.
-    contexts : tuple of str
-        Devices on which the rank's own process has a CUDA context.
-    device_options : dict
-        What the rank's workers are asked to take of their devices' memory
-        (`dask_gpu_mpi.plan.device_memory.device_options`); ranks may differ.
-    """
-
+    #: The rank, as MPI numbers it.
     rank: int
+    #: How many ranks MPI has.
     world_size: int
+    #: Name of the host; ranks with the same one and the same boot id share it.
     host: str
+    #: See `boot_id`.
     boot_id: str
+    #: The rank's process.
     pid: int
+    #: The cores that the rank may use.
     cpus: tuple[int, ...]
+    #: Bytes of memory that the rank may use on this host; 0: unknown.
     memory: int
+    #: The GPUs that the rank sees, in the order of visibility.
     gpus: tuple[Gpu, ...]
+    #: ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
     visible: str | None
+    #: Where the rank's workers put their files; empty: unknown.
     local_directory: str = ""
+    #: What a person should know, each one line.
     warnings: tuple[str, ...] = ()
+    #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
+    #: What the rank's workers are asked to take of their devices' memory (`dask_gpu_mpi.plan.device_memory.device_options`);
+    #: ranks may differ.
     device_options: Mapping[str, Any] = field(default_factory=dict)
+    #: CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
     cpu_quota: float | None = None
 
 
@@ -83,12 +69,12 @@ def take_inventory(
     nvml: Any = None,
     seen: tuple[Gpu, ...] | None = None,
 ) -> Inventory:
-    """Look at this rank's machine.
+    """Take the inventory of this rank's machine.
 
     Parameters
     ----------
     rank, world_size : int
-        As MPI says.
+        As MPI numbers them.
     environ : mapping
         The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
     local_directory, device_options
@@ -137,10 +123,10 @@ def take_inventory(
         local_directory=local_directory,
         contexts=own_contexts() if look_for_gpus else (),
         device_options=dict(device_options or {}),
-        # Without the rank, so that the ranks of a host say it once together.
+        # Without the rank, so that the ranks of a host report it once together.
         warnings=tuple(
-            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}); reset it or leave "
-            "the host out"
+            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "
+            "the job"
             for gpu in gpus
             if not gpu.uuid
         ),
@@ -148,7 +134,7 @@ def take_inventory(
 
 
 def boot_id(file: Path = BOOT_ID) -> str:
-    """Tell this boot of this machine from every other; empty where the system does not say.
+    """An id of this boot of this machine; empty where the system has none.
 
     Linux has a random id per boot (random(4)), macOS the time of boot.
     """

@@ -18,8 +18,8 @@ from .mounts import parse_mountinfo
 __all__ = [
     "Scratch",
     "filesystem_of",
+    "inspect_scratch",
     "local_directory",
-    "look_at_scratch",
     "make_scratch",
     "name_error",
     "remove_scratch",
@@ -34,29 +34,19 @@ STUCK = 1.0
 
 @dataclass(frozen=True)
 class Scratch:
-    """What a rank found at its local directory.
+    """What a rank found at its local directory."""
 
-    Attributes
-    ----------
-    path : str
-        The directory.
-    filesystem : str
-        Its type as the kernel calls it, such as ``"ext4"`` or ``"nfs4"``; empty: unknown.
-    mount : str
-        Where that file system is mounted.
-    free : int
-        Bytes that this user may still write; -1: unknown.
-    error : str
-        Why it can't be written; empty: it can.
-    ignored : str
-        A ``TMPDIR`` that Python passes over, since it can't be written.
-    """
-
+    #: The directory.
     path: str
+    #: Its type as the kernel calls it, such as ``"ext4"`` or ``"nfs4"``; empty: unknown.
     filesystem: str = ""
+    #: Where that file system is mounted.
     mount: str = ""
+    #: Bytes that this user may still write; -1: unknown.
     free: int = -1
+    #: Why it can't be written; empty: it can.
     error: str = ""
+    #: A ``TMPDIR`` that Python passes over, since it can't be written.
     ignored: str = ""
 
 
@@ -82,15 +72,15 @@ def name_error(path: str) -> str:
     return ""
 
 
-def look_at_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
-    """Write a megabyte to a directory, take it away again, and tell what is known about the place.
+def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
+    """Write a megabyte to a directory, remove it again, and return what is known about the place.
 
     Parameters
     ----------
     path : str
         The directory; made if missing, as the workers would.
     tmpdir : str, optional
-        ``TMPDIR`` where the directory comes from it, to tell when Python does not follow it.
+        ``TMPDIR`` where the directory comes from it, to notice when Python does not follow it.
     mounts : Path
         The process's ``mountinfo`` (proc(5)).
     """
@@ -161,8 +151,8 @@ def make_scratch(path: str) -> None:
         os.mkdir(path, 0o700)
     except OSError as error:
         raise InputError(
-            f"the local directory {parent!r} can't be written ({error.strerror}): "
-            "give a writable one of that host with local_directory (--local-directory)"
+            f"the local directory {parent!r} can't be written ({error.strerror}). "
+            "Fix: give a writable one of that node with local_directory (--local-directory)"
         ) from None
 
 
@@ -176,7 +166,7 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
     within : float
         Seconds that it may take. Where nothing more can be removed, `STUCK` seconds are enough.
     settle : float
-        Seconds after which to look once more whether it has been made again.
+        Seconds after which to check once more whether it was made again.
     """
     limit = time.monotonic() + within
     stuck = time.monotonic() + STUCK

@@ -7,21 +7,22 @@ should not run on three.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
-from .gpus import Gpu, list_gpus
+from .gpus import Gpu
+from .nvml import list_gpus
 
-__all__ = ["VISIBLE_DEVICES", "parse_visible", "sees_none", "visible_gpus"]
+__all__ = ["VISIBLE_DEVICES", "hide_gpus", "parse_visible", "sees_none", "visible_gpus"]
 
 #: The variable by which a process is shown some of the GPUs of its host; nobody else spells it in code that reads or sets it.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def sees_none(value: str | None) -> bool:
-    """Tell whether the value hides every GPU: empty, ``-1`` first, or ``NoDevFiles`` (an old Slurm's word).
+    """Whether the value hides every GPU: empty, ``-1`` first, or ``NoDevFiles`` (an old Slurm's value).
 
     >>> sees_none(None), sees_none("0,1"), sees_none(""), sees_none("-1,0"), sees_none("NoDevFiles")
     (False, False, True, True, True)
@@ -29,6 +30,19 @@ def sees_none(value: str | None) -> bool:
     if value is None:
         return False
     return value.strip() in ("", "NoDevFiles") or value.split(",")[0].strip() == "-1"
+
+
+def hide_gpus(environ: MutableMapping[str, str], *, but: str = "") -> None:
+    """Hide the GPUs of this host from a process that has not used one yet.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment.
+    but : str
+        UUID of a GPU that it may use all the same, should it have to.
+    """
+    environ[VISIBLE_DEVICES] = but
 
 
 def visible_gpus(environ: Mapping[str, str], nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
@@ -60,7 +74,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         (``GPU-...``, ``MIG-...``; the start suffices where only one device has it). ``-1`` ends the list.
         ``""``, ``-1`` and ``NoDevFiles`` mean none.
     devices : sequence of Gpu
-        What NVML lists (`dask_gpu_mpi.machine.gpus.list_gpus`), MIG instances in the place of their parent, in NVML's
+        What NVML lists (`dask_gpu_mpi.machine.nvml.list_gpus`), MIG instances in the place of their parent, in NVML's
         order, which is that of the PCI bus: the order that Slurm, PBS and ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
         count in.
 
@@ -90,7 +104,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
     [1]
     >>> parse_visible("0,3", gpus[:1])
     Traceback (most recent call last):
-    dask_gpu_mpi.errors.InputError: CUDA_VISIBLE_DEVICES='0,3' names GPU '3', which is not there; NVML lists 0 (GPU-a0); ...
+    dask_gpu_mpi.errors.InputError: CUDA_VISIBLE_DEVICES='0,3': there is no GPU '3' (NVML lists 0 (GPU-a0)). Fix: ...
     """
     if value is None:
         return tuple(devices)
@@ -106,8 +120,8 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}); "
-                f"{_listed(devices)}; name each GPU once"
+                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)}). "
+                "Fix: name each GPU once"
             )
         chosen[key] = entry
         found.append(gpu)
@@ -124,18 +138,16 @@ def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) 
             fits = [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
     else:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r} has the entry {entry!r}, which is neither an index nor a GPU-... or "
-            f"MIG-... UUID; {_listed(devices)}; correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r} (expected an index or a GPU-... or MIG-... UUID; "
+            f"{_listed(devices)}). Fix: correct the variable or unset it"
         )
     if len(fits) > 1:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs; {_listed(devices)}; give more of the "
-            "UUID"
+            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)}). Fix: give more of the UUID"
         )
     if not fits:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r} names GPU {entry!r}, which is not there; {_listed(devices)}; "
-            "correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)}). Fix: correct the variable or unset it"
         )
     return fits[0]
 

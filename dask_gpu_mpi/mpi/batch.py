@@ -1,6 +1,6 @@
 """When the batch system will end the job.
 
-Slurm says so in the environment. PBS and Flux are asked with their own commands, once; the answer is counted down from then on.
+Slurm sets it in the environment. PBS and Flux are asked with their own commands, once; the answer is counted down from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 __all__ = ["end_time"]
 
 #: Seconds that a command of the batch system gets to answer.
-PATIENCE = 5.0
+COMMAND_TIMEOUT = 5.0
 
 Ask = Callable[[Sequence[str]], str]
 
@@ -37,7 +37,7 @@ def end_time(
     Returns
     -------
     float or None
-        Seconds since the epoch; None where no batch system tells.
+        Seconds since the epoch; None: unknown.
 
     Notes
     -----
@@ -52,7 +52,7 @@ def end_time(
         return _pbs(job, now, ask)
     if environ.get("FLUX_JOB_ID"):
         left = ask(["flux", "job", "timeleft"]).strip()
-        # flux says 0 for a job without a limit as well as for one that has ended
+        # flux prints 0 for a job without a limit as well as for one that has ended
         return now() + float(left) if re.fullmatch(r"\d+(\.\d+)?", left) and float(left) else None
     return None
 
@@ -81,7 +81,7 @@ def _ask(command: Sequence[str]) -> str:
         return ""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PATIENCE, stdin=subprocess.DEVNULL
+            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

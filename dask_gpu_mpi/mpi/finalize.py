@@ -1,4 +1,4 @@
-"""MPI is finalized when Python ends, where mpi4py is told not to: after what the script has registered with `atexit`.
+"""MPI is finalized when Python ends, where mpi4py is set not to: after what the script has registered with `atexit`.
 
 That may use MPI, as it may where mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of their
 registration: so ours is registered when this is imported, and only what came before the package comes after it.

@@ -1,4 +1,4 @@
-"""What ranks do with each other's answers: rank 0 gathers them until a deadline, and reports for all what failed."""
+"""How ranks handle each other's answers: rank 0 gathers them until a deadline, and reports for all what failed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["FAIL", "FLUSH", "TICK", "gather", "report_to_all"]
 
 #: Kind of the message with which rank 0 ends a command or a start: every rank raises the failure that it carries.
 FAIL = "fail"
-#: Seconds between looks at the mailbox.
+#: Seconds between polls of the mailbox.
 TICK = 0.01
 #: Seconds for the last messages of a command or a start to leave.
 FLUSH = 2.0
@@ -45,7 +45,7 @@ def gather(
     on_other : callable, optional
         Is given the messages of other kinds.
     meanwhile : callable, optional
-        Called after each look.
+        Called after each poll.
 
     Returns
     -------

@@ -1,26 +1,26 @@
-"""Whether the launcher and the MPI library belong together, and what to say where they do not."""
+"""Whether the launcher and the MPI library match, and the message where they do not."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 
 from dask_gpu_mpi.errors import LauncherError
 
 from .launchers import Launched, all_launched, detect, number
+from .library_version import is_mpich_before_5, library_name
 
-__all__ = ["check_library", "cross_check", "library_name", "wait_for_rank_0_to_report"]
+__all__ = ["check_library", "cross_check", "wait_for_rank_0_to_report"]
 
-#: Seconds after which a rank takes it that rank 0 has said what there is to say.
-SECOND_WORD = 2.0
+#: Seconds that rank 0 has to report, before other ranks may report or exit.
+RANK_0_GRACE = 2.0
 
 
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:
     """Refuse an MPI library that would abort in ``MPI_Init``, where nothing can be caught any more.
 
-    That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Found out
-    without initialising MPI: call it before mpi4py.MPI is imported.
+    That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Does not
+    initialise MPI: call it before mpi4py.MPI is imported.
 
     Parameters
     ----------
@@ -43,24 +43,23 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
     """
     if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
         return
-    library, speaks_pmix = _look_at_library(library_path)
+    library, has_pmix = _inspect_library(library_path)
     # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in ways of their own.
-    if speaks_pmix or not library.startswith("MPICH Version"):
+    if has_pmix or not library.startswith("MPICH Version"):
         return
     launched = detect(environ)
     if launched is None or launched.size is None:
-        who, started = "this process", "the launcher of this process"
+        where, launcher = "this process", "its launcher"
+        fix = f"use {_srun(library)}, or {_OWN_MPIRUN}"
+    elif launched.size == 1 and is_mpich_before_5(library):
+        return
     else:
-        who = f"rank {launched.rank} of {launched.size}"
-        started = (
-            f"{launched.name}, which has started {launched.size} ({launched.size_variable}={launched.size}),"
-        )
-        if launched.size == 1 and re.match(r"MPICH Version:\s*[1-4]\.", library):
-            return
-    remedy = _remedy(launched, library) if launched is not None else f"use {_srun(library)}, or {_OWN_MPIRUN}"
+        where = f"rank {launched.rank} of {launched.size}"
+        launcher = f"{launched.name} ({launched.size_variable}={launched.size})"
+        fix = _fix(launched, library)
     raise LauncherError(
-        f"{who} on {host}: the MPI library ({library_name(library)}) does not speak PMIx, and {started} speaks nothing else: "
-        f"they do not belong together; {remedy}"
+        f"{where} on {host}: the MPI library ({library_name(library)}) does not speak PMIx, and {launcher} offers nothing "
+        f"else: {_MISMATCH}. Fix: {fix}"
     )
 
 
@@ -78,7 +77,7 @@ def cross_check(
     host : str
         Name of this host, for the message.
     library : str, optional
-        What ``MPI.Get_library_version()`` says: with it the remedy is for this library only.
+        ``MPI.Get_library_version()``: with it the fix that is named is for this library only.
 
     Raises
     ------
@@ -86,56 +85,49 @@ def cross_check(
         The two disagree: each rank would be a cluster of its own, and all would run the script.
     """
     launched = all_launched(environ)
-    library = library_name(library)
-    mine = f"the MPI library ({library})" if library else "the MPI library"
+    mpi = f"MPI ({library_name(library)})" if library else "MPI"
+    singleton = f"{mpi} started as a singleton (a world of 1 rank)"
     if not launched:
         tasks = number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
         if world_size == 1 and tasks is not None and tasks > 1:
             raise LauncherError(
-                f"rank {rank} on {host}: {mine} sees a world of 1 rank, but the Slurm job has SLURM_NTASKS={tasks} and this "
-                f"process was not started as one of them; start it with srun, as in {_srun(library)} -n {tasks} python ..., "
-                "or with mpirun"
+                f"rank {rank} on {host}: {singleton}: this process is none of the {tasks} tasks of the Slurm job "
+                f"(SLURM_NTASKS={tasks}). Fix: start it with srun, as in {_srun(library)} -n {tasks} python ..., or with mpirun"
             )
         return
     inner = launched[0]
     if inner.size is None or inner.size == world_size:
         return
-    says = f"{inner.size_variable}={inner.size}"
     if world_size == 1:
         raise LauncherError(
-            f"rank {inner.rank} of {inner.size} on {host}: {mine} sees a world of 1 rank, but {inner.name} has started "
-            f"{inner.size} ({says}): they do not belong together; {_remedy(inner, library)}"
+            f"rank {inner.rank} of {inner.size} on {host}: {singleton} although {_launch(inner)}: {_MISMATCH}. "
+            f"Fix: {_fix(inner, library)}"
         )
     if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
         # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
         return
     raise LauncherError(
-        f"rank {rank} on {host}: {mine} sees a world of {world_size} ranks, but {inner.name} has started {inner.size} "
-        f"({says}); {_remedy(inner, library)}"
+        f"rank {rank} on {host}: {mpi} started a world of {world_size} ranks although {_launch(inner)}: {_MISMATCH}. "
+        f"Fix: {_fix(inner, library)}"
     )
 
 
 def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
-    """Sleep `SECOND_WORD` seconds in ranks other than 0; then tell whether this rank has nothing to add.
+    """Sleep `RANK_0_GRACE` seconds in ranks other than 0; then return whether this rank has nothing to report.
 
-    For ranks that can't tell each other what is wrong. None may leave before rank 0 has spoken, since a launcher ends all ranks
-    when one fails. Then the first rank of each other host speaks, in case it is its host alone that lacks something: where rank
-    0 has failed as well, most launchers have ended it by then.
+    For ranks that can't communicate. None may exit before rank 0 has reported, since a launcher ends all ranks when one fails.
+    Then the first rank of each other host reports, in case its host alone lacks something: where rank 0 has failed as well, most
+    launchers have ended this one by then.
     """
     launched = detect(environ)
     if launched is None or not launched.rank:
         return False
-    time.sleep(SECOND_WORD)
+    time.sleep(RANK_0_GRACE)
     return launched.local_rank not in (0, None)
 
 
-def library_name(library: str) -> str:
-    """The name in "Open MPI v5.0.11, package: ..." and "MPICH Version:      5.0.2" and a line break: their first few words."""
-    return " ".join(library.replace("\0", "").partition("\n")[0].partition(",")[0].split())
-
-
-def _look_at_library(path: str) -> tuple[str, bool]:
-    """What an MPI library calls itself, and whether it is linked to a PMIx client; ("", False) if it can't be asked."""
+def _inspect_library(path: str) -> tuple[str, bool]:
+    """The version text of an MPI library, and whether it is linked to a PMIx client; ("", False) if it can't be loaded."""
     import ctypes
 
     try:
@@ -152,7 +144,7 @@ def _look_at_library(path: str) -> tuple[str, bool]:
 
 
 def _srun(library: str) -> str:
-    """What was measured to work: Open MPI with PMIx, MPICH and Intel MPI with PMI-2 (docs: launcher × MPI)."""
+    """The command that was measured to work: Open MPI with PMIx, MPICH and Intel MPI with PMI-2 (docs: launcher × MPI)."""
     kind = library.lower()
     if "open mpi" in kind:
         return "srun --mpi=pmix"
@@ -162,9 +154,14 @@ def _srun(library: str) -> str:
 
 
 _OWN_MPIRUN = "the mpirun of the MPI library that mpi4py loads"
+_MISMATCH = "launcher and MPI library do not match"
 
 
-def _remedy(launched: Launched, library: str) -> str:
+def _launch(launched: Launched) -> str:
+    return f"{launched.name} launched {launched.size} ranks ({launched.size_variable}={launched.size})"
+
+
+def _fix(launched: Launched, library: str) -> str:
     if launched.name == "srun":
         return f"use {_srun(library)}, or {_OWN_MPIRUN}"
-    return f"use {_OWN_MPIRUN} ('python -m mpi4py --mpi-library' names it), or install the MPI library of this launcher"
+    return f"use {_OWN_MPIRUN} (`python -m mpi4py --mpi-library` names it), or install the MPI library of this launcher"

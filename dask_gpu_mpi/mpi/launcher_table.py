@@ -13,37 +13,26 @@ __all__ = ["LAUNCHERS", "Launcher", "scrub"]
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher and the variables that it gives to each rank.
+    """A launcher and the variables that it gives to each rank."""
 
-    Attributes
-    ----------
-    name : str
-        For people.
-    rank, local_rank : str
-        Variables of the rank in the world, and of the rank on its host.
-    size : tuple of str
-        Variables of the world size: the first one that is set counts. None may be set.
-    mark : str
-        The variable that only this launcher sets: without it, it was another one that speaks the same protocol.
-    sample : Mapping
-        What a rank was seen to have (rank 1 of 4, the second on its host), for tests.
-    scrubbed : str
-        Names of the variables by which it tells a process which rank it is, ``*`` at the end of a prefix that is its own: in the
-        environment of a child they are harmful. What users set to configure it, or an MPI library, is not among them.
-    sure : bool
-        Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
-    local_size : str
-        Variable of the number of ranks on this host; empty: it has none.
-    """
-
+    #: As messages call it.
     name: str
+    #: Variable of the rank in the world.
     rank: str
+    #: Variables of the world size: the first one that is set counts. None may be set.
     size: tuple[str, ...]
+    #: Variable of the rank on its host.
     local_rank: str
+    #: The variable that only this launcher sets: without it, it was another one that speaks the same protocol.
     mark: str
+    #: What a rank had (rank 1 of 4, the second on its host), for tests.
     sample: Mapping[str, str]
+    #: Names of the variables by which a process knows which rank it is, ``*`` at the end of a prefix that is its own: in the
+    #: environment of a child they are harmful. What users set to configure it, or an MPI library, is not among them.
     scrubbed: str
+    #: Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
     sure: bool = True
+    #: Variable of the number of ranks on this host; empty: it has none.
     local_size: str = ""
 
 
@@ -196,9 +185,9 @@ LAUNCHERS: tuple[Launcher, ...] = (
     ),
 )
 
-_WORDS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
-_SCRUBBED = frozenset(word for word in _WORDS if not word.endswith("*"))
-_SCRUBBED_PREFIXES = tuple(word.removesuffix("*") for word in _WORDS if word.endswith("*"))
+_PATTERNS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
+_SCRUBBED = frozenset(name for name in _PATTERNS if not name.endswith("*"))
+_SCRUBBED_PREFIXES = tuple(name.removesuffix("*") for name in _PATTERNS if name.endswith("*"))
 
 
 def scrub(environ: Mapping[str, str]) -> dict[str, str]:

@@ -30,26 +30,17 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Launched:
-    """Who started this process, and what it says.
+    """The launcher that started this process, and what its variables are here."""
 
-    Attributes
-    ----------
-    launcher : Launcher
-        Its row in the table.
-    rank : int
-        This process's.
-    size : int or None
-        The world's; None if the launcher does not say.
-    local_rank : int or None
-        This process's on its host. Never a GPU index: it may count GPUs that this process can't see.
-    size_variable : str
-        Where `size` stands.
-    """
-
+    #: Its row in the table.
     launcher: Launcher
+    #: This process's.
     rank: int
+    #: The world's; None if the launcher does not set it.
     size: int | None
+    #: This process's on its host. Never a GPU index: it may count GPUs that this process can't see.
     local_rank: int | None
+    #: The variable that has `size`.
     size_variable: str = ""
 
     @property
@@ -65,7 +56,7 @@ class Launched:
 
 
 def detect(environ: Mapping[str, str]) -> Launched | None:
-    """Tell the innermost launcher that started this process as one of its ranks.
+    """The innermost launcher that started this process as one of its ranks.
 
     Parameters
     ----------
@@ -86,32 +77,32 @@ def detect(environ: Mapping[str, str]) -> Launched | None:
 
 
 def alone_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether this is the only rank on its host, as far as the launcher says; also True without a launcher."""
+    """Whether this is the only rank on its host, as far as the launcher sets it; also True without a launcher."""
     launched = detect(environ)
     if launched is None or launched.size == 1:
         return True
     if launched.launcher.local_size:
         return environ.get(launched.launcher.local_size) == "1"
     if launched.name != "srun":
-        return False  # Slurm's word is about the step in which their daemons run
+        return False  # Slurm's variable is about the step in which their daemons run
     # "1(x8)", by the hosts of the step
     return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
 
 
 def first_on_host(environ: Mapping[str, str]) -> bool:
-    """Whether this is the first rank of its host; False where the launcher does not say."""
+    """Whether this is the first rank of its host; False where the launcher does not set it."""
     launched = detect(environ)
     return alone_on_host(environ) or (launched is not None and launched.local_rank == 0)
 
 
 def speaks(environ: Mapping[str, str]) -> bool:
-    """Whether this rank says what all ranks have to say but can't tell each other: rank 0 of the launcher, or no launcher."""
+    """Whether this rank reports for all ranks where they can't communicate: rank 0 of the launcher, or no launcher."""
     launched = detect(environ)
     return launched is None or not launched.rank
 
 
 def all_launched(environ: Mapping[str, str]) -> list[Launched]:
-    """Tell every launcher that has left its variables here, the innermost first."""
+    """Every launcher that has left its variables here, the innermost first."""
     found = []
     for launcher in LAUNCHERS:
         rank = number(environ, launcher.rank) if launcher.mark in environ else None
@@ -132,6 +123,6 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not (text.isascii() and text.isdigit()):
         raise LauncherError(
-            f"environment: {name}={text[:40]!r} is no number; needed: what the launcher sets, so do not set it yourself"
+            f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
         )
     return int(text)

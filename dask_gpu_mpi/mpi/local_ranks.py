@@ -1,6 +1,6 @@
-"""The other ranks of this host, seen from outside: which are there, and which are stopped.
+"""The other ranks of this host, inspected from outside: which run, and which are stopped.
 
-For the report about a rank that says nothing itself. A launcher's daemon is the parent of all ranks that it starts on a host,
+For the report about a rank that does not respond. A launcher's daemon is the parent of all ranks that it starts on a host,
 and they carry their number in their environment.
 """
 
@@ -16,7 +16,7 @@ from . import launchers
 
 __all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 
-#: The daemons that start ranks on a host, and where they say how many: of MPICH and its relatives, and of Open MPI.
+#: The daemons that start ranks on a host, and their variable of how many: of MPICH and its relatives, and of Open MPI.
 HYDRA, OPENMPI = "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"
 DAEMONS = {
     **dict.fromkeys(("hydra_pmi_proxy", "pmi_proxy"), HYDRA),
@@ -38,7 +38,7 @@ def neighbours(pid: int) -> dict[int, str]:
     -------
     dict
         By number of the rank ``"stopped"`` (by a signal or a debugger) or ``"there"``; one that has ended is not in it. Empty
-        where the system or the launcher does not tell.
+        where the system or the launcher does not show it.
     """
     import psutil
 
@@ -98,7 +98,7 @@ def started_here(pid: int) -> int:
 
 
 def launched_as(pid: int) -> launchers.Launched | None:
-    """What the launcher has told a process about itself; None where it is no rank, or can't be asked."""
+    """What the launcher has set for a process; None where it is no rank, or can't be inspected."""
     import psutil
 
     try:

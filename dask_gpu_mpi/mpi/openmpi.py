@@ -31,7 +31,7 @@ CHOSEN = {
     "pml": re.compile(UCX),
     "osc": re.compile(UCX),
 }
-#: Parameters that name files which we do not look for.
+#: Parameters that name files which are not read here.
 FILES_ELSEWHERE = re.compile(r"mca_(base_(param_file|envar_file|override_param_file)|param_files)\w*")
 #: Networks that libfabric and UCX drive: InfiniBand, Omni-Path and EFA; Slingshot; Aries; Omni-Path.
 NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/hfi1*")
@@ -59,15 +59,15 @@ def without_waiting(
         Patterns of files, of which one is there where the components might be used.
     """
     settings: dict[str, str] = {}
-    told = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
+    parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     if (
-        not any(map(FILES_ELSEWHERE.fullmatch, told))
+        not any(map(FILES_ELSEWHERE.fullmatch, parameters))
         and not any(map(glob.glob, networks))
         and (library := _library_of(module)) is not None
     ):
-        told |= _configured(environ, library)
+        parameters |= _configured(environ, library)
         for name, value in (LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT).items():
-            if not any(map(CHOSEN[name].fullmatch, told)):
+            if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
     os.environ.update(settings)
     try:

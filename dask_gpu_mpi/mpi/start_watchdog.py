@@ -1,7 +1,7 @@
-"""The agent's eye on its rank until MPI has come together: the rank itself is inside ``MPI_Init``, where it can't look.
+"""The agent watches its rank until MPI has come together: the rank itself is inside ``MPI_Init``, where it can check nothing.
 
-A rank that ended or is stopped before ``MPI_Init`` is one that all others would wait for. The agents say so and end their ranks:
-a launcher ends all when one is killed.
+A rank that ended or is stopped before ``MPI_Init`` is one that all others would wait for. The agents report that and end their
+ranks: a launcher ends all when one is killed.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .local_ranks import first_process, launched_as, neighbours, started_here
 
 __all__ = ["StartWatch"]
 
-#: Seconds between the first two looks for ranks of this host that have ended; then twice as long each time, up to the longest.
-LOOK = 2.0
+#: Seconds between the first two checks for ranks of this host that have ended; then twice as long each time, up to the longest.
+CHECK_INTERVAL = 2.0
 LONGEST = 30.0
-#: How many looks must find the same: one rank may just be starting. More for all but the first one, which is to speak.
-LOOKS, MORE_LOOKS = 2, 4
-#: Seconds for the launcher to forward what was said, before it ends the job.
+#: How many checks must find the same: one rank may just be starting. More for all but the first rank, which is to report.
+CHECKS, MORE_CHECKS = 2, 4
+#: Seconds for the launcher to forward what was printed, before it ends the job.
 FORWARD = 0.5
 #: Seconds before the end at which stopped ranks are named: the first agent that ends its rank ends them all.
 NAMING = 2.0
@@ -41,7 +41,7 @@ class StartWatch:
     deadline : float
         ``time.monotonic()`` at which a rank that has not joined the others is ended.
     speaks : bool
-        Whether to say so then: one rank's word is enough.
+        Whether to report that: one rank is enough.
     over : callable
         Whether there is nothing to watch any more: the rank has joined, or the agent closes.
     """
@@ -56,11 +56,11 @@ class StartWatch:
         """Watch, in the running event loop."""
         loop = asyncio.get_running_loop()
         launched = launched_as(self._rank)
-        # Each look goes through all processes: the others of a host only make sure, should these two be gone.
+        # Each check goes through all processes: the others of a host only make sure, should these two be gone.
         seldom = launched is not None and launched.local_rank not in (0, 1, None)
-        pause = LONGEST if seldom else LOOK
+        pause = LONGEST if seldom else CHECK_INTERVAL
         if (started := started_here(self._rank)) > 1:
-            loop.call_later(pause, self._look_beside, started, pause, 0, 0)
+            loop.call_later(pause, self._check_neighbours, started, pause, 0, 0)
         # asyncio's clock is time.monotonic(), the same for all processes of a host.
         loop.call_at(self._deadline - NAMING, self._name_the_stopped)
         loop.call_at(self._deadline, self._lose_patience)
@@ -68,29 +68,31 @@ class StartWatch:
     def _over(self) -> bool:
         return self._told_over() or os.getppid() != self._rank
 
-    def _look_beside(self, started: int, pause: float, before: int, looks: int) -> None:
+    def _check_neighbours(self, started: int, pause: float, before: int, checks: int) -> None:
         """Below Hydra and Open MPI's mpirun the others wait without end for a rank that has ended before ``MPI_Init``."""
         if self._over():
             return
         beside = neighbours(self._rank)
         ended = max(0, started - 1 - len(beside))
-        looks = 0 if not ended else looks + 1 if ended == before else 1
+        checks = 0 if not ended else checks + 1 if ended == before else 1
         launched = launched_as(self._rank)
         rank = launched.rank if launched is not None else -1
         first = rank < min((each for each, state in beside.items() if state != "stopped"), default=1 << 62)
         loop = asyncio.get_running_loop()
-        if looks >= (LOOKS if first else MORE_LOOKS):
+        if checks >= (CHECKS if first else MORE_CHECKS):
             _say(
                 f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
-                f"(left: {ranks_text(sorted([rank, *beside]))}): see what they printed above"
+                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: see what they printed above"
             )
             loop.call_later(FORWARD, self._end_rank)
             return
-        next_pause = LOOK if ended else min(2 * pause, LONGEST)
-        loop.call_later(LOOK if looks else pause, self._look_beside, started, next_pause, ended, looks)
+        next_pause = CHECK_INTERVAL if ended else min(2 * pause, LONGEST)
+        loop.call_later(
+            CHECK_INTERVAL if checks else pause, self._check_neighbours, started, next_pause, ended, checks
+        )
 
     def _name_the_stopped(self) -> None:
-        """Say which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
+        """Report which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
         if self._over():
             return
         beside = neighbours(self._rank)
@@ -111,7 +113,7 @@ class StartWatch:
         if self._speaks:
             _say(
                 "MPI did not come together until the start-up deadline (startup_timeout): at least one rank was started but does "
-                "not run (stopped, or its host is gone), or can't reach the others"
+                "not run (stopped, or its node is down), or can't reach the others"
             )
         self._end_rank()
 

@@ -2,7 +2,7 @@
 
 Whoever reaches a Dask port can run code as the user, and the networks of clusters are shared, so every connection is
 mutual TLS. The certificate authority is made for one job and its private key is dropped as soon as it has signed the one
-certificate that all members of the job show: nobody can make another, neither later nor elsewhere.
+certificate that all processes of the job show: nobody can make another, neither later nor elsewhere.
 """
 
 from __future__ import annotations
@@ -32,20 +32,13 @@ _USAGES = (
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a member of the cluster needs to be let in.
+    """What each process of the cluster shows the others."""
 
-    Attributes
-    ----------
-    ca : str
-        Certificate of the job's authority, PEM.
-    certificate : str
-        Certificate that every member shows, PEM.
-    key : str
-        Its private key, PEM. Not in the repr, so that it can't end in a log.
-    """
-
+    #: Certificate of the job's authority, PEM.
     ca: str
+    #: Certificate that every process shows, PEM.
     certificate: str
+    #: Its private key, PEM. Not in the repr, so that it can't end in a log.
     key: str = field(repr=False)
 
     def dask_config(self) -> dict[str, Any]:
@@ -79,7 +72,7 @@ class Credentials:
 
 
 def make_credentials() -> Credentials:
-    """Draw a new authority, let it sign one certificate, and forget its key.
+    """Generate a new authority, let it sign one certificate, and forget its key.
 
     Elliptic curves (P-256) instead of RSA: a key takes a millisecond instead of a tenth of a second.
     """

@@ -24,23 +24,15 @@ _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
 
 @dataclass(frozen=True)
 class Interface:
-    """An interface with an IPv4 address.
+    """An interface with an IPv4 address."""
 
-    Attributes
-    ----------
-    name : str
-        As the system calls it.
-    address : str
-        IPv4, dotted.
-    network : str
-        IPv4 network with prefix length.
-    default : bool
-        Whether the default route leaves through it.
-    """
-
+    #: As the system calls it.
     name: str
+    #: IPv4, dotted.
     address: str
+    #: IPv4 network with prefix length.
     network: str
+    #: Whether the default route leaves through it.
     default: bool = False
 
 
@@ -90,7 +82,7 @@ def choose_addresses(
     Raises
     ------
     InputError
-        A rank lacks the interface, or the hosts share no network; says which.
+        A rank lacks the interface, or the hosts share no network.
     """
     ranks = range(len(hosts))
     asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
@@ -98,8 +90,8 @@ def choose_addresses(
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
         if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
             raise InputError(
-                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} hosts: choose one "
-                "that reaches them with interface (--interface), or leave it out"
+                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes. Fix: choose "
+                "one that reaches them with interface (--interface), or leave it out"
             )
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:
@@ -118,7 +110,7 @@ def choose_addresses(
             for rank in list(ranks)[:8]
         )
         raise InputError(
-            f"the hosts share no network: {seen}; name the interface to use with interface (--interface)"
+            f"the nodes share no network: {seen}. Fix: name the interface to use with interface (--interface)"
         )
     return None, {
         rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
@@ -129,14 +121,14 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
     found = next((i.address for i in interfaces if i.name == name), None)
     if found is None:
         have = ", ".join(sorted({i.name for i in interfaces})) or "none"
-        said = (
+        problem = (
             f"has no network interface {name!r} with an IPv4 address"
             if name
-            else "was given no interface, other ranks were"
+            else "has no interface option, although other ranks have one"
         )
         raise InputError(
-            f"rank {rank} on {host} {said}; it has: {have}; choose one that every host has with interface (--interface), "
-            "or leave it out everywhere"
+            f"rank {rank} on {host} {problem} (it has: {have}). Fix: choose one that every node has with interface "
+            "(--interface), or leave it out everywhere"
         )
     return found
 

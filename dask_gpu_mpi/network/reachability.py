@@ -32,20 +32,13 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a rank found when it connected.
+    """What a rank found when it connected."""
 
-    Attributes
-    ----------
-    error : str
-        Why it could not; empty: it could.
-    ahead : float
-        Seconds that this rank's clock is ahead of the listener's (negative: behind), half the round trip allowed for.
-    round_trip : float
-        Seconds.
-    """
-
+    #: Why it could not; empty: it could.
     error: str = ""
+    #: Seconds that this rank's clock is ahead of the listener's (negative: behind), half the round trip allowed for.
     ahead: float = 0.0
+    #: Seconds.
     round_trip: float = 0.0
 
 

@@ -28,17 +28,11 @@ CREDENTIALS_KEY = "dask-gpu-mpi"
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster to join or to connect to.
+    """A cluster to join or to connect to."""
 
-    Attributes
-    ----------
-    address : str
-        The scheduler's, with its protocol.
-    config : dict
-        Dask configuration with the credentials; empty without TLS.
-    """
-
+    #: The scheduler's, with its protocol.
     address: str
+    #: Dask configuration with the credentials; empty without TLS.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -83,7 +77,7 @@ def write_scheduler_file(
             raise
     except OSError as error:
         raise InputError(
-            f"the scheduler file {path!r} can't be written ({error.strerror}): give another path with scheduler_file "
+            f"the scheduler file {path!r} can't be written ({error.strerror}). Fix: give another path with scheduler_file "
             "(--scheduler-file)"
         ) from None
 
@@ -110,20 +104,20 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         address = content["address"]
     except FileNotFoundError:
         raise InputError(
-            f"no scheduler file {os.fspath(path)!r}: start the cluster with --scheduler-file first, and wait for the file"
+            f"no scheduler file {os.fspath(path)!r}. Fix: start the cluster with --scheduler-file first, and wait for the file"
         ) from None
     except OSError as error:
         raise InputError(f"the scheduler file {os.fspath(path)!r} can't be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError):
         raise InputError(
-            f'{os.fspath(path)!r} is no scheduler file: it should be JSON with an "address"'
+            f'{os.fspath(path)!r} is no scheduler file (expected JSON with an "address")'
         ) from None
     ours = content.get(CREDENTIALS_KEY, {})
     host = ours.get("host", socket.gethostname())
     if "://127." in address and host != socket.gethostname():
         raise InputError(
             f"the cluster of {os.fspath(path)!r} listens on {address} of host {host}, which can't be reached from "
-            f"{socket.gethostname()}: start it with an interface that others reach (--interface), or connect from {host}"
+            f"{socket.gethostname()}. Fix: start it with an interface that others reach (--interface), or connect from {host}"
         )
     return Target(address, ours.get("config", {}))
 
@@ -143,7 +137,7 @@ def read_target(options: Options) -> Target:
 
         if not dask.config.get("distributed.comm.tls.ca-file", None):
             raise InputError(
-                f"{address} asks for certificates, and there are none: join by the cluster's scheduler file instead "
+                f"{address} requires certificates, and none are configured. Fix: use the cluster's scheduler file instead "
                 "(--scheduler-file), which carries them"
             )
     return Target(address)

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "connection_config",
+    "disable_gpu_transports",
     "hidden_transports",
-    "hide_gpus",
     "import_ucx",
     "install_hooks",
     "load_library",
@@ -37,11 +37,11 @@ __all__ = [
     "stop_watching_ucx",
     "transfer_config",
     "users_config",
-    "without_cuda",
+    "without_gpu_transports",
 ]
 
 SECTION = "distributed-ucxx"
-#: Where Dask's configuration may speak of UCX: that, and distributed's name from before.
+#: Where Dask's configuration may configure UCX: that, and distributed's name from before.
 SECTIONS = (SECTION, "distributed.comm.ucx")
 
 
@@ -76,7 +76,7 @@ MESSAGE, MESSAGE_BYTES = "distributed.worker.transfer.message-bytes-limit", "2 G
 
 
 def transfer_config() -> dict[str, Any]:
-    """The Dask configuration of workers that fetch over UCX; empty where the user has said it.
+    """The Dask configuration of workers that fetch over UCX; empty where the user has set it.
 
     Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker asks for
     one chunk of an array at a time; with this it takes 4 to 23 % less time for arrays that cross (docs/measurements.md).
@@ -90,12 +90,13 @@ def _users_numbers() -> dict[str, Any]:
 
     texts: dict[str, Any] = {}
     for section in SECTIONS:
-        told = dask.config.get(f"{section}.environment", None) or {}
-        if not isinstance(told, Mapping):
+        configured = dask.config.get(f"{section}.environment", None) or {}
+        if not isinstance(configured, Mapping):
             raise InputError(
-                f"configuration: {section}.environment is {str(told)[:40]!r}; needed: names and values, such as rndv-thresh: 8192"
+                f"configuration: {section}.environment is {str(configured)[:40]!r} (expected names and values, such as "
+                "rndv-thresh: 8192)"
             )
-        for key, value in told.items():
+        for key, value in configured.items():
             if isinstance(value, (bool, int, float)):
                 texts[f"{section}.environment.{key}"] = (
                     ("n", "y")[value] if isinstance(value, bool) else str(value)
@@ -103,15 +104,20 @@ def _users_numbers() -> dict[str, Any]:
     return texts
 
 
-def without_cuda(transports: str) -> str:
+#: What the vendor of the GPUs is called in UCX's names of transports, and the options of distributed-ucxx that make a context.
+GPU_TRANSPORT = "cuda"
+CONTEXT_OPTIONS = ("create-cuda-context", "nvlink", "cuda-copy")
+
+
+def without_gpu_transports(transports: str) -> str:
     """A value of ``UCX_TLS`` without the CUDA transports, for which distributed-ucxx would make a CUDA context.
 
     ``"all"`` and lists that exclude (``"^cuda"``) keep their meaning.
     """
     if transports.startswith("^"):
         # distributed-ucxx takes a list for one that excludes CUDA where it begins so
-        return "^" + ",".join(sorted(transports[1:].split(","), key=lambda name: "cuda" not in name))
-    return ",".join(each for each in transports.split(",") if "cuda" not in each) or "tcp"
+        return "^" + ",".join(sorted(transports[1:].split(","), key=lambda name: GPU_TRANSPORT not in name))
+    return ",".join(each for each in transports.split(",") if GPU_TRANSPORT not in each) or "tcp"
 
 
 #: ``UCX_TLS`` as the user had it, for the workers; None: not set.
@@ -120,47 +126,47 @@ _transports: str | None = None
 _section: dict[str, Any] | None = None
 
 
-def hide_gpus(environ: dict[str, str] | os._Environ[str], *, but: str = "") -> None:
+def disable_gpu_transports(environ: dict[str, str] | os._Environ[str]) -> None:
     """Let this process, which moves no GPU data, start UCX without looking at GPUs: no context, and seconds less on many GPUs.
 
     Parameters
     ----------
     environ : mapping
         The process's.
-    but : str
-        UUID of a GPU that it may use all the same, should it have to.
 
     Notes
     -----
     What asks for a context is taken from ``distributed_ucxx.ucxx.init_once``. It is overridden in the environment and in the Dask
-    configuration of this process; `shown_transports` and `users_config` have what the user said.
+    configuration of this process; `shown_transports` and `users_config` have what the user set.
     """
     import dask
 
     global _transports, _section
-    environ["CUDA_VISIBLE_DEVICES"] = but
     if "UCX_TLS" in environ:
         _transports = environ["UCX_TLS"]
-        environ["UCX_TLS"] = without_cuda(_transports)
+        environ["UCX_TLS"] = without_gpu_transports(_transports)
     _section = copy.deepcopy(dask.config.get(SECTION, None) or {})
     # False and not None, for which distributed-ucxx looks at the names that distributed itself had before
-    dask.config.set({f"{SECTION}.{key}": False for key in ("create-cuda-context", "nvlink", "cuda-copy")})
-    told = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
+    dask.config.set({f"{SECTION}.{key}": False for key in CONTEXT_OPTIONS})
+    configured = dask.config.get(f"{SECTION}.environment", None) or dask.config.get(
         "distributed.comm.ucx.environment", None
     )
-    if any(name.upper() == "TLS" for name in told or {}):
-        shown = {key: without_cuda(str(told[key])) if key.upper() == "TLS" else told[key] for key in told}
+    if any(name.upper() == "TLS" for name in configured or {}):
+        shown = {
+            key: without_gpu_transports(str(configured[key])) if key.upper() == "TLS" else configured[key]
+            for key in configured
+        }
         dask.config.set({f"{SECTION}.environment": shown})
 
 
 def shown_transports() -> dict[str, str]:
-    """What `hide_gpus` has changed, as a worker's environment is to have it."""
+    """What `disable_gpu_transports` has changed, as a worker's environment is to have it."""
     return {} if _transports is None else {"UCX_TLS": _transports}
 
 
 def hidden_transports() -> dict[str, str]:
-    """What a worker without a GPU is told instead: its process comes from the fork server, which is older than `hide_gpus`."""
-    return {} if _transports is None else {"UCX_TLS": without_cuda(_transports)}
+    """The same for a worker without a GPU: its process comes from the fork server, older than `disable_gpu_transports`."""
+    return {} if _transports is None else {"UCX_TLS": without_gpu_transports(_transports)}
 
 
 @contextmanager
@@ -190,7 +196,7 @@ def load_library() -> bool:
     UCX puts a hook into each function of libc that maps memory and, when it starts, of CUDA. At each it waits for 50 ms, in case
     another thread is in that function: 0.4 s here, 0.75 s in `install_hooks`, all of it asleep.
     """
-    # ucxx sets a variable that its UCX does not know, which says so in every process
+    # ucxx sets a variable that its UCX does not know, which warns of it in every process
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
         importlib.import_module("libucxx").load_library()
@@ -249,7 +255,7 @@ def start_ucx_aside() -> asyncio.Future[None]:
     Returns
     -------
     asyncio.Future
-        Of the running event loop; done when UCX is. What it raised is told to who awaits it, and to nobody else.
+        Of the running event loop; done when UCX is. What it raised is raised where it is awaited, and nowhere else.
     """
     import asyncio  # ranks, which only ask for `connection_config`, do without it
 

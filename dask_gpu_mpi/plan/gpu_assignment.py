@@ -10,6 +10,7 @@ from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
 __all__ = ["divide_gpus", "near_cores", "neighbours", "share_cores"]
 
@@ -96,7 +97,7 @@ def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], ea
         raise PlacementError(
             f"{who} {len(gpus)} GPU(s), of which groups of {each} (gpus_per_worker, --gpus-per-worker) would leave {left} "
             f"without a worker; needed: a multiple of {each}; let the ranks of a host see all its GPUs, choose some with "
-            "CUDA_VISIBLE_DEVICES, or take another number"
+            f"{VISIBLE_DEVICES}, or take another number"
         )
     # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
     slices = [gpu for gpu in gpus if gpu.parent]
@@ -110,9 +111,7 @@ def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], ea
 def _who_saw_what(groups: dict[frozenset[str], list[Inventory]]) -> str:
     def seen(rank: Inventory) -> str:
         gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in rank.gpus) or "none"
-        return (
-            f"{gpus} [CUDA_VISIBLE_DEVICES {'unset' if rank.visible is None else '=' + repr(rank.visible)}]"
-        )
+        return f"{gpus} [{VISIBLE_DEVICES} {'unset' if rank.visible is None else '=' + repr(rank.visible)}]"
 
     return "; ".join(
         f"{ranks_text(m.rank for m in members)} saw GPU{'' if len(members[0].gpus) == 1 else 's'} "

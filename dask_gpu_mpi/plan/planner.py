@@ -11,6 +11,7 @@ from dask_gpu_mpi.base.sizes import format_bytes, parse_memory_limit
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
 from .device_memory import check_device_memory
 from .gpu_assignment import divide_gpus, near_cores, share_cores
@@ -125,7 +126,7 @@ def _on_gpus(hosts: Sequence[_Host], options: PlacementOptions) -> bool:
         raise PlacementError(
             f"GPU workers are asked for, but none of the ranks that take workers sees a GPU "
             f"({ranks_text(rank.rank for rank in working)} on {names}); ask the batch system for GPUs, "
-            "look at CUDA_VISIBLE_DEVICES, or take CPU workers with worker_class (--worker-class distributed.Nanny)"
+            f"look at {VISIBLE_DEVICES}, or take CPU workers with worker_class (--worker-class distributed.Nanny)"
         )
     return False
 
@@ -171,7 +172,7 @@ def _same_machine_twice(hosts: Sequence[_Host]) -> None:
                     f"{other.name} and by {ranks_text(r.rank for r in host.ranks)} on {host.name}, two "
                     "names of one "
                     f"machine (boot id {boot_id or 'unknown'}); give it one host name, or each name its own "
-                    "GPUs by CUDA_VISIBLE_DEVICES"
+                    f"GPUs by {VISIBLE_DEVICES}"
                 )
 
 
@@ -207,7 +208,7 @@ def _busy(hosts: Sequence[_Host]) -> list[str]:
 def _in_use(host: _Host, gpu: Gpu) -> str:
     name = f"host {host.name}: GPU {gpu.index} ({gpu.uuid})"
     if gpu.busy is None:
-        return f"{name} has memory in use by other processes (how much, NVML does not say)"
+        return f"{name} has memory in use by other processes (how much, the driver does not report)"
     return f"{name} has {gpu.busy} bytes ({format_bytes(gpu.busy)}) in use by other processes"
 
 
@@ -218,7 +219,7 @@ def _refuse_busy(hosts: Sequence[_Host]) -> None:
     if found:
         raise PlacementError(
             f"{_some(found)}; needed: idle GPUs (require_idle_gpus, --require-idle-gpus); end those processes, leave the GPUs "
-            "out with CUDA_VISIBLE_DEVICES, or allow them with --no-require-idle-gpus"
+            f"out with {VISIBLE_DEVICES}, or allow them with --no-require-idle-gpus"
         )
 
 

@@ -81,14 +81,14 @@ WAITS = {
 if rank() == 1:
     from mpi4py import MPI
     wait_until(lambda: False)
-from dask_gpu_mpi.mpi.mailbox import Mailbox
-join = Mailbox._join
+from dask_gpu_mpi.mpi.rendezvous import Rendezvous
+before = Rendezvous.duplicate
 
-def _join(self, *args):
+def duplicate(self):
     mark("waits")
-    return join(self, *args)
+    return before(self)
 
-Mailbox._join = _join
+Rendezvous.duplicate = duplicate
 """,
     "for its agent": """
 from dask_gpu_mpi.startup import inspection

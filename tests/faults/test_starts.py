@@ -156,7 +156,7 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
     done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    assert f"rank {stopped} of 2 did not answer within the start-up deadline" in report
+    assert f"no response from rank {stopped} of 2 before the start-up deadline" in report
     assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
     if stopped == 1:
         assert f"rank 0 on {os.uname().nodename}" in report

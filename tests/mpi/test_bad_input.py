@@ -334,7 +334,7 @@ ROWS = (
     ),
     Row(
         "GPU that is not there",
-        ("CUDA_VISIBLE_DEVICES='0,5'", "'5', which is not there", "NVML lists 0 (GPU-"),
+        ("CUDA_VISIBLE_DEVICES='0,5'", "there is no GPU '5'", "NVML lists 0 (GPU-"),
         **visible("0,5"),
     ),
     Row(

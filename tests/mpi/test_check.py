@@ -224,7 +224,7 @@ def _hanging(rank: int, how: str) -> str:
         import dask_gpu_mpi.check.observations as facts
 
         if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{rank}":
-            facts.look_at_scratch = lambda *_: ({how})
+            facts.inspect_scratch = lambda *_: ({how})
         from dask_gpu_mpi.cli.main import main
 
         main(["check", "--interface", "lo", "--json"])

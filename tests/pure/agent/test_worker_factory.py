@@ -50,7 +50,7 @@ def unhidden(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: bool, tmp_path: Path) -> None:
     """A real Nanny, made where GPUs are hidden as in the agent."""
     with dask.config.set({"distributed-ucxx": {"create-cuda-context": True}}):
-        ucx.hide_gpus({"UCX_TLS": "tcp,cuda_copy"})
+        ucx.disable_gpu_transports({"UCX_TLS": "tcp,cuda_copy"})
         nanny = make(plan, "distributed.Nanny", tmp_path, gpus=True)
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")

@@ -55,7 +55,7 @@ def test_versions_that_differ(name: str, other: str, level: str) -> None:
 def test_launcher_that_disagrees() -> None:
     problem = (
         "launcher",
-        "the MPI library sees a world of 2 ranks, but srun has started 3; use srun --mpi=pmix",
+        "MPI started a world of 2 ranks although srun launched 3 ranks (SLURM_NTASKS=3). Fix: use srun --mpi=pmix",
     )
     finding = only(evidence(facts(0), facts(1, problems=(problem,))))
     assert (finding.what, finding.level, finding.ranks) == ("launcher", "error", (1,))
@@ -86,9 +86,9 @@ def test_ecc_errors() -> None:
 def test_lost_gpu_is_red_and_said_once() -> None:
     base = facts(1)
     assert base.inventory is not None
-    lost = "host h2: GPU 2 is left out, NVML can't read it (GPU is lost); reset it or leave the host out"
+    lost = "host h2: GPU 2 is left out, NVML can't read it (GPU is lost). Fix: reset it or leave the node out of the job"
     finding = only(evidence(facts(0), replace(base, inventory=replace(base.inventory, warnings=(lost,)))))
-    assert (finding.level, finding.remedy) == ("error", "reset it or leave the host out")
+    assert (finding.level, finding.remedy) == ("error", "reset it or leave the node out of the job")
 
 
 def test_busy_gpu() -> None:
@@ -224,9 +224,7 @@ def test_rank_that_does_not_reach_the_scheduler() -> None:
 
 
 def test_hosts_that_share_no_network() -> None:
-    problem = (
-        "the hosts share no network: rank 0: none; name the interface to use with interface (--interface)"
-    )
+    problem = "the nodes share no network: rank 0: none. Fix: name the interface to use with interface (--interface)"
     findings = bad(evidence(network_problem=problem, listening=None))
     assert [(one.what, one.level) for one in findings] == [("network", "error")]
     assert "--interface" in findings[0].remedy
@@ -303,3 +301,4 @@ def test_network_file_systems_go_by_their_names() -> None:
 def test_message_without_remedy() -> None:
     assert split_remedy("a; b; c", "d") == ("a; b", "c")
     assert split_remedy("a", "d") == ("a", "d")
+    assert split_remedy("a; b. Fix: c; or d", "e") == ("a; b", "c; or d")

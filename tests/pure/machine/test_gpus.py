@@ -1,79 +1,59 @@
-"""The GPUs of a host, from a mock of NVML."""
+"""The GPUs of a host, put together from what its ranks see."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.gpus import Gpu, list_gpus
-from mock_nvml import GIB, NO_DRIVER, NO_LIBRARY, NO_PERMISSION, UNKNOWN, Nvml, device
+from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 
 
-def test_all_that_a_gpu_tells() -> None:
-    nvml = Nvml(
-        device(
-            0,
-            pci=b"00000000:0a:00.0",
-            cpus=[0b1011, 1],
-            busy=[(77, GIB), (78, 5), (99, 100), (98, None), (97, 0)],
-        )
-    )
-    assert list_gpus(nvml, own_pid=77) == (
-        Gpu(
-            "GPU-0",
-            0,
-            "A100",
-            40 * GIB,
-            cpus=(0, 1, 3, 64),
-            pci="00000000:0A:00.0",
-            processes=((78, 5), (99, 100), (98, None)),
-            free=38 * GIB,
-        ),
-    )
-    assert nvml.calls == ["init", "shutdown"]
+def gpu(uuid: str = "GPU-a", index: int = 0, **more: object) -> Gpu:
+    return Gpu(uuid=uuid, index=index, name="A100", memory=100, **more)  # type: ignore[arg-type]
 
 
-def test_a_driver_that_knows_little() -> None:
-    assert list_gpus(Nvml({"uuid": b"GPU-0"})) == (Gpu("GPU-0", 0, "GPU", 0),)
+def test_each_once_in_pci_order() -> None:
+    one, two = gpu("GPU-b", 0, pci="0:2"), gpu("GPU-a", 0, pci="0:1")
+    assert gpus_of_host([(10, [one]), (20, [two, one])]) == [two, one]
 
 
-@pytest.mark.parametrize("code", [NO_DRIVER, NO_LIBRARY, UNKNOWN])
-def test_no_nvidia_driver_is_no_gpu(code: int) -> None:
-    assert list_gpus(Nvml(init=code)) == ()
+def test_without_pci_the_index_orders() -> None:
+    found = [gpu("MIG-a", 1, slice=1), gpu("MIG-b", 1, slice=0), gpu("GPU-c", 0)]
+    assert [each.uuid for each in gpus_of_host([(1, found)])] == ["GPU-c", "MIG-b", "MIG-a"]
 
 
-def test_mig_instances_stand_in_for_their_parent() -> None:
-    instances = [
-        {"uuid": "MIG-a", "name": "A100 MIG 1g", "memory": [5 * GIB, GIB], "busy": [(1, 9)]},
-        None,
-        {"uuid": "MIG-c"},
-    ]
-    nvml = Nvml(device(0, mode=[0, 0]), device(1, pci="x", cpus=[2], mig=instances))
-    assert list_gpus(nvml)[1:] == (
-        Gpu(
-            "MIG-a",
-            1,
-            "A100 MIG 1g",
-            5 * GIB,
-            (1,),
-            "X",
-            parent="GPU-1",
-            slice=0,
-            processes=((1, 9),),
-            free=4 * GIB,
-        ),
-        Gpu("MIG-c", 1, "A100", 0, (1,), "X", parent="GPU-1", slice=2),
-    )
+@pytest.mark.parametrize(
+    ("free", "least"), [((5, 3), 3), ((-1, 3), 3), ((5, -1), 5), ((-1, -1), -1), ((0, 3), 0)]
+)
+def test_the_least_free_memory_that_a_rank_saw_counts(free: tuple[int, int], least: int) -> None:
+    (found,) = gpus_of_host([(1, [gpu(free=free[0])]), (2, [gpu(free=free[1])])])
+    assert found.free == least
 
 
-def test_devices_of_other_jobs_do_not_count() -> None:
-    found = list_gpus(Nvml(NO_PERMISSION, device(1), NO_PERMISSION, device(3)))
-    assert [(gpu.uuid, gpu.index) for gpu in found] == [("GPU-1", 0), ("GPU-3", 1)]
+@pytest.mark.parametrize(
+    ("views", "processes"),
+    [
+        ([((7, 3),), ((7, 5),)], ((7, 5),)),
+        ([((7, 5),), ((7, 3),)], ((7, 5),)),
+        # a size that one rank was told
+        ([((7, None),), ((7, 3),)], ((7, 3),)),
+        ([((7, 3),), ((7, None),)], ((7, 3),)),
+        ([((7, None),), ()], ((7, None),)),
+        # the ranks themselves
+        ([((2, 3), (8, 1)), ((1, 3),)], ((8, 1),)),
+    ],
+)
+def test_the_other_processes_as_the_worst_that_a_rank_saw(
+    views: list[tuple[tuple[int, int | None], ...]], processes: tuple[tuple[int, int | None], ...]
+) -> None:
+    (found,) = gpus_of_host((pid, [gpu(processes=seen)]) for pid, seen in enumerate(views, 1))
+    assert found.processes == processes
 
 
-def test_without_the_python_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(InputError, match="pip install nvidia-ml-py"):
-        list_gpus()
+def test_a_whole_gpu_of_which_little_is_known() -> None:
+    assert (gpu().slice, gpu().free) == (-1, -1)
+
+
+def test_memory_of_processes() -> None:
+    assert gpu().busy == 0
+    assert gpu(processes=((7, 3), (8, 4))).busy == 7
+    assert gpu(processes=((7, 3), (8, None))).busy is None

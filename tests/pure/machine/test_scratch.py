@@ -9,7 +9,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine import scratch
 from dask_gpu_mpi.machine.scratch import (
     filesystem_of,
-    look_at_scratch,
+    inspect_scratch,
     make_scratch,
     name_error,
     remove_scratch,
@@ -49,7 +49,7 @@ def test_unreadable_mounts() -> None:
 
 def test_looking_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "made"
-    found = look_at_scratch(str(place))
+    found = inspect_scratch(str(place))
     assert (found.path, found.error, found.ignored) == (str(place), "", "")
     assert found.free > 0
     assert found.filesystem
@@ -59,20 +59,20 @@ def test_looking_leaves_nothing(tmp_path: Path) -> None:
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert look_at_scratch(str(file)).error == "File exists"
-    assert look_at_scratch(str(file / "below")).error == "Not a directory"
+    assert inspect_scratch(str(file)).error == "File exists"
+    assert inspect_scratch(str(file / "below")).error == "Not a directory"
 
 
 def test_tmpdir_that_is_passed_over(tmp_path: Path) -> None:
-    assert look_at_scratch(str(tmp_path), str(tmp_path / "gone")).ignored == str(tmp_path / "gone")
-    assert look_at_scratch(str(tmp_path), f"{tmp_path}/").ignored == ""
+    assert inspect_scratch(str(tmp_path), str(tmp_path / "gone")).ignored == str(tmp_path / "gone")
+    assert inspect_scratch(str(tmp_path), f"{tmp_path}/").ignored == ""
 
 
 def test_names_that_dask_cannot_send(tmp_path: Path) -> None:
     assert name_error(str(tmp_path / "wörk ☃")) == ""
     latin = os.path.join(tmp_path, "l\udce4t")
     assert name_error(latin) == "its name is not valid utf-8"
-    assert look_at_scratch(latin).error == name_error(latin)
+    assert inspect_scratch(latin).error == name_error(latin)
     assert not os.path.exists(latin)
 
 

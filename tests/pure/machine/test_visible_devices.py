@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.visible_devices import parse_visible, sees_none
+from dask_gpu_mpi.machine.visible_devices import hide_gpus, parse_visible, sees_none
 
 GIB = 1024**3
 
@@ -55,17 +55,17 @@ def test_values(value: str | None, indices: list[int]) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        ("4", ["'4'", "not there"]),
-        ("0,9", ["'9'", "not there"]),
-        ("GPU-ff", ["'GPU-ff'", "not there"]),
-        ("MIG-ff", ["'MIG-ff'", "not there"]),
+        ("4", ["'4'", "there is no GPU"]),
+        ("0,9", ["'9'", "there is no GPU"]),
+        ("GPU-ff", ["'GPU-ff'", "there is no GPU"]),
+        ("MIG-ff", ["'MIG-ff'", "there is no GPU"]),
         ("0,0", ["twice"]),
         ("0,GPU-aa00", ["twice", "'0'", "'GPU-aa00'"]),
         ("GPU-aa1,GPU-aa11", ["twice"]),
         ("GPU-aa", ["fits 2"]),
-        ("0,", ["''", "neither"]),
-        (",0", ["''", "neither"]),
-        (",", ["''", "neither"]),
+        ("0,", ["''", "expected an index"]),
+        (",0", ["''", "expected an index"]),
+        (",", ["''", "expected an index"]),
         ("0;1", ["'0;1'"]),
         ("GPU-", ["'GPU-'"]),
         ("all", ["'all'"]),
@@ -145,3 +145,12 @@ def test_any_text_is_read_or_refused(value: str) -> None:
         assert "\n" not in message
     else:
         assert len({gpu.uuid for gpu in found}) == len(found)
+
+
+def test_gpus_are_hidden_from_a_process() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/"}
+    hide_gpus(environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "", "HOME": "/"}
+    assert sees_none(environ["CUDA_VISIBLE_DEVICES"])
+    hide_gpus(environ, but="GPU-x")
+    assert environ["CUDA_VISIBLE_DEVICES"] == "GPU-x"

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi import launcher_check, launchers
-from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
+from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, Launcher
 from dask_gpu_mpi.mpi.launchers import detect, scrub
 
@@ -34,7 +33,6 @@ def test_nothing_is_detected_after_scrubbing(launcher: Launcher) -> None:
 
 def test_no_launcher() -> None:
     assert detect({"HOME": "/root"}) is None
-    cross_check({"HOME": "/root"}, 1, 0, "h")
 
 
 def test_mpirun_inside_a_slurm_step_is_mpiruns() -> None:
@@ -56,10 +54,6 @@ def test_a_shell_of_a_slurm_job_is_no_rank(step: str | None) -> None:
     if step is not None:
         environ["SLURM_STEP_ID"] = step
     assert detect(environ) is None
-    cross_check(environ, 4, 0, "h")
-    with pytest.raises(LauncherError, match=r"rank 0 on h: .*SLURM_NTASKS=4.*start it with srun"):
-        cross_check(environ, 1, 0, "h")
-    cross_check({**environ, "SLURM_NTASKS": "1"}, 1, 0, "h")
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:
@@ -67,141 +61,11 @@ def test_a_variable_that_is_no_number_is_refused() -> None:
         detect({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "four"})
 
 
-def test_a_size_that_is_not_there_is_not_checked() -> None:
+def test_a_launcher_that_sets_no_size() -> None:
     environ = {"PALS_RANKID": "2"}
     launched = detect(environ)
     assert launched is not None
     assert (launched.rank, launched.size, launched.local_rank) == (2, None, None)
-    cross_check(environ, 8, 2, "h")
-
-
-@by_launcher
-def test_agreement_is_silent(launcher: Launcher) -> None:
-    cross_check(launcher.sample, 4, 1, "h")
-
-
-@by_launcher
-def test_the_wrong_mpi_is_named_with_both_sizes_and_the_remedy(launcher: Launcher) -> None:
-    with pytest.raises(LauncherError) as caught:
-        cross_check(
-            launcher.sample, 1, 0, "node7", library="MPICH Version:      5.0.2\nMPICH Release date: ...\0"
-        )
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (
-        "rank 1 of 4 on node7",
-        "MPICH Version: 5.0.2",
-        "world of 1 rank",
-        launcher.name,
-        "=4)",
-        "; use ",
-    ):
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("library", "remedy"),
-    [
-        ("Open MPI v5.0.11, package: x", "srun --mpi=pmix,"),
-        ("MPICH Version:      5.0.2", "srun --mpi=pmi2,"),
-        ("Intel(R) MPI Library 2021.18", "srun --mpi=pmi2,"),
-        ("", "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"),
-    ],
-)
-def test_the_remedy_for_srun_fits_the_library(library: str, remedy: str) -> None:
-    with pytest.raises(LauncherError) as caught:
-        cross_check(SRUN, 1, 0, "h", library=library)
-    assert f"use {remedy}" in str(caught.value)
-
-
-def test_different_sizes_are_refused_where_the_variables_are_surely_ours() -> None:
-    with pytest.raises(LauncherError, match=r"world of 2 ranks, but Open MPI's mpirun has started 4"):
-        cross_check(OPEN_MPI, 2, 0, "h")
-    # srun's may be those of an unknown mpirun's daemon
-    cross_check(SRUN, 8, 5, "h")
-
-
-def test_variables_left_over_from_an_outer_launcher_do_not_matter() -> None:
-    # srun -n 4 below a shell that mpirun -np 1 has started: MPI has found srun's world
-    cross_check({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1, "h")
-    # mpirun -np 1 below srun -n 4
-    cross_check({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0, "h")
-
-
-SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}
-MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
-
-
-def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
-    monkeypatch.setattr(launcher_check, "_look_at_library", lambda path: (version, pmix))
-
-
-@pytest.mark.parametrize(
-    ("environ", "parts"),
-    [
-        (
-            OPEN_MPI,
-            ("rank 1 of 4 on h: ", "Open MPI's mpirun", "OMPI_COMM_WORLD_SIZE=4", "; use the mpirun of"),
-        ),
-        (SRUN_PMIX, ("rank 1 of 4 on h: ", "srun, which has started 4", "; use srun --mpi=pmi2, or")),
-        ({"PMIX_NAMESPACE": "x"}, ("this process on h: ", "; use srun --mpi=pmi2, or")),
-    ],
-)
-def test_a_library_that_would_abort_is_refused(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], parts: tuple[str, ...]
-) -> None:
-    library(monkeypatch, MPICH, pmix=False)
-    with pytest.raises(LauncherError) as caught:
-        check_library(environ, "libmpi.so", "h")
-    message = str(caught.value)
-    assert "\n" not in message
-    for part in (*parts, "(MPICH Version: 5.0.2) does not speak PMIx"):
-        assert part in message
-
-
-@pytest.mark.parametrize(
-    ("version", "pmix", "environ"),
-    [
-        (MPICH, True, OPEN_MPI),  # MPICH can be built with PMIx
-        (MPICH, False, HYDRA),
-        (MPICH, False, {**OPEN_MPI, "MPIR_CVAR_PMI_VERSION": "2"}),  # the user knows better
-        ("MPICH Version:      4.0.2", False, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}),
-        ("Open MPI v5.0.11, package: x", True, OPEN_MPI),
-        ("Open MPI v5.0.11, package: x", False, OPEN_MPI),
-        ("Intel(R) MPI Library 2021.18", False, OPEN_MPI),
-        ("MPI VERSION    : CRAY MPICH version 8.1.28", False, SRUN_PMIX),
-        ("", False, OPEN_MPI),
-    ],
-)
-def test_libraries_that_may_work_are_let_through(
-    monkeypatch: pytest.MonkeyPatch, version: str, pmix: bool, environ: dict[str, str]
-) -> None:
-    library(monkeypatch, version, pmix=pmix)
-    check_library(environ, "libmpi.so", "h")
-
-
-def test_what_is_no_library_is_left_to_mpi4py() -> None:
-    check_library(OPEN_MPI, "/nonexistent/libmpi.so", "h")
-    check_library(OPEN_MPI, "libc.so.6", "h")
-
-
-@pytest.mark.parametrize(
-    ("environ", "waits", "silent"),
-    [
-        ({}, False, False),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, False, False),
-        (OPEN_MPI, True, True),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True, False),  # the first one of another host
-        ({"PALS_RANKID": "2"}, True, False),
-    ],
-)
-def test_who_speaks_for_ranks_that_cannot_talk(
-    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool, silent: bool
-) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(launcher_check.time, "sleep", slept.append)
-    assert launcher_check.wait_for_rank_0_to_report(environ) is silent
-    assert slept == [launcher_check.SECOND_WORD] * waits
 
 
 KEPT = [

@@ -74,13 +74,15 @@ def test_the_interface_asked_for_is_used() -> None:
 
 
 def test_an_interface_that_one_rank_lacks_names_the_rank() -> None:
-    message = re.escape("rank 1 on b has no network interface 'ib0' with an IPv4 address; it has: eth0, lo")
+    message = re.escape(
+        "rank 1 on b has no network interface 'ib0' with an IPv4 address (it has: eth0, lo). Fix: "
+    )
     with pytest.raises(InputError, match=message):
         choose_addresses(["a", "b"], {0: [LO, ib(1)], 1: [LO, eth(2)]}, ["ib0", "ib0"])
 
 
 def test_loopback_does_not_connect_hosts() -> None:
-    with pytest.raises(InputError, match="'lo' is a loopback, but the job has 2 hosts"):
+    with pytest.raises(InputError, match="'lo' is a loopback, but the job has 2 nodes. Fix: "):
         choose_addresses(["a", "b"], {0: [LO], 1: [LO]}, ["lo", "lo"])
 
 

@@ -89,7 +89,7 @@ def test_a_loopback_cluster_is_not_for_other_hosts(tmp_path: Path, monkeypatch: 
     write_scheduler_file(str(path), "tls://127.0.0.1:1", None, "a", CONFIG)
     assert read_scheduler_file(path).address == "tls://127.0.0.1:1"
     monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
-    with pytest.raises(InputError, match=r"can't be reached from elsewhere: .*--interface"):
+    with pytest.raises(InputError, match=r"can't be reached from elsewhere\. Fix: .*--interface"):
         read_scheduler_file(path)
 
 

@@ -24,11 +24,11 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
     connection_config,
-    hide_gpus,
+    disable_gpu_transports,
     shown_transports,
     transfer_config,
     users_config,
-    without_cuda,
+    without_gpu_transports,
 )
 from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.script.dask_settings import _nest
@@ -66,12 +66,12 @@ def test_everybody_connects_as_the_workers_do(options: dict[str, Any], priority:
     ],
 )
 def test_transports_without_a_context(transports: str, left: str) -> None:
-    assert without_cuda(transports) == left
+    assert without_gpu_transports(transports) == left
 
 
 @given(st.lists(st.sampled_from(["tcp", "rc", "sm", "cuda_copy", "cuda_ipc", "cuda"]), min_size=1))
 def test_no_list_of_transports_asks_for_a_context(names: list[str]) -> None:
-    left = without_cuda(",".join(names))
+    left = without_gpu_transports(",".join(names))
     # distributed_ucxx.ucxx.init_once makes a context where it finds the word
     assert "cuda" not in left
     assert left
@@ -90,11 +90,11 @@ def unhidden(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unhidden")
-def test_gpus_are_hidden() -> None:
+def test_gpu_transports_are_hidden() -> None:
     assert shown_transports() == {}
     environ = {"CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "tcp,cuda_copy", "UCX_LOG_LEVEL": "warn"}
-    hide_gpus(environ)
-    assert environ == {"CUDA_VISIBLE_DEVICES": "", "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "warn"}
+    disable_gpu_transports(environ)
+    assert environ == {"CUDA_VISIBLE_DEVICES": "0,1", "UCX_TLS": "tcp", "UCX_LOG_LEVEL": "warn"}
     assert shown_transports() == {"UCX_TLS": "tcp,cuda_copy"}
 
 
@@ -129,7 +129,7 @@ def test_dasks_configuration_asks_for_no_context_where_gpus_are_hidden(section: 
         "environment": {name: "tcp,cuda_copy", "rndv-thresh": "8192"},
     }
     dask.config.set({section: copy.deepcopy(user)})
-    hide_gpus({})
+    disable_gpu_transports({})
     for key in ("create-cuda-context", "nvlink", "cuda-copy"):
         assert dask.config.get(f"distributed-ucxx.{key}") is False
     environment = {name: "tcp", "rndv-thresh": "8192"}
@@ -257,7 +257,7 @@ def test_configuration_that_is_no_mapping() -> None:
         dask.config.set({"distributed-ucxx.environment": ["tls", "all"]}),
         pytest.raises(
             InputError,
-            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\"; needed: names and values",
+            match=r"distributed-ucxx\.environment is \"\['tls', 'all'\]\" \(expected names and values",
         ),
     ):
         connection_config({})
@@ -283,7 +283,7 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     assert "UCX_RNDV_THRESH" not in os.environ
     assert os.environ["UCX_RNDV_FRAG_MEM_TYPE"] == "its own"
     assert os.environ["UCX_MAX_RNDV_RAILS"] == "the environment's"
-    monkeypatch.delitem(sys.modules, "ucxx")
+    del sys.modules["ucxx"]  # not by monkeypatch, which would put it back
 
 
 def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:

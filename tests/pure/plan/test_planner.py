@@ -173,9 +173,7 @@ def test_ranks_of_a_host_are_no_other_processes() -> None:
 
 def test_processes_whose_memory_is_not_told() -> None:
     ranks = one_host((gpu(0), gpu(1, processes=((999, None),))))
-    words = (
-        r"host h1: GPU 1 \(GPU-0001\) has memory in use by other processes \(how much, NVML does not say\)"
-    )
+    words = r"host h1: GPU 1 \(GPU-0001\) has memory in use by other processes \(how much, the driver does not report\)"
     (warning,) = plan(ranks).warnings
     assert re.search(words, warning)
     with pytest.raises(PlacementError, match=words):

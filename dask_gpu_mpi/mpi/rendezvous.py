@@ -1,0 +1,201 @@
+"""All ranks come together once, at the start: they duplicate the communicator, and ranks that do not come are named."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.errors import StartupError
+
+from .local_ranks import allocated_hosts, neighbours
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.base.failures import Failure
+
+__all__ = ["DEADLINE", "Rendezvous", "missing_ranks"]
+
+#: What the deadline is called in messages, unless the caller has another one.
+DEADLINE = "the start-up deadline (startup_timeout)"
+#: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
+_TAG = 32701
+#: Seconds after the deadline in which each rank names the ranks of its host that are missing.
+NAMING = 0.5
+#: Seconds more after which another rank reports, because rank 0 itself is missing.
+RANK_0_GRACE = 2.0
+#: Seconds after which a rank other than 0 reports that it was interrupted: rank 0 reports for all if it was interrupted as well.
+INTERRUPTED_GRACE = 0.5
+#: How many missing ranks a message names with their state.
+MOST_NAMED = 8
+
+
+class Rendezvous:
+    """One duplication of a communicator, which takes all ranks, without waiting in MPI.
+
+    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing.
+
+    Parameters
+    ----------
+    comm : mpi4py.MPI.Intracomm
+        What to duplicate.
+    host : str
+        Where this rank runs.
+    deadline : float
+        ``time.monotonic()`` until which all ranks must have come.
+    deadline_name : str
+        What that deadline is called in messages.
+    interrupted : callable
+        The failure to report instead of waiting any longer; None: there is none.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        host: str,
+        deadline: float,
+        deadline_name: str,
+        interrupted: Callable[[], Failure | None],
+    ) -> None:
+        self._comm = comm
+        self._rank: int = comm.Get_rank()
+        self._size: int = comm.Get_size()
+        self._host = host
+        self._deadline = deadline
+        self._deadline_name = deadline_name
+        self._interrupted = interrupted
+        self._sends: list[Any] = []
+        #: Host of each rank that has come, complete on rank 0.
+        self.hosts: dict[int, str] = {self._rank: host}
+        #: Ranks seen from outside, by others of their host: that host, and their state.
+        self._beside: dict[int, tuple[str, str]] = {}
+
+    def duplicate(self) -> Any:
+        """The new communicator.
+
+        Raises
+        ------
+        DaskGpuMpiError
+            Not all ranks came in time, or `interrupted`; `fatal`.
+        """
+        if self._rank:
+            self._send({})
+        duplicate, request = self._comm.Idup()
+        pause = 0.001
+        late = False
+        while True:
+            done = request.Test()
+            if self._rank == 0:
+                self._receive()
+            if done and self._all_hosts_are_known():
+                return duplicate
+            now = time.monotonic()
+            self._raise_if_interrupted()
+            if now > self._deadline and not late:
+                late = True
+                self._name_neighbours()
+            # The others leave the report to rank 0, unless it is the one that is missing.
+            if now > self._deadline + NAMING + (RANK_0_GRACE if self._rank else 0.0):
+                raise self._timed_out()
+            time.sleep(pause)
+            pause = min(pause * 2, 0.02)
+
+    def _send(self, neighbour_states: Mapping[int, str]) -> None:
+        self._sends.append(self._comm.isend((self._host, neighbour_states), dest=0, tag=_TAG))
+
+    def _receive(self) -> None:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        while (message := self._comm.improbe(tag=_TAG, status=status)) is not None:
+            host, states = message.recv()
+            self.hosts[status.Get_source()] = host
+            self._beside.update({rank: (host, state) for rank, state in states.items()})
+
+    def _all_hosts_are_known(self) -> bool:
+        """Whether what this rank has sent has left, and rank 0 has all of it."""
+        return len(self.hosts) == self._size if self._rank == 0 else all(each.Test() for each in self._sends)
+
+    def _raise_if_interrupted(self) -> None:
+        failure = self._interrupted()
+        if failure is None:
+            return
+        if self._rank:
+            time.sleep(INTERRUPTED_GRACE)
+        error = failure.error(reported=False)
+        error.fatal = True
+        raise error
+
+    def _name_neighbours(self) -> None:
+        """Report the ranks of this host as seen from outside: a missing rank can't report where it is."""
+        states = neighbours(os.getpid())
+        if self._rank:
+            self._send(states)
+        else:
+            self._beside.update({rank: (self._host, state) for rank, state in states.items()})
+
+    def _timed_out(self) -> StartupError:
+        if self._rank:
+            missing = [0]
+            beside = {rank: (self._host, state) for rank, state in neighbours(os.getpid()).items()}
+            came: Mapping[int, str] = {}
+        else:
+            missing = [rank for rank in range(self._size) if rank not in self.hosts]
+            beside, came = self._beside, self.hosts
+        error = StartupError(
+            missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts()),
+            reported=self._rank > 1,
+        )
+        error.fatal = True
+        return error
+
+
+def missing_ranks(
+    missing: Sequence[int],
+    size: int,
+    deadline_name: str,
+    beside: Mapping[int, tuple[str, str]],
+    came: Mapping[int, str],
+    allocated: str,
+) -> str:
+    """The message about ranks that have not come.
+
+    Parameters
+    ----------
+    missing, size : sequence of int, int
+        Their numbers, and that of all ranks.
+    deadline_name : str
+        What they have missed.
+    beside : mapping
+        Host and state (`local_ranks.neighbours`) of ranks, as others of their host see them.
+    came : mapping
+        Host of each rank that has come; empty where that is not known.
+    allocated : str
+        The hosts of the job; empty: unknown.
+
+    Examples
+    --------
+    >>> missing_ranks([1], 3, "the deadline", {1: ("h1", "stopped")}, {0: "h1", 2: "h2"}, "h[1-2]")
+    'no response from rank 1 of 3 before the deadline (rank 1 on h1 is stopped); rank 0 on h1, rank 2 on h2 responded. Fix: ...
+    """
+    known = [
+        f"rank {rank} on {beside[rank][0]} {'is stopped' if beside[rank][1] == 'stopped' else 'runs, but not in MPI'}"
+        for rank in missing
+        if rank in beside
+    ]
+    text = f"no response from {ranks_text(missing)} of {size} before {deadline_name}"
+    if known:
+        text += f" ({', '.join(known[:MOST_NAMED])}{' and others' if len(known) > MOST_NAMED else ''})"
+    if allocated and len(known) < len(missing):
+        text += f"; the job's nodes are {allocated}"
+    if came:
+        by_host = [
+            f"{ranks_text(rank for rank in came if came[rank] == host)} on {host}"
+            for host in sorted(set(came.values()))
+        ]
+        text += f"; {', '.join(by_host)} responded"
+    return (
+        f"{text}. Fix: find out why a missing rank, which the launcher started, does not run: it is stopped, swapped out or "
+        "still importing, or its node is down"
+    )

@@ -1,0 +1,172 @@
+"""MPI's world against the launcher's, and the messages where they do not match."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
+from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, Launcher
+
+SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
+OPEN_MPI = LAUNCHERS[0].sample
+HYDRA = next(launcher for launcher in LAUNCHERS if "Hydra" in launcher.name).sample
+by_launcher = pytest.mark.parametrize("launcher", LAUNCHERS, ids=lambda launcher: launcher.name)
+
+
+def test_nothing_to_compare_with() -> None:
+    cross_check({"HOME": "/root"}, 1, 0, "h")
+    cross_check({"PALS_RANKID": "2"}, 8, 2, "h")
+
+
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
+def test_a_shell_of_a_slurm_job_is_refused_where_the_job_has_tasks(step: str | None) -> None:
+    environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
+    if step is not None:
+        environ["SLURM_STEP_ID"] = step
+    cross_check(environ, 4, 0, "h")
+    with pytest.raises(LauncherError, match=r"rank 0 on h: .*SLURM_NTASKS=4.*Fix: start it with srun"):
+        cross_check(environ, 1, 0, "h")
+    cross_check({**environ, "SLURM_NTASKS": "1"}, 1, 0, "h")
+
+
+@by_launcher
+def test_agreement_is_silent(launcher: Launcher) -> None:
+    cross_check(launcher.sample, 4, 1, "h")
+
+
+@by_launcher
+def test_the_wrong_mpi_is_named_with_both_sizes_and_the_remedy(launcher: Launcher) -> None:
+    with pytest.raises(LauncherError) as caught:
+        cross_check(
+            launcher.sample, 1, 0, "node7", library="MPICH Version:      5.0.2\nMPICH Release date: ...\0"
+        )
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (
+        "rank 1 of 4 on node7",
+        "MPI (MPICH Version: 5.0.2) started as a singleton (a world of 1 rank)",
+        f"although {launcher.name} launched 4 ranks (",
+        "=4): launcher and MPI library do not match. Fix: use ",
+    ):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("library", "remedy"),
+    [
+        ("Open MPI v5.0.11, package: x", "srun --mpi=pmix,"),
+        ("MPICH Version:      5.0.2", "srun --mpi=pmi2,"),
+        ("Intel(R) MPI Library 2021.18", "srun --mpi=pmi2,"),
+        ("", "srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)"),
+    ],
+)
+def test_the_remedy_for_srun_fits_the_library(library: str, remedy: str) -> None:
+    with pytest.raises(LauncherError) as caught:
+        cross_check(SRUN, 1, 0, "h", library=library)
+    assert f". Fix: use {remedy}" in str(caught.value)
+
+
+def test_different_sizes_are_refused_where_the_variables_are_surely_ours() -> None:
+    with pytest.raises(LauncherError, match=r"world of 2 ranks although Open MPI's mpirun launched 4 ranks"):
+        cross_check(OPEN_MPI, 2, 0, "h")
+    # srun's may be those of an unknown mpirun's daemon
+    cross_check(SRUN, 8, 5, "h")
+
+
+def test_variables_left_over_from_an_outer_launcher_do_not_matter() -> None:
+    # srun -n 4 below a shell that mpirun -np 1 has started: MPI has found srun's world
+    cross_check({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", **SRUN}, 4, 1, "h")
+    # mpirun -np 1 below srun -n 4
+    cross_check({**SRUN, **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}, 1, 0, "h")
+
+
+SRUN_PMIX = {**SRUN, "PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}
+MPICH = "MPICH Version:      5.0.2\nMPICH Release date: ..."
+
+
+def library(monkeypatch: pytest.MonkeyPatch, version: str, *, pmix: bool) -> None:
+    monkeypatch.setattr(launcher_check, "_inspect_library", lambda path: (version, pmix))
+
+
+@pytest.mark.parametrize(
+    ("environ", "parts"),
+    [
+        (
+            OPEN_MPI,
+            (
+                "rank 1 of 4 on h: ",
+                "Open MPI's mpirun (OMPI_COMM_WORLD_SIZE=4) offers nothing else",
+                ". Fix: use the mpirun of",
+            ),
+        ),
+        (
+            SRUN_PMIX,
+            (
+                "rank 1 of 4 on h: ",
+                "srun (SLURM_NTASKS=4) offers nothing else",
+                ". Fix: use srun --mpi=pmi2, or",
+            ),
+        ),
+        (
+            {"PMIX_NAMESPACE": "x"},
+            ("this process on h: ", "and its launcher offers", ". Fix: use srun --mpi=pmi2, or"),
+        ),
+    ],
+)
+def test_a_library_that_would_abort_is_refused(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], parts: tuple[str, ...]
+) -> None:
+    library(monkeypatch, MPICH, pmix=False)
+    with pytest.raises(LauncherError) as caught:
+        check_library(environ, "libmpi.so", "h")
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in (*parts, "(MPICH Version: 5.0.2) does not speak PMIx"):
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("version", "pmix", "environ"),
+    [
+        (MPICH, True, OPEN_MPI),  # MPICH can be built with PMIx
+        (MPICH, False, HYDRA),
+        (MPICH, False, {**OPEN_MPI, "MPIR_CVAR_PMI_VERSION": "2"}),  # the user knows better
+        ("MPICH Version:      4.0.2", False, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}),
+        ("Open MPI v5.0.11, package: x", True, OPEN_MPI),
+        ("Open MPI v5.0.11, package: x", False, OPEN_MPI),
+        ("Intel(R) MPI Library 2021.18", False, OPEN_MPI),
+        ("MPI VERSION    : CRAY MPICH version 8.1.28", False, SRUN_PMIX),
+        ("", False, OPEN_MPI),
+    ],
+)
+def test_libraries_that_may_work_are_let_through(
+    monkeypatch: pytest.MonkeyPatch, version: str, pmix: bool, environ: dict[str, str]
+) -> None:
+    library(monkeypatch, version, pmix=pmix)
+    check_library(environ, "libmpi.so", "h")
+
+
+def test_what_is_no_library_is_left_to_mpi4py() -> None:
+    check_library(OPEN_MPI, "/nonexistent/libmpi.so", "h")
+    check_library(OPEN_MPI, "libc.so.6", "h")
+
+
+@pytest.mark.parametrize(
+    ("environ", "waits", "silent"),
+    [
+        ({}, False, False),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, False, False),
+        (OPEN_MPI, True, True),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_RANK": "0"}, True, False),  # the first one of another host
+        ({"PALS_RANKID": "2"}, True, False),
+    ],
+)
+def test_who_speaks_for_ranks_that_cannot_talk(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], waits: bool, silent: bool
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(launcher_check.time, "sleep", slept.append)
+    assert launcher_check.wait_for_rank_0_to_report(environ) is silent
+    assert slept == [launcher_check.RANK_0_GRACE] * waits
