@@ -1,4 +1,4 @@
-"""What the ranks of a preflight have observed, all well or nearly so, and what is made of it."""
+"""What the ranks of a preflight have observed, all well or nearly so, and what the rules make of it."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dask_gpu_mpi.check.observations import (
     MPI_LIBRARY,
     NOT_INSTALLED,
     PYTHON,
-    Facts,
+    Observations,
 )
 from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome
-from dask_gpu_mpi.check.rules import judge
+from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
-__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "facts", "gpu", "only", "reaching"]
+__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "gpu", "observed", "only", "reaching"]
 
 GIB = 2**30
 
@@ -58,12 +58,14 @@ def gpu(host: str, index: int, **more: Any) -> Gpu:
     return Gpu(uuid=uuid, index=index, name="NVIDIA H200", memory=141 * GIB, cpus=(0, 1), **more)
 
 
-def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any) -> Facts:
+def observed(
+    rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any
+) -> Observations:
     host = f"h{rank + 1}"
     inventory = Inventory(
         rank, 2, host, host, 1, (0, 1), 64 * GIB, tuple(gpu(host, index) for index in range(gpus)), None
     )
-    made = Facts(
+    made = Observations(
         rank=rank,
         host=host,
         boot_id=host,
@@ -76,9 +78,9 @@ def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2
     return replace(made, **more)
 
 
-def evidence(*found: Facts, **more: Any) -> Evidence:
-    """Two hosts where all is well, unless said otherwise."""
-    found = found or (facts(0), facts(1))
+def evidence(*found: Observations, **more: Any) -> Evidence:
+    """Two hosts where all is well, unless `more` changes it."""
+    found = found or (observed(0), observed(1))
     inventories = [one.inventory for one in found if one.inventory is not None]
     plan = make_plan(inventories, PlacementOptions()) if len(inventories) == 2 else None
     tests = {
@@ -90,7 +92,7 @@ def evidence(*found: Facts, **more: Any) -> Evidence:
     }
     made = Evidence(
         size=len(found),
-        facts={one.rank: one for one in found},
+        observations={one.rank: one for one in found},
         plan=plan,
         address="10.0.0.1",
         dashboard_address="127.0.0.1:8787",
@@ -101,9 +103,9 @@ def evidence(*found: Facts, **more: Any) -> Evidence:
 
 
 def bad(found: Evidence) -> list[Finding]:
-    """What is not green; whatever is red has a remedy."""
-    findings = judge(found)
-    assert all(finding.remedy for finding in findings if finding.level == "error")
+    """What is not green; whatever is red has a fix."""
+    findings = apply_rules(found)
+    assert all(finding.fix for finding in findings if finding.level == "error")
     return [finding for finding in findings if finding.level != "ok"]
 
 

@@ -41,8 +41,8 @@ def test_bad_options_of_a_rank_end_the_check_at_once(capsys: pytest.CaptureFixtu
     mailbox: Any = Mailbox()
     rank = CheckingRank(mailbox, {}, "a")
     error = OptionError("--nthreads: invalid")
-    rank.look(error, "", ())
-    mailbox.mails += [Mail(1, Kind.DOING, ("b", "its options")), Mail(1, Kind.FACTS, Failure.of(error))]
+    rank.observe(error, "", ())
+    mailbox.mails += [Mail(1, Kind.STEP, ("b", "its options")), Mail(1, Kind.OBSERVED, Failure.of(error))]
     head = CheckCoordinator(mailbox, rank, error, False, None, True, time.monotonic())
     try:
         with pytest.raises(OptionError, match="^--nthreads: invalid$") as caught:

@@ -1,4 +1,4 @@
-"""What becomes of the kernel of the preflight, with a numba that is none; tests/gpu has the real one."""
+"""The result of the preflight's kernel, with a mock of numba; tests/gpu has the real one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_no_gpu_no_kernel() -> None:
     [
         ("raise ImportError('no llvmlite')", "import", "no llvmlite"),
         ("import os, sys; print('Bus error', file=sys.stderr, flush=True); os._exit(7)", "died", "Bus error"),
-        ("import os; os._exit(7)", "died", "exit code 7: it said nothing"),
+        ("import os; os._exit(7)", "died", "exit code 7: no error output"),
     ],
 )
-def test_what_it_says_is_told(tmp_path: Path, numba: str, kind: str, says: str) -> None:
+def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says: str) -> None:
     results = run_kernels(["GPU-a", "GPU-b"], environ_with(numba, tmp_path), 60.0)
     assert [result.uuid for result in results] == ["GPU-a", "GPU-b"]
     for result in results:

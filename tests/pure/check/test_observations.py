@@ -12,7 +12,7 @@ from dask_gpu_mpi.check.observations import (
     MPI_LIBRARY,
     NOT_INSTALLED,
     PYTHON,
-    promised_gpus,
+    allocated_gpus,
     versions,
 )
 
@@ -28,8 +28,8 @@ from dask_gpu_mpi.check.observations import (
         ({"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": ""}, 0),
     ],
 )
-def test_what_the_batch_system_promises(environ: dict[str, str], number: int) -> None:
-    assert promised_gpus(environ) == number
+def test_what_the_batch_system_has_allocated(environ: dict[str, str], number: int) -> None:
+    assert allocated_gpus(environ) == number
 
 
 def test_versions_are_those_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
