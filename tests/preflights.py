@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +19,22 @@ from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
-__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "gpu", "observed", "only", "reaching"]
+__all__ = [
+    "GIB",
+    "GREEN",
+    "VERSIONS",
+    "MockMailbox",
+    "bad",
+    "evidence",
+    "gpu",
+    "observed",
+    "only",
+    "reaching",
+]
 
 GIB = 2**30
 
@@ -51,6 +63,35 @@ GREEN = (
     "clocks",
     "scratch",
 )
+
+
+class MockMailbox:
+    """The mailbox of one rank, without MPI: what it sends to itself arrives, `on_send` answers for the others."""
+
+    def __init__(self, rank: int = 0, size: int = 2) -> None:
+        self.rank, self.size = rank, size
+        #: What it receives next.
+        self.mails: list[Mail] = []
+        #: (rank, kind, payload); rank -1: all.
+        self.sent: list[tuple[int, str, Any]] = []
+        self.on_send: Callable[[int, str, Any], None] = lambda rank, kind, payload: None
+
+    def receive(self) -> list[Mail]:
+        mails, self.mails = self.mails, []
+        return mails
+
+    def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        self.sent.append((rank, kind, payload))
+        if rank == self.rank:
+            self.mails.append(Mail(rank, kind, payload))
+        else:
+            self.on_send(rank, kind, payload)
+
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        self.sent.append((-1, kind, payload))
+
+    def flush(self, timeout: float) -> bool:
+        return True
 
 
 def gpu(host: str, index: int, **more: Any) -> Gpu:

@@ -14,12 +14,12 @@ from dask_gpu_mpi.options.table import OPTIONS, Options
 
 def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
     given = parse_run(arguments)
-    return resolve_run(given, given.pop("words"))
+    return resolve_run(given, given.pop("program"))
 
 
 def test_every_option_of_the_table_is_one_of_the_command() -> None:
     given = parse_run([])
-    assert given.pop("words") == ()
+    assert given.pop("program") == ()
     assert given.keys() == {option.name for option in OPTIONS.values() if option.cli}
     assert set(given.values()) == {None}
 
