@@ -64,11 +64,11 @@ def test_clocks(ahead: float, protocol: str, level: str | None) -> None:
 
 
 def test_green_lines_name_addresses_and_times() -> None:
-    found = {finding.what: finding.found for finding in apply_rules(reaching(r1=Reach("", -0.25, 0.0125)))}
+    found = {finding.what: finding.found for finding in apply_rules(reaching(r1=Reach("", -0.25, 2.5)))}
     assert found["ports"] == "the scheduler can listen at 10.0.0.1, any port"
     assert (
         found["network"]
-        == "all ranks reach the scheduler's rank 0 on h1 at 10.0.0.1 (round trip 12.5 ms at most)"
+        == "all ranks reach the scheduler's rank 0 on h1 at 10.0.0.1 (round trip 2500.0 ms at most)"
     )
     assert found["clocks"] == "they differ by 0.250 s at most"
     found = {finding.what: finding.found for finding in apply_rules(evidence(port=8786))}
