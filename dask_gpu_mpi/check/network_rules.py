@@ -71,16 +71,18 @@ def check_clocks(evidence: Evidence) -> Iterator[Finding]:
     wrong = []
     level: Level
     for rank, ahead in clocks.items():
+        other = evidence.scheduler_rank
         # Rank 0 makes the certificates, and dates them back.
         since = ahead - clocks.get(0, 0.0)
         if evidence.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
             level, effect = "error", "the job's certificates are not valid there"
+            ahead, other = since, 0
         elif abs(ahead) > CLOCK_TOLERANCE:
             level, effect = "warning", "times in log files and the remaining walltime are wrong there"
         else:
             continue
         side = "ahead of" if ahead > 0 else "behind"
-        found = f"the clock is {abs(ahead):.1f} s {side} that of rank {evidence.scheduler_rank}: {effect}"
+        found = f"the clock is {abs(ahead):.1f} s {side} that of rank {other}: {effect}"
         wrong.append(
             Finding(level, "clocks", found, f"set the clocks by NTP or chrony; {LEAVE_OUT}", (rank,))
         )

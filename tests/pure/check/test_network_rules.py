@@ -101,3 +101,18 @@ def test_clock_of_a_rank_that_reaches_nothing_is_unknown() -> None:
 def test_clocks_at_the_tolerance() -> None:
     assert bad(reaching(r1=Reach("", 1.0))) == []
     assert only(reaching(r1=Reach("", -1.01))).found.startswith("the clock is 1.0 s behind that of rank 0: ")
+
+
+def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
+    """With the scheduler elsewhere: its clock is right, and too far behind that of rank 0 for the certificates."""
+    far = replace(reaching(r0=Reach("", 2.0 * BACKDATED)), scheduler_rank=1)
+    assert [(one.ranks, one.level, one.found.partition(":")[0]) for one in bad(far)] == [
+        ((0,), "warning", "the clock is 7200.0 s ahead of that of rank 1"),
+        ((1,), "error", "the clock is 7200.0 s behind that of rank 0"),
+    ]
+
+
+@pytest.mark.parametrize(("ahead", "level"), [(-BACKDATED, "warning"), (-BACKDATED - 0.5, "error")])
+def test_rank_0_whose_clock_is_unknown_counts_as_right(ahead: float, level: str) -> None:
+    found = bad(reaching(r0=Reach("Connection refused"), r1=Reach("", ahead)))
+    assert [(one.what, one.level) for one in found] == [("network", "error"), ("clocks", level)]
