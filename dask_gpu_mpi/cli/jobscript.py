@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.types import Option, convert, show, suggest
 
-from .options import fail, parse_run, resolve_texts, usable
+from .options import click_option, fail, parse_run, resolve_texts, usable
 from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
@@ -58,13 +58,9 @@ _LISTS: Mapping[str, Option] = {option.name: option for option in (
 
 
 def _clicks(function: Any) -> Any:
-    """All options as texts, so that one place checks and reports them."""
-    for several, table in ((True, _LISTS), (False, JOB_OPTIONS)):
+    for table in (_LISTS, JOB_OPTIONS):
         for option in reversed(list(table.values())):
-            metavar = "|".join(option.choices) if option.choices else option.kind.upper()
-            function = click.option(
-                *option.flags, option.name, default=None, multiple=several, metavar=metavar, help=option.help
-            )(function)
+            function = click_option(option, multiple=table is _LISTS)(function)
     return function
 
 

@@ -12,9 +12,11 @@ import click
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.options.types import Option
 
 __all__ = [
     "RUN_CONTEXT",
+    "click_option",
     "fail",
     "option_decorators",
     "parse_run",
@@ -30,21 +32,21 @@ RUN_CONTEXT = {"allow_interspersed_args": False}
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
+def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], Any]:
+    """An option for click: as text, so that one place checks and reports it."""
+    metavar = None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper()
+    return click.option(
+        *option.flags, option.name, default=None, multiple=multiple, metavar=metavar, help=option.help
+    )
+
+
 def option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """The table's options (of these names, or all) for click: as texts, so that one place checks and reports them."""
+    """The table's options of these names, or all."""
 
     def decorate(function: Any) -> Any:
         for option in reversed(list(OPTIONS.values())):
-            if not option.cli or (names is not None and option.name not in names):
-                continue
-            metavar = "|".join(option.choices) if option.choices else option.kind.upper()
-            function = click.option(
-                *option.flags,
-                option.name,
-                default=None,
-                metavar=None if option.kind == "bool" else metavar,
-                help=option.help,
-            )(function)
+            if option.cli and (names is None or option.name in names):
+                function = click_option(option)(function)
         return function
 
     return decorate

@@ -69,7 +69,11 @@ def many_kinds() -> Report:
     first = replace(one, inventory=replace(one.inventory, gpus=gpus), ecc={"MIG-a": 3})
     assert first.inventory is not None
     second = replace(
-        first, rank=1, inventory=replace(first.inventory, rank=1, pid=2, cpus=(4,)), scratch=Scratch("/other")
+        first,
+        rank=1,
+        inventory=replace(first.inventory, rank=1, pid=2, cpus=(4,)),
+        scratch=Scratch("/other"),
+        driver="none",
     )
     third = replace(
         cpus, rank=2, inventory=replace(cpus.inventory, rank=2, memory=0), scratch=Scratch("/s", free=0)
@@ -171,7 +175,9 @@ def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> Non
             "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
             in lines
         )
-        assert any(line.split()[:4] == ["0", "NVIDIA", "H200", "-"] for line in lines)
+        assert any(
+            line.split()[:4] == ["0", "NVIDIA", "H200", "-"] and line.endswith("  ok") for line in lines
+        )
 
 
 @pytest.mark.parametrize(

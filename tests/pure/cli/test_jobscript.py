@@ -104,3 +104,13 @@ def test_file_that_can_not_be_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(tmp_path), "--", "my.py"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == f"dask_gpu_mpi: error: --output '{tmp_path}' can't be written: Is a directory\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "least"), [("nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0), ("cpus_per_node", 1)]
+)
+def test_the_smallest_job(option: str, least: int) -> None:
+    shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
+    request("pbs", ["my.py"], shape | {option: str(least)})
+    with pytest.raises(OptionError, match=option.replace("_", "-")):
+        request("pbs", ["my.py"], shape | {option: str(least - 1)})
