@@ -81,4 +81,5 @@ def test_green_line_names_two_directories(paths: str, named: str) -> None:
 def test_a_name_that_just_fits_a_socket() -> None:
     scratch = Scratch("/" + "s" * (LONGEST_SCRATCH - 1), "ext4", "/", 100 * GIB)
     assert bad(evidence(observed(0), observed(1, scratch=scratch))) == []
+    assert LEAST_SCRATCH == 104_857_600
     assert LONGEST_SCRATCH + len("/dgm-0123456789abcdef/fork-server") == 107  # unix(7): 108 with the zero

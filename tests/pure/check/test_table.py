@@ -175,9 +175,7 @@ def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> Non
             "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
             in lines
         )
-        assert any(
-            line.split()[:4] == ["0", "NVIDIA", "H200", "-"] and line.endswith("  ok") for line in lines
-        )
+        assert ["0", "NVIDIA", "H200", "-", "141.00", "GiB", "0-1", "-", "0", "ok"] in [line.split() for line in lines]
 
 
 @pytest.mark.parametrize(
@@ -215,3 +213,12 @@ def test_findings_beyond_a_dozen_are_counted(number: int, shown: int) -> None:
     assert (text.count("number "), text.count("fix it"), text.count("one more")) == (shown, shown, 1)
     assert (f"ranks  {number - shown} more like these; --json has them all" in text) == (number > shown)
     assert text.count("more like these") == (number > shown)
+
+
+def test_a_node_whose_gpus_are_smaller_has_its_own_block() -> None:
+    last = alike(17, 17)
+    smaller = tuple(replace(each, memory=80 * GIB) for each in last.inventory.gpus)
+    last = replace(last, inventory=replace(last.inventory, gpus=smaller))
+    text = render(Report(evidence(*(alike(number, number) for number in range(17)), last), ()))
+    assert "17 nodes h[0-16]: ranks 0-16" in text
+    assert "node h17: rank 17" in text
