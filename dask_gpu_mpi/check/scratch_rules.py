@@ -64,7 +64,7 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
         yield "warning", found, NODE_LOCAL
     elif 0 <= scratch.free < LEAST_SCRATCH:
         yield "error", f"{path} has only {format_bytes(scratch.free)} free", NODE_LOCAL
-    elif 0 <= scratch.free < memory:
+    elif LEAST_SCRATCH <= scratch.free < memory:
         # Rounded, so that nodes that are alike share a line.
         sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
         found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"

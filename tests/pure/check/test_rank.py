@@ -81,7 +81,8 @@ def test_listener_and_test_of_the_schedulers_rank(rank: CheckingRank, mailbox: A
         rank.poll()
         time.sleep(0.01)
     rank.poll()  # once is enough
-    (outcome,) = [payload for _, kind, payload in mailbox.sent if kind == Kind.TESTED]
+    ((to, outcome),) = [(to, payload) for to, kind, payload in mailbox.sent if kind == Kind.TESTED]
+    assert to == 0
     assert (outcome.reach.error, outcome.kernels) == ("", ())
     # a rank with no address to connect to
     assert rank._test(RankTest("", 0, tokens, (), 10.0)) == Outcome(None, ())

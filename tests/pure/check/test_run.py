@@ -96,6 +96,7 @@ def test_no_mpi_library(process: Process, reported: bool) -> None:
     assert [bool(process.reports)] == [not reported]
     if not reported:
         assert process.found == [("launcher", "no MPI library", "see above")]
+        assert process.reports[0].evidence.size == 0
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -145,3 +146,4 @@ def test_the_watch_ends_with_the_check(process: Process, monkeypatch: pytest.Mon
 def test_all_deadlines_stay_below_20_seconds() -> None:
     assert module.OBSERVE_TIMEOUT < module.REPORT_TIMEOUT
     assert module.REPORT_TIMEOUT + module.HEAD_GRACE < module.REPORT_TIMEOUT + module.GRACE < 20
+    assert module.REPORT_TIMEOUT + module.HEAD_GRACE == 18  # docs/check.md

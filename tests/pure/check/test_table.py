@@ -153,6 +153,7 @@ def test_the_whole_json() -> None:
     assert [host["clock_ahead"] for host in (one, two, three)] == [-0.0012, None, None]
     assert [group["ranks"] for group in data["versions"]] == [[0, 1, 2, 3]]
     assert as_data(Report(Evidence(1), ()))["scheduler"]["address"] is None
+    assert as_data(Report(Evidence(1), ()))["seconds"] == 0
 
 
 def alike(number: int, rank: int, **changed: Any) -> Any:
@@ -175,7 +176,9 @@ def test_many_nodes_that_are_alike_share_a_block(nodes: int, blocks: int) -> Non
             "17 nodes h[0-16]: ranks 0-16; on each cores 0-1, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 0 B free)"
             in lines
         )
-        assert ["0", "NVIDIA", "H200", "-", "141.00", "GiB", "0-1", "-", "0", "ok"] in [line.split() for line in lines]
+        assert ["0", "NVIDIA", "H200", "-", "141.00", "GiB", "0-1", "-", "0", "ok"] in [
+            line.split() for line in lines
+        ]
 
 
 @pytest.mark.parametrize(
@@ -215,10 +218,11 @@ def test_findings_beyond_a_dozen_are_counted(number: int, shown: int) -> None:
     assert text.count("more like these") == (number > shown)
 
 
-def test_a_node_whose_gpus_are_smaller_has_its_own_block() -> None:
+@pytest.mark.parametrize("other", [{"memory": 80 * GIB}, {"name": "A100"}, {"index": 7}, {"cpus": (2,)}])
+def test_a_node_with_other_gpus_has_its_own_block(other: dict[str, Any]) -> None:
     last = alike(17, 17)
-    smaller = tuple(replace(each, memory=80 * GIB) for each in last.inventory.gpus)
-    last = replace(last, inventory=replace(last.inventory, gpus=smaller))
+    gpus = tuple(replace(each, **other) for each in last.inventory.gpus)
+    last = replace(last, inventory=replace(last.inventory, gpus=gpus))
     text = render(Report(evidence(*(alike(number, number) for number in range(17)), last), ()))
     assert "17 nodes h[0-16]: ranks 0-16" in text
     assert "node h17: rank 17" in text

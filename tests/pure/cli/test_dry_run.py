@@ -120,7 +120,7 @@ def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: 
     assert caught.value.reported
     assert process.look.seconds == []
     if isinstance(options, InputError):
-        assert 55 < process.deadlines[0] <= 60
+        assert 59 < process.deadlines[0] <= 60
 
 
 def test_launcher_that_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +149,15 @@ def test_gpus_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch, answer: Any, 
         plan_of_allocation(Options())
     assert isinstance(caught.value, type(answer) if answer else StartupError)
     assert process.look.closed
+
+
+def test_nvml_is_asked_however_little_time_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    process.mailbox.size = 1
+    process.look.answer = StartupError("NVML failed")
+    with pytest.raises(StartupError):
+        plan_of_allocation(Options(startup_timeout=1.0))
+    assert process.look.seconds == [0.1]
 
 
 def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,6 +39,7 @@ def test_walltime_that_is_none(text: str) -> None:
         ({"nodes": "1000", "gpus_per_node": "101"}, False),
         ({"nodes": "1000", "ranks_per_node": "100", "gpus_per_node": "100"}, True),
         ({"nodes": "1000", "ranks_per_node": "101"}, False),
+        ({"nodes": "100000", "gpus_per_node": "1"}, True),
         ({"nodes": "100001", "gpus_per_node": "0"}, False),
     ],
 )

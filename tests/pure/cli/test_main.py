@@ -6,6 +6,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -82,7 +83,7 @@ def test_a_cluster_without_a_script(job: Job, is_client: bool, capsys: pytest.Ca
 
 
 def test_the_clients_rank_checks_the_script(job: Job) -> None:
-    job.run("--client-rank", "1", "plam")
+    job.run("--client-rank", "1", "plam", "argument")
     job.given["check"](0)
     with pytest.raises(InputError, match="'plam'.*'plan'"):
         job.given["check"](1)
@@ -109,3 +110,11 @@ def test_what_click_refuses_on_a_login_node(job: Job, capsys: pytest.CaptureFixt
     assert job.run("jobscript", "--noodles") == 2
     assert (job.did, capsys.readouterr().err.count("dask_gpu_mpi: error: command line: ")) == ([], 1)
     assert job.run("jobscript", "--help") == 0
+
+
+def test_an_interrupted_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise click.Abort
+
+    monkeypatch.setattr(cli, "main", interrupted)
+    assert job.run("check") == 130  # 128 + SIGINT
