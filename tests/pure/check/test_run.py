@@ -33,11 +33,17 @@ class Process:
         world = SimpleNamespace(Get_rank=lambda: self.mailbox.rank, Get_size=lambda: size)
         mpi = SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "Open MPI v5.0.11, package")
         monkeypatch.setattr(module, "load_mpi", lambda *_: self._maybe("load_mpi") or mpi)
-        monkeypatch.setattr(module, "Mailbox", lambda *_, **__: self._maybe("Mailbox") or self.mailbox)
+        monkeypatch.setattr(module, "Mailbox", self._mailbox)
         monkeypatch.setattr(module.launcher_check, "cross_check", lambda *_, **__: self._maybe("cross_check"))
         monkeypatch.setattr(module.launcher_check, "wait_for_rank_0_to_report", lambda environ: self.silent)
         monkeypatch.setattr(module, "abort", self.codes.append)
         self.silent = False
+
+    def _mailbox(self, world: Any, host: str, deadline: float, *, limit: str) -> Any:
+        assert 9 < deadline - time.monotonic() <= 10
+        assert limit == "the 10 s that check gives it"
+        self._maybe("Mailbox")
+        return self.mailbox
 
     def _maybe(self, what: str) -> None:
         if what in self.raises:

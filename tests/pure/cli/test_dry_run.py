@@ -84,6 +84,21 @@ def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> N
     assert 15 < process.deadlines[0] <= 20
 
 
+@pytest.mark.parametrize("options", [CPUS, Options()])
+def test_only_ranks_with_gpu_workers_look_for_gpus(monkeypatch: pytest.MonkeyPatch, options: Options) -> None:
+    process = Process(monkeypatch)
+    process.mailbox.size = 1
+    asked: list[Any] = []
+
+    def take_inventory(*_: Any, look_for_gpus: bool, seen: Any, **__: Any) -> Inventory:
+        asked.append((look_for_gpus, seen))
+        return inventory(0, world_size=1)
+
+    monkeypatch.setattr(dry_run, "take_inventory", take_inventory)
+    plan_of_allocation(options)
+    assert asked == [(False, None) if options is CPUS else (True, (gpu("h", 0),))]
+
+
 def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, rank=1)
     process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Mail(0, Kind.DONE, None))
@@ -172,8 +187,10 @@ def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
     monkeypatch.setattr(dry_run, "GRACE", 0.2)
+    begun = time.monotonic()
     with pytest.raises(StartupError, match="^rank 0: no response within startup_timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.1))
+    assert time.monotonic() - begun >= 0.3
 
 
 def test_devices_of_a_hypothetical_allocation() -> None:

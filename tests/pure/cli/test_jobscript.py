@@ -113,5 +113,5 @@ def test_file_that_can_not_be_written(tmp_path: Path) -> None:
 def test_the_smallest_job(option: str, least: int) -> None:
     shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
     request("pbs", ["my.py"], shape | {option: str(least)})
-    with pytest.raises(OptionError, match=option.replace("_", "-")):
+    with pytest.raises(OptionError, match=f"^command line: --{option.replace('_', '-')}: "):
         request("pbs", ["my.py"], shape | {option: str(least - 1)})
