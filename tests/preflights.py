@@ -1,8 +1,8 @@
-"""What the ranks of a preflight have observed, all well or nearly so, and what is made of it."""
+"""What the ranks of a preflight have observed, all well or nearly so, and what the rules make of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,17 +12,29 @@ from dask_gpu_mpi.check.observations import (
     MPI_LIBRARY,
     NOT_INSTALLED,
     PYTHON,
-    Facts,
+    Observations,
 )
 from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome
-from dask_gpu_mpi.check.rules import judge
+from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
 
-__all__ = ["GIB", "GREEN", "VERSIONS", "bad", "evidence", "facts", "gpu", "only", "reaching"]
+__all__ = [
+    "GIB",
+    "GREEN",
+    "VERSIONS",
+    "MockMailbox",
+    "bad",
+    "evidence",
+    "gpu",
+    "observed",
+    "only",
+    "reaching",
+]
 
 GIB = 2**30
 
@@ -53,17 +65,48 @@ GREEN = (
 )
 
 
+class MockMailbox:
+    """The mailbox of one rank, without MPI: what it sends to itself arrives, `on_send` answers for the others."""
+
+    def __init__(self, rank: int = 0, size: int = 2) -> None:
+        self.rank, self.size = rank, size
+        #: What it receives next.
+        self.mails: list[Mail] = []
+        #: (rank, kind, payload); rank -1: all.
+        self.sent: list[tuple[int, str, Any]] = []
+        self.on_send: Callable[[int, str, Any], None] = lambda rank, kind, payload: None
+
+    def receive(self) -> list[Mail]:
+        mails, self.mails = self.mails, []
+        return mails
+
+    def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        self.sent.append((rank, kind, payload))
+        if rank == self.rank:
+            self.mails.append(Mail(rank, kind, payload))
+        else:
+            self.on_send(rank, kind, payload)
+
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        self.sent.append((-1, kind, payload))
+
+    def flush(self, timeout: float) -> bool:
+        return True
+
+
 def gpu(host: str, index: int, **more: Any) -> Gpu:
     uuid = f"GPU-{host}-{index}"
     return Gpu(uuid=uuid, index=index, name="NVIDIA H200", memory=141 * GIB, cpus=(0, 1), **more)
 
 
-def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any) -> Facts:
+def observed(
+    rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2, **more: Any
+) -> Observations:
     host = f"h{rank + 1}"
     inventory = Inventory(
         rank, 2, host, host, 1, (0, 1), 64 * GIB, tuple(gpu(host, index) for index in range(gpus)), None
     )
-    made = Facts(
+    made = Observations(
         rank=rank,
         host=host,
         boot_id=host,
@@ -76,9 +119,9 @@ def facts(rank: int, *, versions: Mapping[str, str] | None = None, gpus: int = 2
     return replace(made, **more)
 
 
-def evidence(*found: Facts, **more: Any) -> Evidence:
-    """Two hosts where all is well, unless said otherwise."""
-    found = found or (facts(0), facts(1))
+def evidence(*found: Observations, **more: Any) -> Evidence:
+    """Two hosts where all is well, unless `more` changes it."""
+    found = found or (observed(0), observed(1))
     inventories = [one.inventory for one in found if one.inventory is not None]
     plan = make_plan(inventories, PlacementOptions()) if len(inventories) == 2 else None
     tests = {
@@ -90,7 +133,7 @@ def evidence(*found: Facts, **more: Any) -> Evidence:
     }
     made = Evidence(
         size=len(found),
-        facts={one.rank: one for one in found},
+        observations={one.rank: one for one in found},
         plan=plan,
         address="10.0.0.1",
         dashboard_address="127.0.0.1:8787",
@@ -101,9 +144,9 @@ def evidence(*found: Facts, **more: Any) -> Evidence:
 
 
 def bad(found: Evidence) -> list[Finding]:
-    """What is not green; whatever is red has a remedy."""
-    findings = judge(found)
-    assert all(finding.remedy for finding in findings if finding.level == "error")
+    """What is not green; whatever is red has a fix."""
+    findings = apply_rules(found)
+    assert all(finding.fix for finding in findings if finding.level == "error")
     return [finding for finding in findings if finding.level != "ok"]
 
 

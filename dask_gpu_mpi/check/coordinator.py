@@ -1,10 +1,10 @@
-"""What rank 0 does for `check`: gather what the ranks see, have them test, judge, and show the one report."""
+"""What rank 0 does for `check`: gather what the ranks observe, have them test, apply the rules, and show the one report."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.failures import Failure, one_report
@@ -19,139 +19,149 @@ from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.from_options import placement_options
 from dask_gpu_mpi.plan.planner import Plan, make_plan
 
-from .observations import Facts
+from .observations import Observations
 from .rank import CheckingRank, Kind, RankTest
 from .report import Evidence, Listening, Report
-from .rules import judge
+from .rules import apply_rules
 
-__all__ = ["LOOK", "REPORT", "CheckCoordinator"]
+__all__ = ["OBSERVE_TIMEOUT", "REPORT_TIMEOUT", "CheckCoordinator"]
 
-#: Seconds after the start of MPI: until all ranks must have joined and told what they see, and until the report.
-LOOK, REPORT = 10.0, 15.0
-#: Seconds before the report at which a kernel is given up, so that its rank can still tell.
+#: Seconds after the start of MPI: until all ranks must have connected and sent what they observe, and until the report.
+OBSERVE_TIMEOUT, REPORT_TIMEOUT = 10.0, 15.0
+#: Seconds before the report at which kernels are killed, so that their ranks can still respond.
 KERNEL_MARGIN = 1.5
 #: Seconds for the scheduler's rank to open its ports.
-LISTEN = 2.0
+LISTEN_TIMEOUT = 2.0
 
 
+@dataclass
 class CheckCoordinator:
-    """What rank 0 does besides."""
+    """What rank 0 does besides its own part."""
 
-    def __init__(
-        self,
-        mailbox: Mailbox,
-        me: CheckingRank,
-        options: Options | InputError,
-        kernel: bool,
-        expect_gpus: int | None,
-        has_client: bool,
-        started: float,
-    ) -> None:
-        self._mailbox = mailbox
-        self._me = me
-        self._options = options
-        self._kernel = kernel
-        self._expect_gpus = expect_gpus
-        self._has_client = has_client
-        self._started = started
-        self._doing: dict[int, tuple[str, str]] = {}
+    mailbox: Mailbox
+    me: CheckingRank
+    options: Options | InputError
+    #: Whether to run a kernel on each GPU.
+    kernel: bool
+    #: GPUs that each node must have; None: as many as the batch system has allocated.
+    expect_gpus: int | None
+    #: Whether the job is to run a script.
+    has_client: bool
+    #: When MPI was started (``time.monotonic()``).
+    started: float
+    _steps: dict[int, tuple[str, str]] = field(default_factory=dict, init=False)
 
     def run(self, show: Callable[[Report], None]) -> int:
-        """Gather, test, judge and show the report; the exit code, which all ranks are sent."""
-        everybody = range(self._mailbox.size)
-        answers = self._gather(Kind.FACTS, everybody, self._started + LOOK)
+        """Gather, test, apply the rules and show the report; the exit code, which all ranks are sent."""
+        answers = self._gather(Kind.OBSERVED, range(self.mailbox.size), self.started + OBSERVE_TIMEOUT)
         failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
-        if failures or isinstance(self._options, InputError):
+        if failures or isinstance(self.options, InputError):
             self._refuse(failures)
-        evidence = self._test(self._options, answers)
-        report = Report(evidence, judge(evidence), time.monotonic() - self._started)
-        # Before anybody leaves, since a launcher ends all ranks when one fails.
+        evidence = self._collect(self.options, answers)
+        report = Report(evidence, apply_rules(evidence), time.monotonic() - self.started)
+        # Before any rank exits, since a launcher ends all ranks when one fails.
         show(report)
         flush()
         if evidence.silent:
             abort(report.exit_code)
-        self._mailbox.send_all(Kind.DONE, report.exit_code)
-        self._mailbox.flush(FLUSH)
+        self.mailbox.send_all(Kind.DONE, report.exit_code)
+        self.mailbox.flush(FLUSH)
         return report.exit_code
 
     def _gather(self, kind: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
-        """Wait for what these ranks answer, as far as they do in time."""
-        return gather(self._mailbox, kind, ranks, deadline, on_other=self._on_other, meanwhile=self._me.poll)
+        """The answers that arrive in time, in the order of ranks."""
+        answers = gather(self.mailbox, kind, ranks, deadline, on_other=self._on_other, meanwhile=self.me.poll)
+        return dict(sorted(answers.items()))
 
     def _on_other(self, mail: Mail) -> None:
-        if mail.kind == Kind.DOING:
-            self._doing[mail.source] = mail.payload
+        if mail.kind == Kind.STEP:
+            self._steps[mail.source] = mail.payload
         else:
-            self._me.on_mail(mail)
+            self.me.on_mail(mail)
 
     def _refuse(self, failures: Mapping[int, Failure]) -> NoReturn:
-        hosts = {rank: host for rank, (host, _) in self._doing.items()}
-        error = one_report(failures, hosts, self._mailbox.size).error(reported=False)
-        report_to_all(self._mailbox, error)
+        hosts = {rank: host for rank, (host, _) in self._steps.items()}
+        error = one_report(failures, hosts, self.mailbox.size).error(reported=False)
+        report_to_all(self.mailbox, error)
         raise error
 
-    def _test(self, options: Options, facts: Mapping[int, Facts]) -> Evidence:
-        size = self._mailbox.size
-        plan, plan_problem = self._plan(options, facts)
-        head = min(options.scheduler_rank, size - 1)
-        shared: dict[str, Any] = {
-            "size": size, "facts": facts, "doing": self._doing, "plan": plan, "plan_problem": plan_problem,
-            "scheduler_rank": head, "port": options.scheduler_port or 0, "kernel": self._kernel,
-            "dashboard_address": options.dashboard_address, "protocol": options.protocol,
-            # workers without GPUs: nobody has looked for any
-            "expect_gpus": None if options.worker_kind == "cpu" else self._expect_gpus,
-        }  # fmt: skip
-        silent = tuple(rank for rank in range(size) if rank not in facts)
-        if silent:
-            return Evidence(**shared, silent=silent)
-        address, network_problem, listening, tokens = "", "", None, Tokens()
+    def _collect(self, options: Options, observations: Mapping[int, Observations]) -> Evidence:
+        """All evidence; without tests where ranks are silent."""
+        plan, plan_problem = self._plan(options, observations)
+        head = min(options.scheduler_rank, self.mailbox.size - 1)
+        evidence = Evidence(
+            size=self.mailbox.size,
+            observations=observations,
+            steps=self._steps,
+            plan=plan,
+            plan_problem=plan_problem,
+            scheduler_rank=head,
+            port=options.scheduler_port or 0,
+            dashboard_address=options.dashboard_address,
+            silent=self._missing(observations),
+            kernel=self.kernel,
+            protocol=options.protocol,
+            # without GPU workers no rank looks for GPUs
+            expect_gpus=None if options.worker_kind == "cpu" else self.expect_gpus,
+        )
+        if evidence.silent:
+            return evidence
+        tokens = Tokens()
         try:
-            address = choose_addresses(
-                [facts[rank].host for rank in range(size)],
-                {rank: facts[rank].interfaces for rank in range(size)},
-                [facts[rank].wanted_interface for rank in range(size)],
-            )[1][head]
+            addresses = choose_addresses(
+                [observed.host for observed in observations.values()],
+                {rank: observed.interfaces for rank, observed in observations.items()},
+                [observed.interface for observed in observations.values()],
+            )[1]
         except InputError as error:
-            network_problem = str(error)
+            evidence = replace(evidence, network_problem=str(error))
         else:
-            self._mailbox.send(
-                head, Kind.LISTEN, (address, options.scheduler_port or 0, tokens, _dashboard(options))
-            )
-            listening = self._gather(Kind.LISTENING, [head], time.monotonic() + LISTEN).get(
-                head, Listening(error="no answer")
-            )
+            listening = self._listen(head, addresses[head], tokens, options)
+            evidence = replace(evidence, address=addresses[head], listening=listening)
+        self._start_tests(evidence, tokens)
+        tests = self._gather(Kind.TESTED, range(self.mailbox.size), self.started + REPORT_TIMEOUT)
+        return replace(evidence, tests=tests, silent=self._missing(tests))
+
+    def _missing(self, answers: Mapping[int, object]) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.mailbox.size) if rank not in answers)
+
+    def _listen(self, head: int, address: str, tokens: Tokens, options: Options) -> Listening:
+        """Have the scheduler's rank listen where the scheduler would."""
+        payload = (address, options.scheduler_port or 0, tokens, _dashboard(options))
+        self.mailbox.send(head, Kind.LISTEN, payload)
+        answers = self._gather(Kind.LISTENING, [head], time.monotonic() + LISTEN_TIMEOUT)
+        found: Listening = answers.get(head, Listening(error="no response"))
+        return found
+
+    def _start_tests(self, evidence: Evidence, tokens: Tokens) -> None:
+        """Have each rank connect to the scheduler's address, and run a kernel on the GPUs of its workers."""
         gpus: dict[int, list[str]] = {}
-        for worker in plan.workers if plan is not None and self._kernel else ():
+        for worker in evidence.plan.workers if evidence.plan is not None and self.kernel else ():
             if worker.device is not None:
                 gpus.setdefault(worker.rank, []).append(worker.device)
-        seconds = self._started + REPORT - KERNEL_MARGIN - time.monotonic()
-        port = listening.port if listening is not None else 0
-        for rank in range(size):
-            test = RankTest(address, port, tokens, tuple(gpus.get(rank, ())), seconds)
-            self._mailbox.send(rank, Kind.TEST, test)
-        tests = self._gather(Kind.TESTED, range(size), self._started + REPORT)
-        return Evidence(
-            **shared,
-            address=address,
-            network_problem=network_problem,
-            listening=listening,
-            tests=tests,
-            silent=tuple(rank for rank in range(size) if rank not in tests),
-        )
+        port = evidence.listening.port if evidence.listening is not None else 0
+        seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
+        for rank in range(self.mailbox.size):
+            test = RankTest(evidence.address, port, tokens, tuple(gpus.get(rank, ())), seconds)
+            self.mailbox.send(rank, Kind.TEST, test)
 
-    def _plan(self, options: Options, facts: Mapping[int, Facts]) -> tuple[Plan | None, str]:
-        inventories = [facts[rank].inventory for rank in sorted(facts)]
-        seen = [inventory for inventory in inventories if inventory is not None]
-        if len(seen) < self._mailbox.size:
-            return None, ""  # what is wrong with the others is told already
+    def _plan(self, options: Options, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:
+        """The plan, or why there is none; neither where a rank has no inventory, which has a finding of its own."""
+        inventories = [observed.inventory for observed in observations.values() if observed.inventory]
+        if len(inventories) < self.mailbox.size:
+            return None, ""
         try:
-            return make_plan(seen, replace(placement_options(options), has_client=self._has_client)), ""
+            return make_plan(inventories, replace(placement_options(options), has_client=self.has_client)), ""
         except DaskGpuMpiError as error:
             return None, str(error)
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:
-    """Where the dashboard would listen; None: nowhere, or anywhere."""
+    """Where the dashboard would listen; None: nowhere, or anywhere.
+
+    >>> _dashboard(Options(dashboard_address="[::1]:8787"))
+    ('::1', 8787)
+    """
     host, _, port = options.dashboard_address.rpartition(":")
     if not options.dashboard or not port.isdigit() or port == "0":
         return None

@@ -1,6 +1,6 @@
-"""A kernel on one GPU, with its answer checked: `run_kernels` in the rank, `main` in a child of it that sees that GPU alone.
+"""A kernel on one GPU, with its result checked: `run_kernels` in the rank, `main` in a child of it that sees that GPU alone.
 
-In a child, since CUDA is initialised once per process with what it sees then, and since a GPU that hangs must not hold the rank.
+In a child: CUDA is initialised once per process, with the devices visible then; and a GPU that hangs must not block the rank.
 """
 
 from __future__ import annotations
@@ -24,46 +24,30 @@ from dask_gpu_mpi.mpi.launchers import scrub
 __all__ = ["KernelResult", "run_kernels"]
 
 _SIZE = 1 << 20
-_LETTERS = 200
-#: What the child says once it has read all that it needs from the file system.
+_MOST_LETTERS = 200
+#: What the child prints once it has read all that it needs from the file system.
 _IMPORTED = b"imported"
 
 
 @dataclass(frozen=True)
 class KernelResult:
-    """How the kernel went.
-
-    Attributes
-    ----------
-    uuid : str
-        The GPU.
-    kind : str
-        Empty: the answer was right. ``"import"``: numba can't be imported; ``"cuda"``: CUDA refused; ``"wrong"``: the answer
-        was wrong; ``"slow"``: numba was still being imported when the time was over; ``"late"``: no answer in time, although it
-        was imported; ``"died"``: the child ended without an answer.
-    text : str
-        What was seen.
-    seconds : float
-        From the start of the child until its answer.
-    """
+    """The result of the kernel on one GPU."""
 
     uuid: str
+    #: Empty: correct. ``"import"``: numba can't be imported; ``"cuda"``: CUDA raised; ``"wrong"``: the result was wrong;
+    #: ``"slow"``: numba was still being imported at the deadline; ``"late"``: it was imported, but no result came in time;
+    #: ``"died"``: the child exited without a result.
     kind: str = ""
+    #: What happened.
     text: str = ""
+    #: From the start of the child until its result.
     seconds: float = 0.0
 
 
 def run_kernels(uuids: Sequence[str], environ: Mapping[str, str], seconds: float) -> tuple[KernelResult, ...]:
-    """Run the kernel on each of these GPUs, at the same time.
+    """Run the kernel on each of these GPUs or MIG instances, at the same time; kill the children after `seconds`.
 
-    Parameters
-    ----------
-    uuids : sequence of str
-        The GPUs, or MIG instances.
-    environ : mapping
-        The rank's environment; the children get it without the launcher's identity.
-    seconds : float
-        Until a child is killed.
+    The children get the rank's environment without the launcher's variables.
     """
     if not uuids:
         return ()
@@ -91,26 +75,26 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.communicate(timeout=1.0)
         taken = time.monotonic() - started
-        said: bytes = late.output or b""  # not yet a text
-        if _IMPORTED not in said.splitlines():
+        output: bytes = late.output or b""  # not yet a text
+        if _IMPORTED not in output.splitlines():
             return KernelResult(uuid, "slow", f"the import of numba took longer than {seconds:.0f} s", taken)
-        return KernelResult(uuid, "late", f"no answer within {seconds:.0f} s", taken)
+        return KernelResult(uuid, "late", f"no result within {seconds:.0f} s", taken)
     taken = time.monotonic() - started
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        answer = json.loads(out.splitlines()[-1])
-        return KernelResult(uuid, str(answer["kind"]), str(answer["text"]), taken)
-    words = (err.strip().splitlines() or ["it said nothing"])[-1]
-    return KernelResult(uuid, "died", f"exit code {child.returncode}: {words[:_LETTERS]}", taken)
+        result = json.loads(out.splitlines()[-1])
+        return KernelResult(uuid, str(result["kind"]), str(result["text"]), taken)
+    last = (err.strip().splitlines() or ["no error output"])[-1]
+    return KernelResult(uuid, "died", f"exit code {child.returncode}: {last[:_MOST_LETTERS]}", taken)
 
 
 def main() -> None:
-    """The child: a word once all is imported, then one line of JSON, on standard output."""
+    """The child: prints `_IMPORTED` once all is imported, then the result as one line of JSON."""
     die_with_parent(int(sys.argv[1]))
     try:
         kind, text = _try()
-    except Exception as error:  # whatever numba, the driver or the compiler raises is the answer
+    except Exception as error:  # whatever numba, the driver or the compiler raises is the result
         kind, text = "cuda", f"{type(error).__name__}: {error}"
-    print(json.dumps({"kind": kind, "text": " ".join(text.split())[:_LETTERS]}), flush=True)
+    print(json.dumps({"kind": kind, "text": " ".join(text.split())[:_MOST_LETTERS]}), flush=True)
 
 
 def _try() -> tuple[str, str]:

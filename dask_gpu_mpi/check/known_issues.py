@@ -1,7 +1,7 @@
-"""Versions that are known to be bad: what they do to the user, and what to do about it. The one place for this.
+"""Versions that are known to be bad: what they do to the user, and the fix. The one place for this.
 
-A new row is a version that was seen to fail, with where that is told. Red is what breaks a job of this package; what it lives
-with, but the user's own Dask does not, is yellow.
+A new row is a version that failed, with a link to the report. Red is what breaks a job of this package; yellow is what breaks
+the user's own Dask only.
 """
 
 from __future__ import annotations
@@ -17,32 +17,21 @@ from .observations import NOT_INSTALLED, PYTHON
 
 __all__ = ["KNOWN_BAD", "KnownBad", "known_bad"]
 
-#: In place of a specifier: the package is not there.
+#: In place of a specifier: the package is not installed.
 MISSING = "missing"
 
 
 @dataclass(frozen=True)
 class KnownBad:
-    """Versions that go badly together.
+    """Versions that do not work together."""
 
-    Attributes
-    ----------
-    versions : mapping
-        Name to PEP 440 specifier; all must fit. `MISSING`: it is not installed.
-    level : {"warning", "error"}
-        How bad.
-    effect : str
-        What it does to the user.
-    remedy : str
-        What to do.
-    needs : frozenset of str
-        Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
-    """
-
+    #: Name to PEP 440 specifier; all must fit. `MISSING`: it is not installed.
     versions: Mapping[str, str]
     level: Literal["warning", "error"]
+    #: What it does to the user.
     effect: str
-    remedy: str
+    fix: str
+    #: Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
     needs: frozenset[str] = frozenset()
 
     def fits(self, versions: Mapping[str, str]) -> bool:
@@ -50,7 +39,7 @@ class KnownBad:
         return all(_fits(versions.get(name, NOT_INSTALLED), wanted) for name, wanted in self.versions.items())
 
     def name(self, versions: Mapping[str, str]) -> str:
-        """The versions found, for people: ``"bokeh 3.10.2 with distributed 2026.7.1"``."""
+        """The installed versions, for people: ``"bokeh 3.10.2 with distributed 2026.7.1"``."""
         parts = [
             f"no {name}" if wanted == MISSING else f"{name} {versions[name]}"
             for name, wanted in self.versions.items()
@@ -60,15 +49,15 @@ class KnownBad:
 
 def _libucx(suffix: str) -> tuple[KnownBad, ...]:
     name = f"libucx-{suffix}"
-    remedy = f"pip install '{name}<1.22'"
+    fix = f"pip install '{name}<1.22'"
     return (
         KnownBad(
-            {name: ">=1.22"}, "error", "UCXX does not work with it: workers with protocol ucx do not start", remedy,
+            {name: ">=1.22"}, "error", "UCXX does not work with it: workers with protocol ucx do not start", fix,
             frozenset({"ucx"}),
         ),
-        KnownBad({name: ">=1.22"}, "warning", "UCXX does not work with it, should you choose protocol ucx", remedy),
+        KnownBad({name: ">=1.22"}, "warning", "UCXX does not work with it if you choose protocol ucx", fix),
         KnownBad(
-            {name: ">=0"}, "warning", "this UCX is built without InfiniBand: between hosts it is slow",
+            {name: ">=0"}, "warning", "this UCX is built without InfiniBand: it is slow between nodes",
             "install a UCX with verbs and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true", frozenset({"ucx", "hosts"}),
         ),
     )  # fmt: skip
@@ -79,32 +68,32 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
     # github.com/dask/distributed/issues/9350
     KnownBad(
         {"bokeh": ">=3.10", "distributed": "<=2026.7.1"}, "warning",
-        "Scheduler.close raises, so that other Dask clusters (LocalCluster, dask-mpi) fail or hang at their end; dask_gpu_mpi's "
-        "own end all the same",
+        "Scheduler.close raises, so that other Dask clusters (LocalCluster, dask-mpi) fail or hang at their end; dask-gpu-mpi's "
+        "own end normally",
         "pip install 'bokeh<3.10', or a newer distributed where RAPIDS allows it",
     ),
-    # a thread started at exit, which these three can't: python/cpython#113964
+    # a thread started at exit: python/cpython#113964
     KnownBad(
         {PYTHON: ">=3.12,<3.12.3"}, "warning",
-        "it can't start a thread while it ends, so that dask-mpi and others hang at exit; dask_gpu_mpi's own end does not",
+        "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
         "use Python 3.12.3 or newer, or 3.11",
     ),
     # docs/design.md
     KnownBad(
         {PYTHON: ">=3.14"}, "warning",
-        "each rank imports Dask once more at its start, and Dask's complaints at the end of a job are not silenced",
+        "each rank imports Dask once more at start-up, and Dask's warnings at the end of a job are not silenced",
         "use Python 3.11, 3.12 (from 3.12.3) or 3.13",
     ),
     KnownBad(
         {"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error",
         "`import dask_cuda` fails: no GPU worker starts",
-        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], as your driver has it",
+        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
         frozenset({"gpus"}),
     ),
     KnownBad(
         {"dask-cuda": MISSING}, "error",
-        "there is no class for GPU workers",
-        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], as your driver has it",
+        "GPU workers need dask_cuda.CUDAWorker",
+        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
         frozenset({"gpus"}),
     ),
     *_libucx("cu12"),
@@ -114,7 +103,7 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
         KnownBad(
             {name: ">=0"}, "warning",
             "it brings a UCX of its own: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
-            "run the script by `python -m dask_gpu_mpi`, or import ucxx first of all",
+            "run the script with `python -m dask_gpu_mpi`, or import ucxx before everything else",
             frozenset({"ucx"}),
         )
         for name in ("openmpi", "mpich")
@@ -124,14 +113,11 @@ KNOWN_BAD: tuple[KnownBad, ...] = (
 
 
 def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> list[KnownBad]:
-    """Find what is known to be bad; of several rows about the same versions the first.
+    """The rows that fit; of several about the same versions the first.
 
-    Parameters
-    ----------
-    versions : mapping
-        Name to version, as in `dask_gpu_mpi.check.observations.Facts`.
-    circumstances : frozenset of str
-        As in `KnownBad.needs`.
+    >>> [row.name({"bokeh": "3.10.2", "distributed": "2026.7.1"}) for row in
+    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, frozenset())]
+    ['bokeh 3.10.2 with distributed 2026.7.1']
     """
     found: list[KnownBad] = []
     for row in KNOWN_BAD:

@@ -1,4 +1,4 @@
-"""What one rank finds out for `check`: versions, its view of the machine, the GPUs' health, its scratch directory."""
+"""What one rank observes for `check`: versions, its inventory, the health of its GPUs, its local directory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,19 @@ from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
 from dask_gpu_mpi.options.table import Options
 
-__all__ = ["MPI_LIBRARY", "NOT_INSTALLED", "PROMISE", "PYTHON", "Facts", "promised_gpus", "take_facts"]
+__all__ = [
+    "GPUS_ON_NODE",
+    "MPI_LIBRARY",
+    "NOT_INSTALLED",
+    "PYTHON",
+    "Observations",
+    "allocated_gpus",
+    "observe",
+    "without_rank",
+]
 
 PYTHON, MPI_LIBRARY = "Python", "MPI library"
-#: The version of what is not there.
+#: In place of a version.
 NOT_INSTALLED = "not installed"
 
 #: Distributions that the cluster is made of, or that are known to matter to it.
@@ -53,100 +62,76 @@ DISTRIBUTIONS = (
     "mpich",
 )
 
-#: Slurm's number of GPUs that a step has on this host (srun(1), sbatch(1)). The other batch systems tell no number.
-PROMISE = "SLURM_GPUS_ON_NODE"
+#: Slurm's number of GPUs that a step has on this node (srun(1), sbatch(1)). The other batch systems set none.
+GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What one rank found.
-
-    Attributes
-    ----------
-    rank : int
-        Who.
-    host, boot_id : str
-        Where: ranks with the same two share a host.
-    versions : mapping
-        Of Python, the MPI library and the distributions; `NOT_INSTALLED` where one is missing.
-    inventory : Inventory or None
-        None where the machine can't be looked at; `problems` says why.
-    scratch : Scratch
-        Its local directory.
-    interfaces : tuple of Interface
-        The networks of its host.
-    wanted_interface : str or None
-        What it was asked to use.
-    driver : str
-        Version of the NVIDIA driver; empty: unknown, or none.
-    ecc : mapping
-        Uncorrected memory errors since the last reset of the GPU, by UUID; those that don't count are left out.
-    problems : tuple of (str, str)
-        What can't be used, as (line of the table, text).
-    promised_gpus : int
-        What the batch system says that the job has on this host; 0: it says nothing, or the rank is to use none.
-    """
+class Observations:
+    """What one rank has observed."""
 
     rank: int
+    #: Ranks with the same host name and boot id share a node.
     host: str
     boot_id: str
+    #: Of Python, the MPI library and `DISTRIBUTIONS`; `NOT_INSTALLED` where one is missing.
     versions: Mapping[str, str]
+    #: None where the node could not be inspected; `problems` says why.
     inventory: Inventory | None
+    #: Its local directory.
     scratch: Scratch
+    #: The networks of its node.
     interfaces: tuple[Interface, ...] = ()
-    wanted_interface: str | None = None
+    #: The network that the user has chosen.
+    interface: str | None = None
+    #: Version of the NVIDIA driver; empty: unknown, or none.
     driver: str = ""
+    #: Uncorrected memory errors since the last reset of the GPU, by UUID; without GPUs that do not count them.
     ecc: Mapping[str, int] | None = None
+    #: What can't be used, as (line of the table, text).
     problems: tuple[tuple[str, str], ...] = ()
-    promised_gpus: int = 0
+    #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
+    allocated_gpus: int = 0
 
 
-def take_facts(
+def observe(
     rank: int,
     size: int,
     options: Options,
     environ: Mapping[str, str],
     library: str,
-    *,
-    problems: Sequence[tuple[str, str]] = (),
-    tell: Callable[[str], None] = lambda what: None,
-) -> Facts:
-    """Look at this rank's machine.
+    problems: Sequence[tuple[str, str]],
+    on_step: Callable[[str], None],
+) -> Observations:
+    """Inspect this rank's node.
 
     Parameters
     ----------
-    rank, size : int
-        As MPI says.
-    options : Options
-        What the user asked for.
-    environ : mapping
-        Of the process.
     library : str
         Name and version of the MPI library.
     problems : sequence
         What is known to be wrong already.
-    tell : callable
-        Is told what is looked at next, each of which may hang.
+    on_step : callable
+        Is told each step before it begins: any of them may hang.
     """
     found = list(problems)
     inventory: Inventory | None = None
     driver, ecc = "", dict[str, int]()
-    tell("the GPUs (NVML)")
+    wants_gpus = options.worker_kind != "cpu"
+    on_step("inspecting the GPUs (NVML)")
     try:
-        inventory = take_inventory(rank, size, environ, look_for_gpus=options.worker_kind != "cpu")
+        inventory = take_inventory(rank, size, environ, look_for_gpus=wants_gpus)
         if inventory.gpus:
             driver, ecc = gpu_health(inventory.gpus)
     except DaskGpuMpiError as error:
-        # Which rank this is, is said elsewhere: so the ranks of a job that share a problem say it once.
-        found.append(("GPUs", re.sub(r"^rank \d+ of \d+ on \S+: ", "", str(error))))
+        found.append(("GPUs", without_rank(str(error))))
     except OSError as error:
         found.append(("host", f"could not inspect this node ({type(error).__name__}: {error})"))
     directory = local_directory(options.local_directory)
-    tell(f"the local directory {directory!r}")
-    chosen = options.local_directory is not None
-    scratch = inspect_scratch(directory, None if chosen else environ.get("TMPDIR"))
-    tell("the versions of packages")
-    return Facts(
+    on_step(f"inspecting the local directory {directory!r}")
+    scratch = inspect_scratch(directory, None if options.local_directory else environ.get("TMPDIR"))
+    on_step("reading the versions of packages")
+    return Observations(
         rank=rank,
         host=socket.gethostname(),
         boot_id=boot_id(),
@@ -154,22 +139,35 @@ def take_facts(
         inventory=inventory,
         scratch=scratch,
         interfaces=list_interfaces(),
-        wanted_interface=options.interface,
+        interface=options.interface,
         driver=driver,
         ecc=ecc,
         problems=tuple(found),
-        promised_gpus=0 if options.worker_kind == "cpu" else promised_gpus(environ),
+        allocated_gpus=allocated_gpus(environ) if wants_gpus else 0,
     )
 
 
-def promised_gpus(environ: Mapping[str, str]) -> int:
-    """Tell how many GPUs the batch system has given the job on this host; 0 where the environment hides them all."""
-    number = environ.get(PROMISE, "")
+def without_rank(text: str) -> str:
+    """Take away the rank that a message begins with: the report names it, so that ranks with the same problem share a line.
+
+    >>> without_rank("rank 1 of 4 on n07: no GPU")
+    'no GPU'
+    """
+    return re.sub(r"^rank \d+( of \d+)?( on \S+| \(\S+\))?: ", "", text)
+
+
+def allocated_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that the batch system has allocated on this node; 0 where ``CUDA_VISIBLE_DEVICES`` hides them all.
+
+    >>> allocated_gpus({"SLURM_GPUS_ON_NODE": "4"}), allocated_gpus({})
+    (4, 0)
+    """
+    number = environ.get(GPUS_ON_NODE, "")
     return int(number) if number.isdecimal() and not sees_none(environ.get(VISIBLE_DEVICES)) else 0
 
 
 def versions(library: str) -> dict[str, str]:
-    """Versions by name, asked of the packages' metadata: importing them would take a second."""
+    """Versions by name, from the packages' metadata: importing them would take a second."""
     found = {PYTHON: platform.python_version(), MPI_LIBRARY: library}
     for name in DISTRIBUTIONS:
         found[name] = NOT_INSTALLED

@@ -1,23 +1,22 @@
-"""What every rank does for `check`: tell rank 0 what it sees, listen, connect, run kernels, and wait for the exit code."""
+"""What every rank does for `check`: send rank 0 what it observes, listen, connect, run kernels, and wait for the exit code."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.mpi.gathering import FAIL, TICK
+from dask_gpu_mpi.mpi.gathering import FAIL, gather
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from dask_gpu_mpi.options.table import Options
 
 from .kernel import run_kernels
-from .observations import Facts, take_facts
+from .observations import observe
 from .report import Listening, Outcome
 
 __all__ = ["CheckingRank", "Kind", "RankTest"]
@@ -26,10 +25,10 @@ __all__ = ["CheckingRank", "Kind", "RankTest"]
 class Kind(StrEnum):
     """Kinds of messages between the ranks of a check; a failure goes as `mpi.gathering.FAIL`."""
 
-    #: Every rank to rank 0: ``(host, what it is at)``.
-    DOING = "doing"
-    #: Every rank to rank 0: its `Facts`, or a `Failure`.
-    FACTS = "facts"
+    #: Every rank to rank 0: ``(host, the step that it begins)``.
+    STEP = "step"
+    #: Every rank to rank 0: its `Observations`, or a `Failure`.
+    OBSERVED = "observed"
     #: Rank 0 to the scheduler's rank: ``(address, port, tokens, where the dashboard would listen)``.
     LISTEN = "listen"
     #: The scheduler's rank to rank 0: `Listening`.
@@ -46,62 +45,57 @@ class Kind(StrEnum):
 class RankTest:
     """What a rank is to test."""
 
+    #: Of the scheduler; port 0: nobody listens.
     address: str
     port: int
     tokens: Tokens
+    #: UUIDs of the GPUs that are to run a kernel.
     gpus: tuple[str, ...]
+    #: Until the kernels must have ended.
     seconds: float
 
 
 class CheckingRank:
-    """What every rank does."""
+    """One rank of a check; `environ` is that of its process."""
 
     def __init__(self, mailbox: Mailbox, environ: Mapping[str, str], host: str) -> None:
         self.rank, self.size, self.host = mailbox.rank, mailbox.size, host
-        #: What it is at.
-        self.doing = "its options"
+        #: What it does now.
+        self.step = "reading its options"
         self._mailbox = mailbox
         self._environ = environ
         self._listener: Listener | None = None
         self._pool = ThreadPoolExecutor(1)
         self._testing: Future[Outcome] | None = None
 
-    def look(self, options: Options | InputError, library: str, problems: Iterable[tuple[str, str]]) -> None:
-        """Tell rank 0 what this rank sees."""
-        answer: Facts | Failure
+    def observe(
+        self, options: Options | InputError, library: str, problems: Sequence[tuple[str, str]]
+    ) -> None:
+        """Send rank 0 what this rank observes, or why its options can't be used."""
         if isinstance(options, InputError):
-            answer = Failure.of(options)
+            self._mailbox.send(0, Kind.OBSERVED, Failure.of(options))
         else:
-            answer = take_facts(
-                self._mailbox.rank,
-                self._mailbox.size,
-                options,
-                self._environ,
-                library,
-                problems=tuple(problems),
-                tell=self._doing,
+            observed = observe(
+                self.rank, self.size, options, self._environ, library, problems, self._begin_step
             )
-        self._mailbox.send(0, Kind.FACTS, answer)
+            self._mailbox.send(0, Kind.OBSERVED, observed)
 
-    def _doing(self, what: str) -> None:
-        self.doing = what
-        self._mailbox.send(0, Kind.DOING, (self.host, what))
+    def _begin_step(self, step: str) -> None:
+        self.step = step
+        self._mailbox.send(0, Kind.STEP, (self.host, step))
 
-    def on_mail(self, mail: Mail) -> int | None:
-        """Do what rank 0 says; the exit code once it is known."""
+    def on_mail(self, mail: Mail) -> None:
+        """Do what rank 0 asks for."""
         if mail.kind == Kind.LISTEN:
             self._mailbox.send(0, Kind.LISTENING, self._listen(*mail.payload))
         elif mail.kind == Kind.TEST:
-            self._doing("its GPUs with a kernel, and connected to the scheduler's address")
+            self._begin_step("running a kernel on its GPUs, and connecting to the scheduler's address")
             self._testing = self._pool.submit(self._test, mail.payload)
         elif mail.kind == FAIL:
             raise mail.payload.error(reported=True)
-        elif mail.kind == Kind.DONE:
-            return int(mail.payload)
-        return None
 
     def poll(self) -> None:
-        """Tell rank 0 once the tests are over."""
+        """Send rank 0 the results of the tests once there are any."""
         if self._testing is not None and self._testing.done():
             self._mailbox.send(0, Kind.TESTED, self._testing.result())
             self._testing = None
@@ -117,31 +111,35 @@ class CheckingRank:
         return Listening(self._listener.port, dashboard=blocked)
 
     def _test(self, test: RankTest) -> Outcome:
-        # In a thread, so that rank 0 can hear the others meanwhile; MPI is left alone here.
+        # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.
         with ThreadPoolExecutor(1) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
             return Outcome(reach, kernels.result())
 
-    def until_told(self, deadline: float) -> int:
-        """Serve rank 0 until it says how it ended."""
-        while time.monotonic() < deadline:
-            for mail in self._mailbox.receive():
-                if (code := self.on_mail(mail)) is not None:
-                    return code
-            self.poll()
-            time.sleep(TICK)
+    def serve(self, deadline: float) -> int:
+        """Serve rank 0 until it sends the exit code.
+
+        Raises
+        ------
+        DaskGpuMpiError
+            What rank 0 has reported; or it has sent nothing until the deadline (``time.monotonic()``).
+        """
+        codes = gather(self._mailbox, Kind.DONE, [0], deadline, on_other=self.on_mail, meanwhile=self.poll)
+        if codes:
+            return int(codes[0])
         error = StartupError(
-            "rank 0 did not answer: it hangs while it looks at its host (GPUs, local directory); leave that host out",
-            reported=self._mailbox.rank != 1,
+            "rank 0: no response; it probably hangs while it inspects its node (GPUs, local directory). Fix: leave that node out "
+            "of the job",
+            reported=self.rank != 1,
         )
         report_error(error)
         abort(error.exit_code)
         raise error
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Stop listening and testing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._listener is not None:
             self._listener.close()

@@ -1,4 +1,4 @@
-"""What `check` works with: what all ranks found (`Evidence`), and what is said of it (`Finding`)."""
+"""What `check` works with: what all ranks observed (`Evidence`), and what the rules make of it (`Finding`, `Report`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan
 
 from .kernel import KernelResult
-from .observations import Facts
+from .observations import Observations
 
 __all__ = ["Evidence", "Finding", "Level", "Listening", "Outcome", "Report"]
 
@@ -20,54 +22,36 @@ Level = Literal["ok", "warning", "error"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report.
+    """One line of the report."""
 
-    Attributes
-    ----------
-    level : {"ok", "warning", "error"}
-        Green, yellow, red.
-    what : str
-        What was looked at.
-    found : str
-        What was found.
-    remedy : str
-        How to mend it; of an error never empty.
-    ranks : tuple of int
-        Whom it concerns; empty: the job.
-    hosts : tuple of str
-        Where these run.
-    """
-
+    #: Green, yellow, red.
     level: Level
+    #: What was inspected.
     what: str
     found: str
-    remedy: str = ""
+    #: Of an error never empty.
+    fix: str = ""
+    #: Whom it concerns; empty: the job.
     ranks: tuple[int, ...] = ()
+    #: Where these run.
     hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Listening:
-    """What the scheduler's rank says of its ports.
+    """Whether the scheduler's rank can open the scheduler's ports."""
 
-    Attributes
-    ----------
-    port : int
-        Where it listens; 0: nowhere.
-    error : str
-        Why not.
-    dashboard : str
-        Why the dashboard's port can't be used; empty: it can, or it is not wanted.
-    """
-
+    #: Where it listens; 0: nowhere.
     port: int = 0
+    #: Why it can't.
     error: str = ""
+    #: Why the dashboard's port can't be used; empty: it can, or the user wants none.
     dashboard: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a rank's tests gave."""
+    """The results of a rank's tests."""
 
     reach: Reach | None = None
     kernels: tuple[KernelResult, ...] = ()
@@ -75,85 +59,65 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that the judgement needs.
+    """All that the rules need. Mappings are by rank, in the order of ranks."""
 
-    Attributes
-    ----------
-    size : int
-        Number of ranks.
-    facts : mapping
-        By rank.
-    doing : mapping
-        By rank: its host, and what it was at when it was last heard of.
-    plan : Plan or None
-        Who would work where.
-    plan_problem : str
-        Why there is no plan.
-    network_problem : str
-        Why no addresses could be chosen.
-    scheduler_rank, address, port : int, str, int
-        Where the scheduler would listen; port 0: any.
-    dashboard_address : str
-        Where the dashboard would.
-    listening : Listening or None
-        What became of that.
-    tests : mapping
-        By rank.
-    silent : tuple of int
-        Ranks that did not answer in time.
-    kernel : bool
-        Whether kernels were to be run.
-    protocol : Protocol
-        Dask's.
-    expect_gpus : int or None
-        GPUs that each host is to have; None: as many as the batch system says, if it does.
-    """
-
+    #: Number of ranks.
     size: int
-    facts: Mapping[int, Facts] = field(default_factory=dict)
-    doing: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    observations: Mapping[int, Observations] = field(default_factory=dict)
+    #: Host of each rank, and the step that it was at when rank 0 last heard from it.
+    steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     plan: Plan | None = None
+    #: Why there is no plan.
     plan_problem: str = ""
+    #: Why no addresses could be chosen.
     network_problem: str = ""
     scheduler_rank: int = 0
+    #: Where the scheduler would listen; port 0: any.
     address: str = ""
     port: int = 0
+    #: Where the dashboard would listen.
     dashboard_address: str = ""
     listening: Listening | None = None
     tests: Mapping[int, Outcome] = field(default_factory=dict)
+    #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()
+    #: Whether the user wants kernels to run.
     kernel: bool = True
     protocol: Protocol = Protocol.TLS
+    #: GPUs that the user expects on each node; None: as many as the batch system has allocated, where it says so.
     expect_gpus: int | None = None
 
-    def host(self, rank: int) -> str:
-        """Where a rank runs, as far as it is known."""
-        return self.facts[rank].host if rank in self.facts else self.doing.get(rank, ("", ""))[0]
+    @property
+    def inventories(self) -> list[Inventory]:
+        """Of the ranks that could take one."""
+        return [observed.inventory for observed in self.observations.values() if observed.inventory]
 
-    def by_host(self) -> dict[tuple[str, str], list[Facts]]:
-        """What the ranks of each host found, in the order of ranks."""
-        hosts: dict[tuple[str, str], list[Facts]] = {}
-        for _, facts in sorted(self.facts.items()):
-            hosts.setdefault((facts.host, facts.boot_id), []).append(facts)
+    @property
+    def gpus(self) -> dict[str, Gpu]:
+        """All visible GPUs by UUID, each as the last rank saw it."""
+        return {gpu.uuid: gpu for inventory in self.inventories for gpu in inventory.gpus}
+
+    def host(self, rank: int) -> str:
+        """Where a rank runs; empty: unknown."""
+        if rank in self.observations:
+            return self.observations[rank].host
+        return self.steps.get(rank, ("", ""))[0]
+
+    def by_host(self) -> dict[tuple[str, str], list[Observations]]:
+        """What the ranks of each node observed, by host name and boot id."""
+        hosts: dict[tuple[str, str], list[Observations]] = {}
+        for observed in self.observations.values():
+            hosts.setdefault((observed.host, observed.boot_id), []).append(observed)
         return hosts
 
 
 @dataclass(frozen=True)
 class Report:
-    """The end of a check.
-
-    Attributes
-    ----------
-    evidence : Evidence
-        What was found.
-    findings : tuple of Finding
-        What it means.
-    seconds : float
-        From the start of MPI.
-    """
+    """The result of a check."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]
+    #: Since the start of MPI.
     seconds: float = 0.0
 
     @property

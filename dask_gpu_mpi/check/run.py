@@ -1,9 +1,9 @@
-"""``check`` under a launcher: every rank looks and tests, rank 0 judges; all deadlines together stay below 20 s.
+"""``check`` under a launcher: every rank observes and tests, rank 0 applies the rules; all deadlines together stay below 20 s.
 
-    DOING, FACTS from every rank -> plan, addresses -> LISTEN to the scheduler's rank -> LISTENING from it -> TEST to all
+    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank -> LISTENING from it -> TEST to all
     -> TESTED from all -> the report -> DONE to all
 
-What is wrong with a rank is a finding, not an error: only options that can't be used end it at once.
+What is wrong with a rank is a finding, not an error: only options that can't be used end the check at once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from dask_gpu_mpi.mpi.library_version import library_name
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.table import Options
 
-from .coordinator import LOOK, REPORT, CheckCoordinator
+from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
+from .findings import split_fix
+from .observations import without_rank
 from .rank import CheckingRank
 from .report import Evidence, Finding, Report
-from .rules import judge, split_remedy
+from .rules import apply_rules
 
 __all__ = ["run_check"]
 
-#: Seconds beyond the report after which rank 0 says itself that it hangs, and the others no longer believe that it lives.
+#: Seconds after `REPORT_TIMEOUT` until rank 0 reports that it hangs itself, and until the other ranks stop waiting for it.
 HEAD_GRACE, GRACE = 3.0, 4.0
-DEADLINE_NAME = f"the deadline of check ({LOOK:g} s)"
+DEADLINE_NAME = f"the deadline of check ({OBSERVE_TIMEOUT:g} s)"
 
 
 def run_check(
@@ -50,15 +52,11 @@ def run_check(
     Parameters
     ----------
     options : Options or InputError
-        What the user asked for, or why that can't be.
-    kernel : bool
-        Whether to run a kernel on each GPU.
+        Of the job, or why they can't be used.
+    kernel, expect_gpus, has_client
+        As in `CheckCoordinator`.
     show : callable
-        Is given the report, on one rank.
-    expect_gpus : int, optional
-        GPUs that each host is to have; what the batch system says, unless given.
-    has_client : bool
-        Whether the job is to run a script.
+        Takes the report, on one rank.
 
     Returns
     -------
@@ -68,11 +66,11 @@ def run_check(
     Raises
     ------
     DaskGpuMpiError
-        The options can't be used, on all ranks; or rank 0 is gone.
+        The options can't be used, on all ranks; or rank 0 does not respond.
     """
     environ, host = os.environ, socket.gethostname()
     for name in ("psutil", "pynvml"):
-        # A part of the interpreters' start, so that the deadlines do not depend on the file system that they come from.
+        # Before the deadlines begin, which are not to depend on the file system that these modules come from.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     try:
@@ -87,12 +85,11 @@ def run_check(
     try:
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
-        if size == 1:  # ranks that can't tell each other
+        if size == 1:  # each rank is a world of its own
             return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
-        # Which rank this is, is said elsewhere.
-        problems.append(("launcher", str(error).partition(f" on {host}: ")[2] or str(error)))
+        problems.append(("launcher", without_rank(str(error))))
     try:
-        mailbox = Mailbox(world, host, started + LOOK, deadline_name=DEADLINE_NAME)
+        mailbox = Mailbox(world, host, started + OBSERVE_TIMEOUT, deadline_name=DEADLINE_NAME)
     except StartupError as error:
         if rank == 0:
             _alone(error, False, show)
@@ -101,13 +98,13 @@ def run_check(
         abort(error.exit_code)
         raise
     me = CheckingRank(mailbox, environ, host)
-    # Rank 0 watches the others, and nobody else can tell what it was doing; a world of one has nobody else at all.
+    # The other ranks can't know which step rank 0 was at, and a world of one rank has no other.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
-        me.look(options, library_name(library), problems)
+        me.observe(options, library_name(library), problems)
         if rank == 0:
             return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
-        return me.until_told(started + REPORT + GRACE)
+        return me.serve(started + REPORT_TIMEOUT + GRACE)
     finally:
         if watch is not None:
             watch.cancel()
@@ -115,28 +112,28 @@ def run_check(
 
 
 def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:
-    """The report of a rank that can't speak with the others."""
+    """The report of a rank that has no connection to the others."""
     if not silent:
-        found, remedy = split_remedy(str(error), "see above")
-        show(Report(Evidence(size=0), (Finding("error", "launcher", found, remedy),)))
+        finding = Finding("error", "launcher", *split_fix(str(error), "see above"))
+        show(Report(Evidence(size=0), (finding,)))
     return 1
 
 
 def _watch(me: CheckingRank, started: float, show: Callable[[Report], None]) -> threading.Timer:
-    """End the job should this rank still be busy when all is to be over: its main thread may hang in NVML or a file system."""
+    """Report and end the job if this rank has not ended in time: its main thread may hang in NVML or a file system."""
 
     def end() -> None:
-        evidence = Evidence(me.size, doing={me.rank: (me.host, me.doing)}, silent=(me.rank,))
-        report = Report(evidence, judge(evidence), time.monotonic() - started)
+        evidence = Evidence(me.size, steps={me.rank: (me.host, me.step)}, silent=(me.rank,))
+        report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
         try:
             show(report)
             flush()
             if me.size > 1:
                 abort(report.exit_code)
-        finally:  # MPICH may come back from the abort, and no exit handler can be trusted to end
+        finally:  # MPICH may return from the abort, and exit handlers may hang
             os._exit(report.exit_code)
 
-    timer = threading.Timer(started + REPORT + HEAD_GRACE - time.monotonic(), end)
+    timer = threading.Timer(started + REPORT_TIMEOUT + HEAD_GRACE - time.monotonic(), end)
     timer.daemon = True
     timer.start()
     return timer

@@ -1,4 +1,4 @@
-"""The report of `check`, as a table for people and as plain data for programs; many hosts that are alike are told once."""
+"""The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share a block."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dask_gpu_mpi.base.sizes import format_bytes
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 
 from .kernel import KernelResult
-from .observations import Facts
-from .report import Evidence, Finding, Report
+from .observations import Observations
+from .report import Evidence, Finding, Level, Report
 
 __all__ = ["as_data", "render"]
 
-MANY_HOSTS = 16
+MANY_NODES = 16
 #: Lines of one level about one thing that the table shows; the JSON has them all.
 MOST_LINES = 12
-#: The words without their colours are enough.
-_WORDS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
+#: Each level's label and colour; the labels are enough without colours.
+_LABELS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "error": ("ERROR", "red")}
 _HEADER = ("GPU", "name", "UUID", "memory", "cores", "in use", "ECC", "kernel")
 
 
@@ -44,7 +44,7 @@ def as_data(report: Report) -> dict[str, Any]:
                 "level": finding.level,
                 "what": finding.what,
                 "found": finding.found,
-                "remedy": finding.remedy,
+                "remedy": finding.fix,
                 "ranks": list(finding.ranks),
                 "hosts": list(finding.hosts),
             }
@@ -55,7 +55,7 @@ def as_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _host_data(evidence: Evidence, ranks: Sequence[Facts]) -> dict[str, Any]:
+def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, Any]:
     kernels = _kernels(evidence, ranks)
     inventory = ranks[0].inventory
     gpus = []
@@ -77,99 +77,100 @@ def _host_data(evidence: Evidence, ranks: Sequence[Facts]) -> dict[str, Any]:
         )
     return {
         "host": ranks[0].host,
-        "ranks": [facts.rank for facts in ranks],
-        "cpus": sorted({cpu for facts in ranks if facts.inventory for cpu in facts.inventory.cpus}),
+        "ranks": [observed.rank for observed in ranks],
+        "cpus": sorted({cpu for observed in ranks if observed.inventory for cpu in observed.inventory.cpus}),
         "memory": inventory.memory if inventory else None,
         "driver": ranks[0].driver or None,
         "gpus": gpus,
         "scratch": [
             {
-                "ranks": [facts.rank for facts in ranks if facts.scratch.path == scratch.path],
+                "ranks": [observed.rank for observed in ranks if observed.scratch.path == scratch.path],
                 "path": scratch.path,
                 "filesystem": scratch.filesystem or None,
                 "free": scratch.free if scratch.free >= 0 else None,
             }
-            for scratch in {facts.scratch.path: facts.scratch for facts in ranks}.values()
+            for scratch in {observed.scratch.path: observed.scratch for observed in ranks}.values()
         ],
         "clock_ahead": _ahead(evidence, ranks),
     }
 
 
 def render(report: Report) -> str:
-    """Write a report as aligned text, without a trailing newline; the first words are styled, for a terminal."""
+    """Write a report as aligned text, without a trailing newline; the labels are styled, for a terminal."""
     evidence = report.evidence
-    lines = []
-    if evidence.facts:
-        hosts = len(evidence.by_host())
-        lines += [
-            f"check of {counted(evidence.size, 'rank')} on {counted(hosts, 'host')}, {report.seconds:.1f} s",
-            "",
-        ]
-    lines += _finding_lines(report)
-    groups: dict[Hashable, list[list[Facts]]] = {}
     by_host = evidence.by_host()
-    for number, ranks in enumerate(by_host.values()):
-        key = _pattern(evidence, ranks) if len(by_host) > MANY_HOSTS else number
-        groups.setdefault(key, []).append(ranks)
+    lines = []
+    if by_host:
+        ranks, nodes = counted(evidence.size, "rank"), counted(len(by_host), "node")
+        lines += [f"check of {ranks} on {nodes}, {report.seconds:.1f} s", ""]
+    lines += _finding_lines(report)
+    # Of few nodes each has a block of its own.
+    groups: dict[Hashable, list[list[Observations]]] = {}
+    for number, observations in enumerate(by_host.values()):
+        key = _pattern(evidence, observations) if len(by_host) > MANY_NODES else number
+        groups.setdefault(key, []).append(observations)
     blocks = [(_title(evidence, group), _rows(evidence, group)) for group in groups.values()]
-    widths = [
-        max((len(row[i]) for _, rows in blocks for row in (_HEADER, *rows)), default=0)
-        for i in range(len(_HEADER))
-    ]
+    table = [_HEADER, *(row for _, rows in blocks for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for title, rows in blocks:
         lines += ["", title]
         for row in (_HEADER, *rows) if rows else ():
             cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
             lines.append(f"  {'  '.join(cells)}".rstrip())
     counts = Counter(finding.level for finding in report.findings)
-    word, colour = _WORDS[report.level]
+    label, colour = _LABELS[report.level]
     summary = f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
-    return "\n".join([*lines, "", f"{click.style(word, fg=colour)}: {summary}"])
+    return "\n".join([*lines, "", f"{click.style(label, fg=colour)}: {summary}"])
 
 
 def _finding_lines(report: Report) -> Iterator[str]:
     width = max((len(finding.what) for finding in report.findings), default=0)
-    shown: Counter[tuple[str, str]] = Counter()
+
+    def line(level: Level, what: str, text: str) -> str:
+        label, colour = _LABELS[level]
+        return f"  {click.style(f'{label:7}', fg=colour)}  {what:{width}}  {text}"
+
+    counts: Counter[tuple[Level, str]] = Counter()
     for finding in report.findings:
-        shown[finding.level, finding.what] += 1
-        if shown[finding.level, finding.what] > MOST_LINES:
-            continue
-        yield _finding_line(finding, finding.found, report.evidence.size, width)
-        if finding.remedy:
-            yield f"  {'':7}  {'':{width}}  -> {finding.remedy}"
-    for (level, what), count in shown.items():
+        counts[finding.level, finding.what] += 1
+        if counts[finding.level, finding.what] <= MOST_LINES:
+            where = _where(finding, report.evidence.size)
+            yield line(finding.level, finding.what, f"{where}{finding.found}")
+            if finding.fix:
+                yield f"  {'':7}  {'':{width}}  Fix: {finding.fix}"
+    for (level, what), count in counts.items():
         if count > MOST_LINES:
-            more = f"{count - MOST_LINES} more like these; --json has them all"
-            word, colour = _WORDS[level]
-            yield f"  {click.style(f'{word:7}', fg=colour)}  {what:{width}}  {more}"
+            yield line(level, what, f"{count - MOST_LINES} more like these; --json has them all")
 
 
-def _finding_line(finding: Finding, text: str, size: int, width: int) -> str:
-    word, colour = _WORDS[finding.level]
-    where = ""
-    # What concerns all ranks needs no names.
-    if finding.ranks and len(finding.ranks) < size:
-        hosts = f" on {fold_names(finding.hosts)}" if finding.hosts else ""
-        where = f"{ranks_text(finding.ranks)}{hosts}: "
-    return f"  {click.style(f'{word:7}', fg=colour)}  {finding.what:{width}}  {where}{text}"
+def _where(finding: Finding, size: int) -> str:
+    """The ranks of a finding and their nodes; nothing where it concerns all ranks, or the job."""
+    if not finding.ranks or len(finding.ranks) == size:
+        return ""
+    hosts = f" on {fold_names(finding.hosts)}" if finding.hosts else ""
+    return f"{ranks_text(finding.ranks)}{hosts}: "
 
 
-def _gpus(ranks: Sequence[Facts]) -> list[Gpu]:
-    return gpus_of_host((facts.inventory.pid, facts.inventory.gpus) for facts in ranks if facts.inventory)
+def _gpus(ranks: Sequence[Observations]) -> list[Gpu]:
+    return gpus_of_host(
+        (observed.inventory.pid, observed.inventory.gpus) for observed in ranks if observed.inventory
+    )
 
 
-def _kernels(evidence: Evidence, ranks: Sequence[Facts]) -> dict[str, KernelResult]:
-    tests = [evidence.tests[facts.rank] for facts in ranks if facts.rank in evidence.tests]
+def _kernels(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, KernelResult]:
+    tests = [evidence.tests[observed.rank] for observed in ranks if observed.rank in evidence.tests]
     return {result.uuid: result for test in tests for result in test.kernels}
 
 
-def _ecc(ranks: Sequence[Facts], gpu: Gpu) -> int | None:
-    return next((facts.ecc[gpu.uuid] for facts in ranks if facts.ecc and gpu.uuid in facts.ecc), None)
+def _ecc(ranks: Sequence[Observations], gpu: Gpu) -> int | None:
+    return next(
+        (observed.ecc[gpu.uuid] for observed in ranks if observed.ecc and gpu.uuid in observed.ecc), None
+    )
 
 
-def _ahead(evidence: Evidence, ranks: Sequence[Facts]) -> float | None:
-    for facts in ranks:
-        test = evidence.tests.get(facts.rank)
+def _ahead(evidence: Evidence, ranks: Sequence[Observations]) -> float | None:
+    for observed in ranks:
+        test = evidence.tests.get(observed.rank)
         if test is not None and test.reach is not None and not test.reach.error:
             return round(test.reach.ahead, 4)
     return None
@@ -177,16 +178,16 @@ def _ahead(evidence: Evidence, ranks: Sequence[Facts]) -> float | None:
 
 def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str], ...]]]:
     found: dict[tuple[tuple[str, str], ...], list[int]] = {}
-    for rank, facts in sorted(evidence.facts.items()):
-        found.setdefault(tuple(facts.versions.items()), []).append(rank)
+    for rank, observed in evidence.observations.items():
+        found.setdefault(tuple(observed.versions.items()), []).append(rank)
     return [(ranks, versions) for versions, ranks in found.items()]
 
 
-def _pattern(evidence: Evidence, ranks: Sequence[Facts]) -> Hashable:
-    """What must be equal for two hosts to be told together: all but names, UUIDs, free bytes and the first rank."""
+def _pattern(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
+    """What must be equal for two nodes to share a block: all but names, UUIDs, free bytes and the first rank."""
     first = ranks[0]
     return (
-        tuple(facts.rank - first.rank for facts in ranks),
+        tuple(observed.rank - first.rank for observed in ranks),
         first.inventory and (first.inventory.cpus, first.inventory.memory),
         first.driver,
         first.scratch.path,
@@ -195,11 +196,13 @@ def _pattern(evidence: Evidence, ranks: Sequence[Facts]) -> Hashable:
     )
 
 
-def _title(evidence: Evidence, group: Sequence[Sequence[Facts]]) -> str:
+def _title(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> str:
     first = group[0][0]
     parts = []
     if first.inventory is not None:
-        cores = fold_numbers(cpu for facts in group[0] if facts.inventory for cpu in facts.inventory.cpus)
+        cores = fold_numbers(
+            cpu for observed in group[0] if observed.inventory for cpu in observed.inventory.cpus
+        )
         memory = first.inventory.memory
         parts += [f"cores {cores}", format_bytes(memory) if memory else "memory unknown"]
     parts += [f"driver {first.driver}"] if first.driver else []
@@ -209,12 +212,12 @@ def _title(evidence: Evidence, group: Sequence[Sequence[Facts]]) -> str:
     if len(group) == 1:
         ahead = _ahead(evidence, group[0])
         parts += [f"clock {ahead:+.3f} s"] if ahead is not None else []
-        return f"host {first.host}: {ranks_text(facts.rank for facts in group[0])}, {', '.join(parts)}"
-    every = ranks_text(facts.rank for ranks in group for facts in ranks)
-    return f"{len(group)} hosts {fold_names(ranks[0].host for ranks in group)}: {every}; on each {', '.join(parts)}"
+        return f"node {first.host}: {ranks_text(observed.rank for observed in group[0])}, {', '.join(parts)}"
+    every = ranks_text(observed.rank for ranks in group for observed in ranks)
+    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {', '.join(parts)}"
 
 
-def _rows(evidence: Evidence, group: Sequence[Sequence[Facts]]) -> list[tuple[str, ...]]:
+def _rows(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> list[tuple[str, ...]]:
     kernels = _kernels(evidence, group[0])
     rows: list[tuple[str, ...]] = []
     for gpu in _gpus(group[0]):

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
-from .options import RUN_CONTEXT, resolve_run, run_parameters
+from .options import RUN_CONTEXT, fail, resolve_texts, run_parameters, split_run
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
@@ -26,27 +25,29 @@ __all__ = ["check"]
     "--expect-gpus",
     type=click.IntRange(min=0),
     metavar="G",
-    help="GPUs that each host must show; without it, as many as Slurm says (SLURM_GPUS_ON_NODE).",
+    help="GPUs that each node must have; without it, as many as Slurm has allocated (SLURM_GPUS_ON_NODE).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
-def check(kernel: bool, expect_gpus: int | None, as_json: bool, words: tuple[str, ...], **given: Any) -> None:
-    """Look whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
+def check(
+    kernel: bool, expect_gpus: int | None, as_json: bool, program: tuple[str, ...], **given: Any
+) -> None:
+    """Check whether a job in this allocation would work: versions, launcher, GPUs, network, scratch. Starts no cluster.
 
-    Say what the job will have after `run`: its options count as far as they change what there is to check, SCRIPT is not
-    looked at. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
+    Give it the arguments that the job will have after `run`: options count where they change what there is to check, SCRIPT is
+    ignored. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
     """
     from dask_gpu_mpi.check.run import run_check
     from dask_gpu_mpi.check.table import as_data, render
 
     def show(report: Report) -> None:
-        # Open MPI gives its ranks a terminal for their output, wherever that goes; but none for their errors.
+        # Open MPI gives its ranks a terminal as standard output, wherever that goes, but not as standard error.
         color = None if sys.stderr.isatty() else False
         click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
 
     try:
-        options, script = resolve_run(given, words)
-        code = run_check(options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(script))
+        given, program = split_run(given, program)
+        options = resolve_texts(given)
+        code = run_check(options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(program))
     except DaskGpuMpiError as error:
-        report_error(error)
-        sys.exit(error.exit_code)
+        fail(error)
     sys.exit(code)

@@ -1,9 +1,8 @@
-"""``python -m dask_gpu_mpi jobscript``: what a job script is to ask for, from the command line and Dask's configuration."""
+"""The command ``jobscript``: what a job script is to request, from the command line and Dask's configuration."""
 
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,42 +10,43 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.types import Option, convert, show, suggest
 
-from .options import parse_run, resolve_texts
+from .options import click_option, fail, parse_run, resolve_texts, usable
 from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 
-# Directives can't be quoted: these texts must be harmless as they are.
+# Directives can't be quoted: these texts must be safe as they are.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
-#: Ranks, or GPUs, of the largest job that is planned; more than any machine has, and planned in seconds.
+#: Ranks, or GPUs, of the largest job that is planned: more than any machine has, and planned in seconds.
 _LARGEST = 100_000
-_CLOCK = re.compile(r"(\d{1,4}):([0-5]\d):([0-5]\d)")
+_WALLTIME = r"(?!0+:00:00)\d{1,4}:[0-5]\d:[0-5]\d"
+
+_NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 
 # fmt: off
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
-    Option("nodes", "int", None, "Hosts.", ("--nodes", "-N"), minimum=1),
-    Option("gpus_per_node", "int", None, "GPUs of each host.", ("--gpus-per-node",), minimum=0),
-    Option("ranks_per_node", "int", None, "MPI ranks on each host; one is enough. Default: 1.",
+    Option("nodes", "int", None, "Nodes.", ("--nodes", "-N"), minimum=1),
+    Option("gpus_per_node", "int", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
+    Option("ranks_per_node", "int", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("cpus_per_node", "int", None, "Cores of each host, which PBS has to be told.", ("--cpus-per-node",), minimum=1),
-    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_CLOCK.pattern, needs="HH:MM:SS, such as 01:30:00"),
+    Option("cpus_per_node", "int", None, "Cores of each node, which PBS must know.", ("--cpus-per-node",), minimum=1),
+    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME, needs="HH:MM:SS above zero, such as 01:30:00"),
     Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, needs=_NAMED),
     Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, needs=_NAMED),
-    Option("launcher", "choice", None, "What starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
+    Option("launcher", "choice", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
     Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
            ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
     Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
     Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
-    Option("scratch", "path", None, "Node-local directory, a short path. Default: each host's TMPDIR or /tmp.", ("--scratch",)),
+    Option("scratch", "path", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
@@ -58,13 +58,9 @@ _LISTS: Mapping[str, Option] = {option.name: option for option in (
 
 
 def _clicks(function: Any) -> Any:
-    """All texts, so that errors are found, and told, in one place."""
-    for several, table in ((True, _LISTS), (False, JOB_OPTIONS)):
+    for table in (_LISTS, JOB_OPTIONS):
         for option in reversed(list(table.values())):
-            metavar = "|".join(option.choices) if option.choices else option.kind.upper()
-            function = click.option(
-                *option.flags, option.name, default=None, multiple=several, metavar=metavar, help=option.help
-            )(function)
+            function = click_option(option, multiple=table is _LISTS)(function)
     return function
 
 
@@ -83,26 +79,21 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         job = request(system, program, given)
         text = render(job)
         if output is not None:
-            _write(output, text)
+            try:
+                Path(output).write_bytes(os.fsencode(text))
+            except OSError as error:
+                raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
             sys.stdout.flush()
         if submits:
             print(submit(job, text))
     except DaskGpuMpiError as error:
-        report_error(error)
-        sys.exit(error.exit_code)
-
-
-def _write(output: str, text: str) -> None:
-    try:
-        Path(output).write_bytes(os.fsencode(text))
-    except OSError as error:
-        raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
+        fail(error)
 
 
 def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> JobRequest:
-    """Add up command line and configuration, and check that such a job can be.
+    """Merge command line and configuration, and check that the job can be planned.
 
     Parameters
     ----------
@@ -111,63 +102,52 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
     program : sequence of str
         The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
     given : mapping
-        Texts of the command line by option name; None or empty: not said.
+        Texts of the command line by option name; None or empty: not set.
 
     Raises
     ------
     OptionError
         An option is missing, unknown or of the wrong form.
     InputError
-        GPUs of the job would have no worker, or the program's options can't be.
+        GPUs of the job would have no worker, or the program's options can't be used.
     """
     if system not in SYSTEMS:
         raise OptionError(
-            f"command line: {show(system)} is no batch system known here; valid: {', '.join(SYSTEMS)}"
+            f"command line: unknown batch system {show(system)} (expected one of {', '.join(SYSTEMS)})"
         )
     values: dict[str, Any] = _configured()
-    for name, said in given.items():
+    for name, value in given.items():
         option = JOB_OPTIONS.get(name) or _LISTS[name]
         origin = f"command line: {option.flags[0]}"
         if name in _LISTS:
-            # a site's own directives stay; the user's modules are instead of the site's
-            added = tuple(convert(option, text, origin, "command line") for text in said or ())
+            # the user's directives come after those of the site, the user's modules instead of them
+            added = tuple(convert(option, text, origin, "command line") for text in value or ())
             values[name] = (
                 values.get(name, ()) + added if name == "directives" else added or values.get(name, ())
             )
-        elif said is not None:
-            values[name] = convert(option, said, origin, "command line")
+        elif value is not None:
+            values[name] = convert(option, value, origin, "command line")
     for name in ("nodes", "gpus_per_node", "time"):
         if values.get(name) is None:
+            option = JOB_OPTIONS[name]
             raise OptionError(
-                f"command line: {JOB_OPTIONS[name].flags[0]} is missing; needed: {_needs(name)}"
+                f"command line: {option.flags[0]} is missing (expected {option.needs or 'a number'})"
             )
-    seconds = _seconds(values.pop("time"))
+    hours, minutes, seconds = map(int, values.pop("time").split(":"))
     values["ranks_per_node"] = values.get("ranks_per_node") or 1
     for name in ("ranks_per_node", "gpus_per_node"):
         if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]} can't be; "
-                f"needed: at most {_LARGEST} in the whole job"
+                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
+                f"(expected at most {_LARGEST} in the whole job)"
             )
     if system == "pbs" and not values.get("cpus_per_node"):
-        _note(f"--cpus-per-node is not given: the job asks for {template_cpus('pbs.pbs')} cores of each host")
-    job = JobRequest(system=system, program=tuple(program), seconds=seconds, **values)
+        say(f"--cpus-per-node is not set: the job requests {template_cpus('pbs.pbs')} cores of each node")
+    job = JobRequest(
+        system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
+    )
     _check_workers(job)
     return job
-
-
-def _needs(name: str) -> str:
-    return JOB_OPTIONS[name].needs or "a number"
-
-
-def _seconds(text: str) -> int:
-    match = _CLOCK.fullmatch(text)
-    assert match is not None, text
-    hours, minutes, seconds = map(int, match.groups())
-    total = 3600 * hours + 60 * minutes + seconds
-    if not total:
-        raise OptionError(f"command line: --time {text}: a job needs time; needed: more than 00:00:00")
-    return total
 
 
 def _configured() -> dict[str, Any]:
@@ -179,7 +159,7 @@ def _configured() -> dict[str, Any]:
     section = config.get("gpu-mpi.jobscript", None) or {}
     if not isinstance(section, Mapping):
         raise OptionError(
-            f"configuration gpu-mpi.jobscript: {show(section)} can't be used; needed: names and values"
+            f"configuration gpu-mpi.jobscript: invalid value {show(section)} (expected names and values)"
         )
     values: dict[str, Any] = {}
     for key, value in section.items():
@@ -198,33 +178,27 @@ def _configured() -> dict[str, Any]:
 
 
 def _check_workers(job: JobRequest) -> None:
-    """Plan the job as its ranks will, to refuse now what would fail, or waste GPUs, hours later."""
+    """Plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
     from dask_gpu_mpi.plan.from_options import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
     from dask_gpu_mpi.plan.synthetic import pretend
 
     try:
-        said = parse_run(job.program)
+        given = parse_run(job.program)
     except click.ClickException as error:
         raise InputError(f"command line: {error.format_message()} (before the script)") from None
     except click.exceptions.Exit:
-        raise InputError("command line: the script is missing; needed: -- SCRIPT ARGS...") from None
-    words = said.pop("words")
-    if not words and said["scheduler_file"] is None:
-        raise InputError("command line: the script is missing; needed: -- SCRIPT ARGS...")
-    options = resolve_texts(said)
-    if isinstance(options, InputError):
-        raise options
-    made = make_plan(pretend(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options))
-    gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in made.workers)
+        raise InputError(_NO_SCRIPT) from None
+    program = given.pop("program")
+    if not program and given["scheduler_file"] is None:
+        raise InputError(_NO_SCRIPT)
+    options = usable(resolve_texts(given))
+    plan = make_plan(pretend(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options))
+    gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
         raise InputError(
-            f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} hosts: "
-            f"{made.warnings[0] if made.warnings else 'see dask-gpu-mpi plan'}"
+            f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} nodes: "
+            f"{plan.warnings[0] if plan.warnings else 'see dask-gpu-mpi plan'}"
         )
-    for warning in made.warnings:
-        _note(warning)
-
-
-def _note(text: str) -> None:
-    say(text)
+    for warning in plan.warnings:
+        say(warning)

@@ -1,56 +1,60 @@
-"""The table of options as options of commands, and what a command line of `run` says."""
+"""The table of options as options of commands: from a command line to `Options`, or to the error with which a command exits."""
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.base.failures import report_error
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.options.types import Option
 
 __all__ = [
     "RUN_CONTEXT",
+    "click_option",
+    "fail",
     "option_decorators",
     "parse_run",
     "read_texts",
-    "resolve_run",
     "resolve_texts",
     "run_parameters",
-    "script_of_run",
+    "split_run",
+    "usable",
 ]
 
-#: Options of ours come before the script, all words after it are the script's.
+#: Options of a command come before the script; all arguments after it are the script's.
 RUN_CONTEXT = {"allow_interspersed_args": False}
-#: What tells an address from a script: a protocol, or a host and a port.
+#: An address instead of a script: it has a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
+def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], Any]:
+    """An option for click: as text, so that one place checks and reports it."""
+    metavar = None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper()
+    return click.option(
+        *option.flags, option.name, default=None, multiple=multiple, metavar=metavar, help=option.help
+    )
+
+
 def option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """The table's options, for click: all texts, so that errors are found, and told, in one place."""
+    """The table's options of these names, or all."""
 
     def decorate(function: Any) -> Any:
         for option in reversed(list(OPTIONS.values())):
-            if not option.cli or (names is not None and option.name not in names):
-                continue
-            if option.kind == "bool":
-                function = click.option(option.flags[0], option.name, default=None, help=option.help)(
-                    function
-                )
-            else:
-                metavar = "|".join(option.choices) if option.choices else option.kind.upper()
-                function = click.option(
-                    *option.flags, option.name, default=None, metavar=metavar, help=option.help
-                )(function)
+            if option.cli and (names is None or option.name in names):
+                function = click_option(option)(function)
         return function
 
     return decorate
 
 
 def read_texts(given: dict[str, Any]) -> Options:
-    """The options from what the command line said.
+    """The options of a command line.
 
     Raises
     ------
@@ -66,26 +70,39 @@ def read_texts(given: dict[str, Any]) -> Options:
 
 
 def resolve_texts(given: dict[str, Any]) -> Options | InputError:
-    """The options, or what is wrong with them: to be told once for all ranks."""
+    """The options of a command line, or what is wrong with them: to be reported once for all ranks."""
     try:
         return read_texts(given)
     except InputError as error:
         return error
 
 
+def usable(options: Options | InputError) -> Options:
+    """The options, or raise what is wrong with them."""
+    if isinstance(options, InputError):
+        raise options
+    return options
+
+
+def fail(error: DaskGpuMpiError) -> NoReturn:
+    """Report an error and exit with its code."""
+    report_error(error)
+    sys.exit(error.exit_code)
+
+
 def run_parameters(function: Any) -> Any:
     """What `run` takes: all options of the table, the script and its arguments."""
-    words = click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
-    return option_decorators()(words(function))
+    program = click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+    return option_decorators()(program(function))
 
 
 def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
-    """The parameters of `run` in a command line that is not to be run now.
+    """The parameters of `run` from its command line, without running it.
 
     Raises
     ------
     click.ClickException
-        What click finds wrong with it.
+        It is not valid.
     click.exceptions.Exit
         It asks for help.
     """
@@ -94,22 +111,10 @@ def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
         return dict(context.params)
 
 
-def script_of_run(given: dict[str, Any], words: tuple[str, ...]) -> tuple[str, ...]:
-    """The script of a job and its arguments. With dask-mpi the first word may be an address, which goes to `given`."""
-    if (
-        given["scheduler"] is False
-        and given["scheduler_file"] is None
-        and given["scheduler_address"] is None
-        and words
-        and _ADDRESS.fullmatch(words[0])
-    ):
-        given["scheduler_address"], words = words[0], words[1:]  # dask-mpi: --no-scheduler ADDRESS
-    return words
-
-
-def resolve_run(
-    given: dict[str, Any], words: tuple[str, ...]
-) -> tuple[Options | InputError, tuple[str, ...]]:
-    """The options and the script of a job."""
-    script = script_of_run(given, words)
-    return resolve_texts(given), script
+def split_run(given: dict[str, Any], program: tuple[str, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The texts of a job's options, and its script with arguments."""
+    scheduler = (given["scheduler"], given["scheduler_file"], given["scheduler_address"])
+    if scheduler == (False, None, None) and program and _ADDRESS.fullmatch(program[0]):
+        # dask-mpi: --no-scheduler ADDRESS
+        return {**given, "scheduler_address": program[0]}, program[1:]
+    return given, program

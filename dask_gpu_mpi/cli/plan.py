@@ -1,155 +1,108 @@
-"""``plan``: the plan of this very allocation, without starting anything, or of a hypothetical one."""
+"""The command ``plan``; what it does is in `dask_gpu_mpi.cli.dry_run`."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+import json
+from typing import Any, Literal
 
-from dask_gpu_mpi.agent.worker_options import check_options_of
-from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
-from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_look
-from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.gathering import FLUSH, gather, report_to_all
-from dask_gpu_mpi.mpi.library import load_mpi
-from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.plan.device_memory import device_options
-from dask_gpu_mpi.plan.from_options import placement_options
-from dask_gpu_mpi.plan.planner import Plan, make_plan
+import click
 
-__all__ = ["plan_of_allocation", "plan_of_inventories"]
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 
-#: Seconds for the ranks to answer, where the options that set a limit can't be read.
-WITHOUT_OPTIONS = 60.0
+from .options import fail, option_decorators, resolve_texts, usable
+
+__all__ = ["plan"]
 
 
-def plan_of_inventories(options: Options | InputError, inventories: Sequence[Inventory]) -> Plan:
-    """The plan of an allocation that is not there.
+@click.command()
+@option_decorators(
+    [
+        "layout",
+        "cpu_workers",
+        "gpus_per_worker",
+        "require_idle_gpus",
+        "nthreads",
+        "memory_limit",
+        "worker_class",
+        "worker_options",
+        "name",
+        "scheduler_rank",
+        "client_rank",
+    ]
+)
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Plan a hypothetical allocation of so many nodes instead of this one.",
+)
+@click.option(
+    "--ranks-per-node",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="MPI ranks on each of these nodes.",
+)
+@click.option(
+    "--gpus-per-node",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="GPUs of each of these nodes.",
+)
+@click.option(
+    "--visible",
+    type=click.Choice(["all", "per-rank"]),
+    default="all",
+    show_default=True,
+    help="Whether each rank there sees all GPUs of its node, or its share of them.",
+)
+@click.option(
+    "--cpus-per-node",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Cores of each of these nodes.",
+)
+@click.option(
+    "--memory-per-node",
+    help="Memory of each of these nodes: bytes, or a text such as 64GiB.  [default: 512GiB]",
+)
+@click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
+def plan(
+    nodes: int | None,
+    ranks_per_node: int,
+    gpus_per_node: int,
+    visible: Literal["all", "per-rank"],
+    cpus_per_node: int,
+    memory_per_node: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Show who would work where, without starting anything: in this allocation, or in a hypothetical one (--nodes)."""
+    from .dry_run import plan_of_allocation, plan_of_inventories
 
-    Raises
-    ------
-    InputError
-        The options can't be used, or fit no plan.
-    """
-    options = _usable(options)
-    _check_worker_options(options)
-    asked = device_options(options)
-    return make_plan(
-        [replace(inventory, device_options=asked) for inventory in inventories], placement_options(options)
-    )
-
-
-def plan_of_allocation(options: Options | InputError) -> Plan | None:
-    """Gather what every rank sees and plan on rank 0.
-
-    Returns
-    -------
-    Plan or None
-        None on the other ranks.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        What a rank found wrong; the same on all ranks, printed already.
-    """
-    timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
-    deadline = time.monotonic() + timeout
-    look = _start_look() if isinstance(options, Options) and options.worker_kind != "cpu" else None
-    host = socket.gethostname()
-    mailbox = Mailbox(load_mpi(os.environ, host).COMM_WORLD, host, deadline)
-    answer: Inventory | Failure
+    options = resolve_texts(given)
     try:
-        answer = _inspect(_usable(options), mailbox, look, deadline - nvml_grace(timeout))
-    except DaskGpuMpiError as error:
-        answer = Failure.of(error)
-    mailbox.send(0, "inventory", (host, answer))
-    if mailbox.rank == 0:
-        return _plan(mailbox, options, deadline)
-    while time.monotonic() < deadline + 5:
-        for mail in mailbox.receive():
-            if isinstance(mail.payload, Failure):
-                raise mail.payload.error(reported=True)
-            return None
-        time.sleep(0.02)
-    raise StartupError("rank 0 did not answer within startup_timeout")
+        if nodes is None:
+            made = plan_of_allocation(options)
+        else:
+            from dask_gpu_mpi.plan.synthetic import pretend
 
-
-def _usable(options: Options | InputError) -> Options:
-    if isinstance(options, InputError):
-        raise options
-    return options
-
-
-def _check_worker_options(options: Options) -> None:
-    """What the agents of a job would find wrong: here there are none."""
-    if options.worker_options:
-        check_options_of(options.worker_class, options.worker_options, where="worker_options")
-
-
-def _inspect(options: Options, mailbox: Mailbox, look: Look | None, deadline: float) -> Inventory:
-    """What this rank sees."""
-    library = load_mpi().Get_library_version()
-    launcher_check.cross_check(os.environ, mailbox.size, mailbox.rank, socket.gethostname(), library=library)
-    _check_worker_options(options)
-    return take_inventory(
-        mailbox.rank,
-        mailbox.size,
-        os.environ,
-        device_options=device_options(options),
-        look_for_gpus=look is not None,
-        seen=_see(look, mailbox, deadline),
-    )
-
-
-def _start_look() -> Look:
-    """Have a process look at the GPUs; before MPI is loaded, which has threads."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # no process can be had: the look has no answer, and says so
-        start_look(write, close=[read], rank=os.getpid())
-    return Look(read)
-
-
-def _see(look: Look | None, mailbox: Mailbox, deadline: float) -> tuple[Gpu, ...] | None:
-    """What that process has seen of the GPUs; None where nobody was to look."""
-    if look is None:
-        return None
-    where = f"rank {mailbox.rank} of {mailbox.size} on {socket.gethostname()}"
-    try:
-        seen = look.gpus(max(deadline - time.monotonic(), 0.1))
-    except (InputError, StartupError) as error:
-        raise type(error)(f"{where}: {error}") from error
-    finally:
-        look.close()
-    if seen is None:
-        raise hangs(where)
-    return seen
-
-
-def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> Plan:
-    try:
-        answers = gather(mailbox, "inventory", range(mailbox.size), deadline)
-        silent = [rank for rank in range(mailbox.size) if rank not in answers]
-        if silent:
-            raise StartupError(
-                f"{ranks_text(silent)} of {mailbox.size} did not answer within startup_timeout"
+            inventories = pretend(
+                nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
             )
-        found = [answer for _, answer in answers.values()]
-        bad = {rank: answer for rank, (_, answer) in answers.items() if isinstance(answer, Failure)}
-        if bad:
-            hosts = {rank: host for rank, (host, _) in answers.items()}
-            raise one_report(bad, hosts, mailbox.size).error(reported=False)
-        plan = make_plan(found, placement_options(_usable(options)))
+            made = plan_of_inventories(usable(options), inventories)
     except DaskGpuMpiError as error:
-        report_to_all(mailbox, error)
-        raise
-    mailbox.send_all("done")
-    mailbox.flush(FLUSH)
-    return plan
+        fail(error)
+    if made is not None:
+        click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
+
+
+def _memory(text: str | None) -> int:
+    from dask_gpu_mpi.base.sizes import parse_bytes
+    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY
+
+    try:
+        return NODE_MEMORY if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise InputError(f"command line: --memory-per-node {text!r}: {error}") from None

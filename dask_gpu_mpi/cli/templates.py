@@ -235,10 +235,12 @@ def render(job: JobRequest) -> str:
     launcher = job.launcher or next(iter(system.templates))
     if launcher not in system.templates:
         raise InputError(
-            f"--launcher {launcher}: {system.title} has no such launcher; valid: {', '.join(system.templates)}"
+            f"--launcher {launcher}: not available under {system.title} (expected one of {', '.join(system.templates)})"
         )
     if job.mpi is not None and launcher not in system.speaks:
-        raise InputError(f"--mpi {job.mpi}: {launcher} under {system.title} has no such option; leave it out")
+        raise InputError(
+            f"--mpi {job.mpi}: {launcher} under {system.title} has no such option. Fix: leave it out"
+        )
     lines = template(system.templates[launcher]).splitlines()
     for beginning, value in system.directives(job).items():
         _set_directive(lines, system.prefix, beginning, value)
@@ -307,20 +309,21 @@ def submit(job: JobRequest, text: str) -> str:
     name = " ".join(command)
     if shutil.which(command[0]) is None:
         raise InputError(
-            f"--submit: the command {command[0]} is not here; run this on a login node of {SYSTEMS[job.system].title}"
+            f"--submit: command {command[0]} not found. Fix: run this on a login node of {SYSTEMS[job.system].title}"
         )
     try:
         done = subprocess.run(command, input=os.fsencode(text), capture_output=True, timeout=SUBMIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"--submit: {name} did not answer within {SUBMIT_TIMEOUT:.0f} s; look whether the job is there"
+            f"--submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s. Fix: check whether the job is in the queue "
+            "before you submit again"
         ) from None
     except OSError as error:
-        raise InputError(f"--submit: {name} can't be run: {error.strerror}") from None
+        raise InputError(f"--submit: could not run {name}: {error.strerror}") from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(SYSTEMS[job.system].job_id, answer)
     if done.returncode or found is None:
         raise InputError(
-            f"--submit: {name} exits {done.returncode}: {complaint or answer or 'without a word'}"
+            f"--submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'}"
         )
     return found[1]

@@ -97,7 +97,7 @@ def test_chunk_per_host(pbs: Pbs) -> None:
     (pbs.work / "env.sh").write_text("export SITE_SAYS='a b'\n")
     env = {"DASK_GPU_MPI__LOG_LEVEL": "error", "DGM_SETUP": "env.sh"}
     done = pbs.run(SCRIPT, ["h1", "h1", "h2", "h2"], env).check()
-    assert "check of 4 ranks on 2 hosts" in done.stdout
+    assert "check of 4 ranks on 2 nodes" in done.stdout
     told = facts(done)
     rows = workers_of(told)
     assert {name: row["host"] for name, row in rows.items()} == {"0": "h1", "1": "h1", "2": "h2", "3": "h2"}

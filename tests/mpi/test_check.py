@@ -1,4 +1,4 @@
-"""`check` over real ranks: what is well is green, and what is wrong is told with the rank, the host and the remedy."""
+"""`check` over real ranks: what is well is green, and what is wrong names the rank, the host and the fix."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def test_all_is_well(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 4).check()
     assert "ERROR" not in done.stdout
     assert "\x1b" not in done.stdout  # colours are for terminals
-    assert "check of 4 ranks on 1 host" in done.stdout
-    assert f"host {HOST}: ranks 0-3" in done.stdout
+    assert "check of 4 ranks on 1 node" in done.stdout
+    assert f"node {HOST}: ranks 0-3" in done.stdout
     for what in ("launcher", "versions", "placement", "network", "clocks"):
         assert any(line.split()[:2] == ["ok", what] for line in done.stdout.splitlines()), done.stdout
     assert "Traceback" not in done.stderr
@@ -98,7 +98,7 @@ def test_gpus_that_are_gone(mpirun: Mpi, libdir: Path) -> None:
     env = gpus(libdir, make_gpus(2, host="one")) | {"SLURM_GPUS_ON_NODE": "2"}
     mpirun.run([*CHECK, "--no-kernel"], 2, env=env).check()
     found = red(mpirun.run([*CHECK, "--no-kernel", "--expect-gpus", "3", "--json"], 2, env=env))
-    assert found["found"].startswith("only 2 GPUs seen")
+    assert found["found"].startswith("only 2 GPUs visible")
 
 
 def test_options_and_script_of_the_job(mpirun: Mpi) -> None:
@@ -206,7 +206,7 @@ def test_rank_that_does_not_answer(mpirun: Mpi, tmp_path: Path, ranks: int, sile
     assert (found["what"], found["ranks"], found["hosts"]) == ("ranks", [silent], [HOST])
     assert "the local directory" in found["found"]
     assert json.loads(done.stdout)["seconds"] < 20
-    assert "did not answer" not in done.stderr
+    assert "no response" not in done.stderr
 
 
 @pytest.mark.slow
@@ -214,17 +214,17 @@ def test_rank_0_that_is_stopped(mpirun: Mpi) -> None:
     done = mpirun.run(_hanging(0, "os.kill(os.getpid(), 19)"), 2, timeout=40)
     assert done.rc != 0
     # Launchers let a stopped process go on before they end it, so that it may say something as well.
-    assert done.stderr.count("dask_gpu_mpi: error: rank 0 did not answer") == 1
+    assert done.stderr.count("dask_gpu_mpi: error: rank 0: no response") == 1
 
 
 def _hanging(rank: int, how: str) -> str:
     """``check``, where a rank does this instead of looking at its local directory."""
     return f"""
         import os, sys
-        import dask_gpu_mpi.check.observations as facts
+        import dask_gpu_mpi.check.observations as observations
 
         if os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == "{rank}":
-            facts.inspect_scratch = lambda *_: ({how})
+            observations.inspect_scratch = lambda *_: ({how})
         from dask_gpu_mpi.cli.main import main
 
         main(["check", "--interface", "lo", "--json"])

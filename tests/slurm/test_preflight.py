@@ -25,7 +25,7 @@ def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
         env={"DGM_CHECK": "yes"},
     )
     ended = job.wait().check()
-    assert len(re.findall("^check of 2 ranks on 2 hosts", ended.output, re.MULTILINE)) == 1
+    assert len(re.findall("^check of 2 ranks on 2 nodes", ended.output, re.MULTILINE)) == 1
     rows = workers_of(facts(ended.output))
     assert sorted(rows) == ["0", "1"]
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}

@@ -1,4 +1,4 @@
-"""What becomes of the kernel of the preflight, with a numba that is none; tests/gpu has the real one."""
+"""The result of the preflight's kernel, with a mock of numba; tests/gpu has the real one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def test_no_gpu_no_kernel() -> None:
     [
         ("raise ImportError('no llvmlite')", "import", "no llvmlite"),
         ("import os, sys; print('Bus error', file=sys.stderr, flush=True); os._exit(7)", "died", "Bus error"),
-        ("import os; os._exit(7)", "died", "exit code 7: it said nothing"),
+        ("import os; os._exit(7)", "died", "exit code 7: no error output"),
     ],
 )
-def test_what_it_says_is_told(tmp_path: Path, numba: str, kind: str, says: str) -> None:
+def test_what_it_prints_is_reported(tmp_path: Path, numba: str, kind: str, says: str) -> None:
     results = run_kernels(["GPU-a", "GPU-b"], environ_with(numba, tmp_path), 60.0)
     assert [result.uuid for result in results] == ["GPU-a", "GPU-b"]
     for result in results:
@@ -41,3 +41,54 @@ def test_an_import_that_takes_too_long(tmp_path: Path) -> None:
     (result,) = run_kernels(["GPU-a"], environ_with("import time; time.sleep(600)", tmp_path), 0.5)
     assert result.kind == "slow"
     assert result.seconds >= 0.5
+
+
+#: A mock of numba.cuda: it runs the kernel in some of its threads only, and computes the rest itself.
+CUDA = """
+import os, time
+import numpy as np
+
+class DeviceArray(np.ndarray):
+    copy_to_host = np.ndarray.copy
+
+to_device = lambda x: x
+device_array_like = lambda x: np.zeros_like(x).view(DeviceArray)
+grid = lambda dimensions: _thread
+
+def jit(function):
+    class Kernel:
+        def __getitem__(self, shape):
+            blocks, threads = shape
+            return lambda x, y: launch(blocks * threads, x, y)
+
+    def launch(threads, x, y):
+        global _thread
+        assert threads == x.size and x[0] == threads - 1
+        y[:] = 3 * x + np.arange(x.size)
+        for _thread in (0, 1, threads // 2, threads - 1, threads):
+            if _thread < threads:
+                y[_thread] = -1
+            function(x, y)
+        ACTION
+
+    return Kernel()
+"""
+
+
+@pytest.mark.parametrize(
+    ("action", "kind", "text"),
+    [
+        ("pass", "", ""),
+        ("y[5] += 1", "wrong", "1 of 1048576 elements are wrong"),
+        ("raise RuntimeError('no  driver')", "cuda", "RuntimeError: no driver"),
+        ("raise RuntimeError('x' * 999)", "cuda", "RuntimeError: " + "x" * 186),
+        ("import sys; sys.exit('y' * 999)", "died", "exit code 1: " + "y" * 200),
+        ("assert os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-a' and 'PMI_RANK' not in os.environ", "", ""),
+    ],
+)
+def test_what_a_gpu_computes_is_checked(tmp_path: Path, action: str, kind: str, text: str) -> None:
+    environ = environ_with("", tmp_path)
+    (tmp_path / "numba" / "cuda.py").write_text(CUDA.replace("ACTION", action))
+    (result,) = run_kernels(["GPU-a"], environ | {"PMI_RANK": "0"}, 60.0)
+    assert (result.uuid, result.kind, result.text) == ("GPU-a", kind, text)
+    assert 0 < result.seconds < 60

@@ -9,7 +9,7 @@ from dask_gpu_mpi.check.observations import (
     NOT_INSTALLED,
     PYTHON,
 )
-from preflights import VERSIONS, evidence, facts, only
+from preflights import VERSIONS, evidence, observed, only
 
 
 @pytest.mark.parametrize(
@@ -53,14 +53,14 @@ def test_not_known_bad(versions: dict[str, str]) -> None:
     assert known_bad(VERSIONS | versions, frozenset()) == []
 
 
-def test_rows_of_known_bad_name_what_is_looked_at() -> None:
+def test_rows_of_known_bad_name_what_is_observed() -> None:
     assert {name for row in KNOWN_BAD for name in row.versions} <= VERSIONS.keys()
-    assert all(row.effect and row.remedy for row in KNOWN_BAD)
+    assert all(row.effect and row.fix for row in KNOWN_BAD)
     assert MISSING in {wanted for row in KNOWN_BAD for wanted in row.versions.values()}
 
 
-def test_known_bad_of_all_ranks_is_said_once() -> None:
+def test_known_bad_of_all_ranks_is_one_finding() -> None:
     versions = {"bokeh": "3.10.2"}
-    finding = only(evidence(facts(0, versions=versions), facts(1, versions=versions)))
+    finding = only(evidence(observed(0, versions=versions), observed(1, versions=versions)))
     assert (finding.what, finding.level, finding.ranks) == ("known versions", "warning", (0, 1))
     assert finding.hosts == ("h1", "h2")

@@ -7,19 +7,20 @@ from typing import Any
 import click
 import pytest
 
-from dask_gpu_mpi.cli.options import parse_run, resolve_run, resolve_texts
+from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.table import OPTIONS, Options
 
 
 def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:
     given = parse_run(arguments)
-    return resolve_run(given, given.pop("words"))
+    given, program = split_run(given, given.pop("program"))
+    return resolve_texts(given), program
 
 
 def test_every_option_of_the_table_is_one_of_the_command() -> None:
     given = parse_run([])
-    assert given.pop("words") == ()
+    assert given.pop("program") == ()
     assert given.keys() == {option.name for option in OPTIONS.values() if option.cli}
     assert set(given.values()) == {None}
 

@@ -1,0 +1,96 @@
+"""The rules of `check` about ports, connections and clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.options.protocols import Protocol
+
+from .findings import LEAVE_OUT, split_fix
+from .report import Evidence, Finding, Level
+
+__all__ = ["check_clocks", "check_network", "check_ports"]
+
+#: Seconds by which clocks may differ without a warning.
+CLOCK_TOLERANCE = 1.0
+
+
+def check_ports(evidence: Evidence) -> Iterator[Finding]:
+    """The scheduler's rank must be able to listen where the scheduler and its dashboard would."""
+    listening, head = evidence.listening, (evidence.scheduler_rank,)
+    if listening is None:
+        return
+    place = f"{evidence.address}, {f'port {evidence.port}' if evidence.port else 'any port'}"
+    if listening.error:
+        fix = "choose another network with interface (--interface)"
+        if evidence.port:
+            fix = "choose another port with scheduler_port (--scheduler-port), or leave it out for any free port"
+        found = f"the scheduler can't listen at {place}: {listening.error}"
+        yield Finding("error", "ports", found, fix, head)
+    elif listening.dashboard:
+        yield Finding(
+            "warning", "ports",
+            f"the dashboard can't listen at {evidence.dashboard_address} ({listening.dashboard}) and will use another port",
+            "choose a free one with dashboard_address (--dashboard-address)", head,
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "ports", f"the scheduler can listen at {place}")
+
+
+def check_network(evidence: Evidence) -> Iterator[Finding]:
+    """All ranks must reach the scheduler's address."""
+    if evidence.network_problem:
+        fix = "choose another with interface (--interface)"
+        yield Finding("error", "network", *split_fix(evidence.network_problem, fix))
+    if evidence.listening is None or evidence.listening.error:
+        return
+    scheduler = f"the scheduler's rank {evidence.scheduler_rank} on {evidence.host(evidence.scheduler_rank)}"
+    reached = _reached(evidence)
+    wrong = {rank: reach for rank, reach in reached.items() if reach.error}
+    for rank, reach in wrong.items():
+        yield Finding(
+            "error", "network",
+            f"can't reach {scheduler} at {evidence.address}:{evidence.listening.port}: {reach.error}",
+            "let all nodes of the job reach each other's ports (a firewall?), or choose another network with interface "
+            "(--interface)",
+            (rank,),
+        )  # fmt: skip
+    if reached and not wrong:
+        slowest = 1000 * max(reach.round_trip for reach in reached.values())
+        yield Finding(
+            "ok", "network",
+            f"all ranks reach {scheduler} at {evidence.address} (round trip {slowest:.1f} ms at most)",
+        )  # fmt: skip
+
+
+def check_clocks(evidence: Evidence) -> Iterator[Finding]:
+    """Clocks must agree well enough for certificates, log files and the walltime."""
+    clocks = {rank: reach.ahead for rank, reach in _reached(evidence).items() if not reach.error}
+    wrong = []
+    level: Level
+    for rank, ahead in clocks.items():
+        other = evidence.scheduler_rank
+        # Rank 0 makes the certificates, and dates them back.
+        since = ahead - clocks.get(0, 0.0)
+        if evidence.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
+            level, effect = "error", "the job's certificates are not valid there"
+            ahead, other = since, 0
+        elif abs(ahead) > CLOCK_TOLERANCE:
+            level, effect = "warning", "times in log files and the remaining walltime are wrong there"
+        else:
+            continue
+        side = "ahead of" if ahead > 0 else "behind"
+        found = f"the clock is {abs(ahead):.1f} s {side} that of rank {other}: {effect}"
+        wrong.append(
+            Finding(level, "clocks", found, f"set the clocks by NTP or chrony; {LEAVE_OUT}", (rank,))
+        )
+    yield from wrong
+    if clocks and not wrong:
+        most = max(map(abs, clocks.values()))
+        yield Finding("ok", "clocks", f"they differ by {most:.3f} s at most")
+
+
+def _reached(evidence: Evidence) -> dict[int, Reach]:
+    return {rank: test.reach for rank, test in evidence.tests.items() if test.reach is not None}

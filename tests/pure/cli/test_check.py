@@ -1,0 +1,78 @@
+"""The command ``check``, without MPI; with it: tests/mpi/test_check.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from dask_gpu_mpi.check import run as module
+from dask_gpu_mpi.check.report import Evidence, Finding, Report
+from dask_gpu_mpi.cli.main import cli
+from dask_gpu_mpi.errors import OptionError
+
+REPORT = Report(Evidence(2), (Finding("error", "GPUs", "no GPU", "reset it"),))
+
+
+@pytest.fixture
+def check(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs the command; what `run_check` was given is its `given`."""
+
+    def run(*arguments: str, raises: Exception | None = None) -> Any:
+        given: dict[str, Any] = {}
+
+        def run_check(options: Any, *, show: Callable[[Report], None], **more: Any) -> int:
+            given.update(more, options=options)
+            if raises is not None:
+                raise raises
+            show(REPORT)
+            return REPORT.exit_code
+
+        monkeypatch.setattr(module, "run_check", run_check)
+        done = CliRunner().invoke(cli, ["check", *arguments])
+        done.given = given  # type: ignore[attr-defined]
+        return done
+
+    return run
+
+
+def test_table_and_exit_code(check: Callable[..., Any]) -> None:
+    done = check()
+    assert done.exit_code == 1
+    assert (
+        done.stdout
+        == "  ERROR    GPUs  no GPU\n                 Fix: reset it\n\nERROR: 1 error, 0 warnings\n"
+    )
+    assert (done.given["kernel"], done.given["expect_gpus"], done.given["has_client"]) == (True, None, False)
+
+
+def test_json(check: Callable[..., Any]) -> None:
+    done = check("--json", "--no-kernel", "--expect-gpus", "4", "--nthreads", "2", "script.py", "--json")
+    assert json.loads(done.stdout)["findings"][0]["remedy"] == "reset it"
+    assert (done.given["kernel"], done.given["expect_gpus"], done.given["has_client"]) == (False, 4, True)
+    assert done.given["options"].nthreads == 2
+
+
+def test_an_error_is_reported_once(check: Callable[..., Any]) -> None:
+    done = check(raises=OptionError("--nthreads: invalid"))
+    assert (done.exit_code, done.stderr) == (2, "dask_gpu_mpi: error: --nthreads: invalid\n")
+    assert check(raises=OptionError("--nthreads: invalid", reported=True)).stderr == ""
+    assert isinstance(check("--nthreads", "x").given["options"], OptionError)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_colours_are_for_a_terminal(
+    check: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Whether standard error is one: under Open MPI standard output always is."""
+    colours: list[bool | None] = []
+    monkeypatch.setattr(click, "echo", lambda text, color=None: colours.append(color))
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: terminal, raising=False)
+    check()
+    assert colours == [None if terminal else False]
+    assert sys.stderr is not None

@@ -1,0 +1,100 @@
+"""The command ``plan``, of hypothetical allocations."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dask_gpu_mpi.cli import dry_run
+from dask_gpu_mpi.cli.main import cli
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from preflights import observed
+
+SHAPE = (
+    "--nodes",
+    "2",
+    "--ranks-per-node",
+    "2",
+    "--gpus-per-node",
+    "4",
+    "--cpus-per-node",
+    "8",
+    "--memory-per-node",
+    "64GiB",
+)
+
+
+def plan(*arguments: str, rc: int = 0) -> str:
+    done = CliRunner().invoke(cli, ["plan", *arguments])
+    assert done.exit_code == rc, done.output
+    return done.stdout if rc == 0 else done.stderr
+
+
+def test_the_shape_of_the_allocation_counts() -> None:
+    made = json.loads(plan(*SHAPE, "--visible", "per-rank", "--json"))
+    assert (made["world_size"], len(made["workers"])) == (4, 8)
+    assert {host["memory"] for host in made["hosts"]} == {64 * 2**30}
+    assert {cpu for worker in made["workers"] for cpu in worker["cpus"]} == set(range(8))
+    assert "layout shared: 4 ranks on 2" in plan(*SHAPE)
+
+
+def test_the_options_count() -> None:
+    made = json.loads(
+        plan(*SHAPE, "--layout", "exclusive", "--cpu-workers", "1", "--nthreads", "3", "--json")
+    )
+    assert (made["layout"], made["client"]["rank"]) == ("exclusive", 1)
+    assert {worker["nthreads"] for worker in made["workers"] if worker["kind"] == "gpu"} == {3}
+    assert [worker["host"] for worker in made["workers"] if worker["kind"] == "cpu"] == ["h2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--memory-per-node", "1x"), "command line: --memory-per-node '1x': "),
+        (("--nthreads", "x"), "--nthreads"),
+        (("--layout", "exclusive", "--ranks-per-node", "1"), "at least 3 MPI ranks"),
+        (("--worker-options", '{"no_such": 1}'), "no_such"),
+    ],
+)
+def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
+    error = plan("--nodes", "1", *arguments, rc=2)
+    assert error.startswith("dask_gpu_mpi: error: ")
+    assert says in error
+
+
+def test_the_plan_of_this_allocation_is_printed_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    inventories = [one.inventory for one in (observed(0), observed(1)) if one.inventory is not None]
+    made = make_plan(inventories, PlacementOptions())
+
+    def plan_of_allocation(options: Any) -> Any:
+        given.append(options)
+        return made if len(given) == 1 else None
+
+    monkeypatch.setattr(dry_run, "plan_of_allocation", plan_of_allocation)
+    assert plan("--nthreads", "2").rstrip("\n") == made.table()
+    assert plan("--nthreads", "x") == ""
+    assert isinstance(given[0], Options)
+    assert isinstance(given[1], InputError)
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [("--nodes", 1), ("--ranks-per-node", 1), ("--gpus-per-node", 0), ("--cpus-per-node", 1)],
+)
+def test_the_smallest_allocation(option: str, least: int) -> None:
+    shape = {"--nodes": 1, "--ranks-per-node": 1, "--gpus-per-node": 0, "--cpus-per-node": 1}
+    for number, code in ((least, 0), (least - 1, 2)):
+        words = [str(word) for pair in (shape | {option: number}).items() for word in pair]
+        assert CliRunner().invoke(cli, ["plan", *words]).exit_code == code
+
+
+def test_the_defaults_of_an_allocation() -> None:
+    made = json.loads(plan("--nodes", "1", "--json"))
+    assert (made["world_size"], made["hosts"][0]["gpus"]) == (1, [])
+    assert made["workers"][0]["cpus"] == list(range(64))
