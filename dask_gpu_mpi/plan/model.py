@@ -81,12 +81,15 @@ class HostPlan:
     memory : int
         Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different
         cgroups and the sum of their limits need not be there. 0: unknown.
+    cpu_quota : float or None
+        CPU time that its ranks may use, in cores: the smallest quota that they report. None: no quota.
     """
 
     host: str
     ranks: tuple[int, ...]
     gpus: tuple[Gpu, ...]
     memory: int
+    cpu_quota: float | None = None
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,13 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         scheduler=Role(scheduler, names[scheduler]),
         client=Role(client, names[client]),
         hosts=tuple(
-            HostPlan(host.name, tuple(rank.rank for rank in host.ranks), tuple(host.gpus), host.memory)
+            HostPlan(
+                host.name,
+                tuple(rank.rank for rank in host.ranks),
+                tuple(host.gpus),
+                host.memory,
+                host.cpu_quota,
+            )
             for host in hosts
         ),
         workers=tuple(workers),

@@ -191,7 +191,7 @@ class Coordinator(FailureCoordinator):
             self._end_with(Failure.of(error))
             return
         self.plan = plan
-        per_core = workers_per_core(plan.workers)
+        per_core = workers_per_core(plan)
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
         if self._job.patient:
             self._limit = start_limit(len(plan.workers), per_core)
