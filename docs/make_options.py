@@ -13,7 +13,8 @@ from pathlib import Path
 # the checkout's package, whatever is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.options.table import OPTIONS, Option
+from dask_gpu_mpi.options.model import Option
+from dask_gpu_mpi.options.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "options.md"
@@ -21,7 +22,7 @@ HEAD = """\
 <!-- made by docs/make_options.py from dask_gpu_mpi/options/table.py: do not edit -->
 # Options
 
-Every option has one name. It can be said in four places; the first one that says it wins:
+Every option has one name. It can be set in four places; the first one that sets it wins:
 
 1. a keyword of `initialize()` or `execute()`, or an option of the command line;
 2. the environment: `DASK_GPU_MPI__` and the name in capitals, with two underscores after `MPI`;

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.types import Kind, Option, convert, show, suggest
+from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.hints import show, suggest
+from dask_gpu_mpi.options.model import Kind, Option
 
 __all__ = [
     "accepted_options",

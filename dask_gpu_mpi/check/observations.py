@@ -17,7 +17,7 @@ from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
 from dask_gpu_mpi.machine.scratch import Scratch, local_directory, look_at_scratch
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 __all__ = ["MPI_LIBRARY", "NOT_INSTALLED", "PROMISE", "PYTHON", "Facts", "promised_gpus", "take_facts"]
 

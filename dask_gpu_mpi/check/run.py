@@ -22,7 +22,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Star
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .coordinator import LOOK, REPORT, CheckCoordinator
 from .rank import CheckingRank

@@ -14,8 +14,10 @@ import click
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
+from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.types import Option, convert, show, suggest
+from dask_gpu_mpi.options.hints import show, suggest
+from dask_gpu_mpi.options.model import Option
 
 from .options import parse_run, resolve_texts
 from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
@@ -37,13 +39,13 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("ranks_per_node", "int", None, "MPI ranks on each host; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
     Option("cpus_per_node", "int", None, "Cores of each host, which PBS has to be told.", ("--cpus-per-node",), minimum=1),
-    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_CLOCK.pattern, needs="HH:MM:SS, such as 01:30:00"),
-    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, needs=_NAMED),
-    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, needs=_NAMED),
+    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_CLOCK.pattern, expected="HH:MM:SS, such as 01:30:00"),
+    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
+    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
     Option("launcher", "choice", None, "What starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
     Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
-           ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
+           ("--mpi",), pattern=r"[A-Za-z0-9_]+", expected="a name such as pmix or pmi2"),
     Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
     Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
     Option("scratch", "path", None, "Node-local directory, a short path. Default: each host's TMPDIR or /tmp.", ("--scratch",)),
@@ -52,7 +54,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("modules", "str", None, "Module to load.", ("--module",)),
     Option("directives", "str", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
-           pattern=r"-[ -~]+", needs="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
+           pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
 )}
 # fmt: on
 
@@ -157,7 +159,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
 
 
 def _needs(name: str) -> str:
-    return JOB_OPTIONS[name].needs or "a number"
+    return JOB_OPTIONS[name].expected or "a number"
 
 
 def _seconds(text: str) -> int:
@@ -172,7 +174,7 @@ def _seconds(text: str) -> int:
 
 def _configured() -> dict[str, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    from dask_gpu_mpi.options.table import register_defaults
+    from dask_gpu_mpi.options.resolve import register_defaults
 
     config = import_config()
     register_defaults()

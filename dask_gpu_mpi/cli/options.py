@@ -9,7 +9,9 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.resolve import parse_text, resolve
+from dask_gpu_mpi.options.table import OPTIONS
 
 __all__ = [
     "RUN_CONTEXT",

@@ -10,7 +10,7 @@ from dask_gpu_mpi.errors import OptionError
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
-    from dask_gpu_mpi.options.table import Options
+    from dask_gpu_mpi.options.model import Options
 
     from .model import WorkerPlan
     from .plan import Plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .planner import PlacementOptions
 from .roles import default_client

@@ -34,7 +34,7 @@ import copy, warnings
 import dask
 from mpi4py import MPI
 from dask_gpu_mpi import initialize, send_close_signal
-from dask_gpu_mpi.options.table import register_defaults
+from dask_gpu_mpi.options.resolve import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
@@ -78,7 +78,7 @@ else:
     assert all(row["nanny"] for row in rows.values())
     # deprecated: told, once, and no error
     assert len(told["said"]) == 1
-    assert told["said"][0].startswith("keyword nanny is deprecated")
+    assert told["said"][0].startswith("keyword nanny: deprecated")
     assert only_our_lines(done.stderr)
     assert scratch_of(mpirun.jobs[-1]) == []
 
@@ -157,7 +157,7 @@ import copy, logging
 import dask
 from mpi4py import MPI
 from dask_gpu_mpi import execute
-from dask_gpu_mpi.options.table import register_defaults
+from dask_gpu_mpi.options.resolve import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD

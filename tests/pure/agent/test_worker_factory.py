@@ -159,8 +159,8 @@ def test_tls_starts_with_any_tornado(
     import tornado.netutil
 
     from dask_gpu_mpi.agent import main as agent
+    from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.options.protocols import Protocol
-    from dask_gpu_mpi.options.table import Options
 
     if known is None:
         monkeypatch.delattr(tornado.netutil, "_client_ssl_defaults", raising=False)

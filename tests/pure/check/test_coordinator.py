@@ -13,7 +13,7 @@ from dask_gpu_mpi.check.rank import CheckingRank, Kind
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 
 class Mailbox:

@@ -12,7 +12,7 @@ import pytest
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.events import Event
 
 

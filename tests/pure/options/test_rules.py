@@ -8,7 +8,7 @@ from typing import Any
 import dask.config
 import pytest
 
-from dask_gpu_mpi.options.table import resolve
+from dask_gpu_mpi.options.resolve import resolve
 from resolving import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")

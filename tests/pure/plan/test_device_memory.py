@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import check_device_memory, device_bytes, device_options
 from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
 from dask_gpu_mpi.plan.synthetic import pretend

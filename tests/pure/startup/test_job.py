@@ -9,8 +9,8 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.synthetic import pretend
 from dask_gpu_mpi.startup.coordinator import Job
 from dask_gpu_mpi.startup.job import Preparation, make_job, prepare_job
