@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import hide_gpus, start_ucx_aside, stop_watching_ucx
-from dask_gpu_mpi.plan.planner import WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .forkserver import watch_fork_server

@@ -25,7 +25,7 @@ from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.rules import SWITCHES
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes
-from dask_gpu_mpi.plan.planner import WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 from .orders import WorkerSettings
 from .worker_options import (

@@ -12,7 +12,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.plan.planner import WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .orders import WorkerSettings

@@ -203,7 +203,7 @@ def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or waste GPUs, hours later."""
     from dask_gpu_mpi.plan.from_options import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import pretend
+    from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
     try:
         said = parse_run(job.program)
@@ -217,7 +217,9 @@ def _check_workers(job: JobRequest) -> None:
     options = resolve_texts(said)
     if isinstance(options, InputError):
         raise options
-    made = make_plan(pretend(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options))
+    made = make_plan(
+        hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options)
+    )
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in made.workers)
     if busy < gpus and options.worker_kind != "cpu":
         raise InputError(

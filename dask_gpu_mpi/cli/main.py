@@ -141,7 +141,7 @@ def plan(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Show who would work where, without starting anything: of this very allocation, or of a pretended one (--nodes)."""
+    """Show who would work where, without starting anything: of this very allocation, or of a hypothetical one (--nodes)."""
     from .plan import plan_of_allocation, plan_of_inventories
 
     options = resolve_texts(given)
@@ -150,7 +150,7 @@ def plan(
             made = plan_of_allocation(options)
         else:
             from dask_gpu_mpi.base.sizes import parse_bytes
-            from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, pretend
+            from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
             if isinstance(options, InputError):
                 raise options
@@ -158,7 +158,7 @@ def plan(
                 memory = NODE_MEMORY if memory_per_node is None else parse_bytes(memory_per_node)
             except ValueError as error:
                 raise InputError(f"command line: --memory-per-node {memory_per_node!r}: {error}") from None
-            inventories = pretend(
+            inventories = hypothetical_job(
                 nodes,
                 ranks_per_node,
                 gpus_per_node,

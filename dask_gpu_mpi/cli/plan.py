@@ -23,7 +23,8 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.from_options import placement_options
-from dask_gpu_mpi.plan.planner import Plan, make_plan
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = ["plan_of_allocation", "plan_of_inventories"]
 

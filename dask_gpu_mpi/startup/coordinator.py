@@ -25,7 +25,8 @@ from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
 from .events import Event

@@ -1,4 +1,4 @@
-"""Who gets which GPU of a host, and which cores."""
+"""Which rank gets which GPU of a host."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.gpu_assignment import share_cores
 from inventories import gpu, names, one_host, plan, rank
 
 ABC = (gpu(0), gpu(1), gpu(2))
@@ -91,47 +90,3 @@ def test_even_wins_over_near() -> None:
     (warning,) = found.warnings
     assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
     assert found.workers[2].cpus == tuple(HIGH)
-
-
-@pytest.mark.parametrize(
-    ("masks", "threads"),
-    [
-        ([(0, 1)] * 4, [1] * 4),
-        ([tuple(range(8))] * 2, [4, 4]),
-        ([(0, 1), (2, 3, 4)], [2, 3]),
-        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
-        ([tuple(range(8))] * 3, [2, 2, 2]),
-        ([(), (0,)], [1, 1]),
-    ],
-)
-def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
-    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
-    assert [w.nthreads for w in found.workers] == threads
-
-
-ALL = tuple(range(8))
-
-
-@pytest.mark.parametrize(
-    ("masks", "quota", "threads"),
-    [
-        ([], None, []),
-        ([], 4.0, []),
-        ([ALL], None, [8]),
-        ([ALL, ALL, ALL], None, [2, 2, 2]),
-        ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
-        ([(0, 1)] * 4, None, [1] * 4),
-        ([()], 4.0, [1]),  # nobody knows its cores
-        # a quota of a container: together no more threads, but one each
-        ([ALL], 2.5, [2]),
-        ([ALL], 0.5, [1]),
-        ([ALL], 8.0, [8]),
-        ([ALL], 64.0, [8]),
-        ([ALL, ALL], 6.0, [3, 3]),
-        ([ALL, ALL], 3.0, [1, 1]),
-        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]),
-        ([ALL] * 16, 4.0, [1] * 16),
-    ],
-)
-def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
-    assert share_cores(masks, quota) == threads

@@ -7,7 +7,7 @@ import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
 
 from dask_gpu_mpi.plan import scaling
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from inventories import plan
 
 
@@ -56,7 +56,7 @@ def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
     ranks = [
         replace(rank, host=f"h{number}", boot_id=f"b{number}", cpu_quota=quota)
         for number, (workers, cores) in enumerate(hosts)
-        for rank in pretend(1, workers, 0, cpus_per_node=cores)
+        for rank in hypothetical_job(1, workers, 0, cpus_per_node=cores)
     ]
     numbered = [replace(rank, rank=number, world_size=len(ranks)) for number, rank in enumerate(ranks)]
     return scaling.workers_per_core(plan(numbered))
@@ -79,12 +79,14 @@ def test_the_cpu_quota_of_a_container_counts_as_cores(quota: float | None, expec
 
 
 def test_cores_of_workers_that_overlap_count_once() -> None:
-    ranks = pretend(1, 2, 0, cpus_per_node=4)
+    ranks = hypothetical_job(1, 2, 0, cpus_per_node=4)
     overlapping = [replace(ranks[0], cpus=(0, 1, 2)), replace(ranks[1], cpus=(2, 3))]
     assert scaling.workers_per_core(plan(overlapping)) == 0.5
 
 
 def test_hosts_whose_cores_are_unknown_or_that_have_no_worker() -> None:
-    assert scaling.workers_per_core(plan([replace(pretend(1, 1, 0)[0], cpus=())], cpu_workers=2)) == 3
-    reserved = pretend(3, 1, 0, cpus_per_node=2)
+    assert (
+        scaling.workers_per_core(plan([replace(hypothetical_job(1, 1, 0)[0], cpus=())], cpu_workers=2)) == 3
+    )
+    reserved = hypothetical_job(3, 1, 0, cpus_per_node=2)
     assert scaling.workers_per_core(plan(reserved, layout="exclusive")) == 0.5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from inventories import GIB, gpu, one_host, plan
 
 
@@ -25,9 +25,11 @@ def test_table() -> None:
 
 
 def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
-    table = plan(pretend(64, 2, 4, memory_per_node=256 * GIB), layout="exclusive", memory_limit=0).table()
+    table = plan(
+        hypothetical_job(64, 2, 4, memory_per_node=256 * GIB), layout="exclusive", memory_limit=0
+    ).table()
     assert "host h1: ranks 0-1, 256.00 GiB, 4 GPUs\n  no worker\n" in table
     assert "63 hosts h[2-64]: ranks 2-127; on each 256.00 GiB, 4 GPUs" in table
     assert "  3-3 .. 127-3  3 .. 127  3 GPU         1  unlimited  32-63" in table
     assert len(table.splitlines()) < 15
-    assert "h1: " in plan(pretend(16, 1, 1)).table()
+    assert "h1: " in plan(hypothetical_job(16, 1, 1)).table()
