@@ -119,7 +119,7 @@ def _visible(groups: dict[frozenset[str], list[Inventory]]) -> str:
 def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list[int]:
     """Choose for each GPU (or group) near these cores the place of a rank: sizes differ by at most one, nearest first."""
     share, extra = divmod(len(cores), len(ranks))
-    if len(ranks) == 1 or all(rank.cpus == ranks[0].cpus for rank in ranks) or not any(cores):
+    if len({rank.cpus for rank in ranks}) == 1 or not any(cores):
         sizes = (share + (place < extra) for place in range(len(ranks)))
         return [place for place, size in enumerate(sizes) for _ in range(size)]
 
@@ -169,6 +169,6 @@ def _match(
 
     given = 0
     for number in numbers:
-        if given < most and capacity > 0 and give(number, set()):
+        if given < most and give(number, set()):
             given += 1
     return {number: place for place, held in enumerate(holding) for number in held}
