@@ -52,9 +52,7 @@ LONGEST_BACKLOG = 65535
 AT_ONCE, APART = 256, 0.004
 
 
-def connection_settings(
-    workers: int, per_core: float = 0.0, configured: Collection[str] = ()
-) -> dict[str, Any]:
+def connection_settings(workers: int, per_core: float, configured: Collection[str] = ()) -> dict[str, Any]:
     """Dask configuration for every process of a cluster of this size; empty where Dask's defaults are enough.
 
     Parameters
@@ -68,9 +66,9 @@ def connection_settings(
 
     Examples
     --------
-    >>> connection_settings(64)
+    >>> connection_settings(64, per_core=0.5)
     {}
-    >>> connection_settings(2000)
+    >>> connection_settings(2000, per_core=0.5)
     {'distributed.comm.timeouts.connect': '100s', 'distributed.comm.socket-backlog': 8000}
     """
     settings: dict[str, Any] = {}
@@ -83,7 +81,7 @@ def connection_settings(
     return settings
 
 
-def start_limit(workers: int, per_core: float = 0.0) -> float:
+def start_limit(workers: int, per_core: float) -> float:
     """Seconds that the start of this many workers may take where the user has set no start-up timeout."""
     return 2 * _longest_start(workers, per_core)
 

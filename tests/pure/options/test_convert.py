@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import dask.config
 import pytest
 
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.model import Option
 from dask_gpu_mpi.options.resolve import parse_text
 from dask_gpu_mpi.options.table import OPTIONS
 from resolving import keywords, refused
@@ -138,3 +141,72 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60
     )
     assert "(expected a path in ascii, by which Python names files here, or PYTHONUTF8=1)" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "right", "wrong", "expected"),
+    [
+        (None, None, (-5, 0, 10**9), (), "an integer"),
+        (1, None, (1, 10**9), (0, -1), "an integer of 1 or more"),
+        (0, 3, (0, 3), (-1, 4), "an integer from 0 to 3"),
+    ],
+)
+def test_bounds(
+    least: int | None, most: int | None, right: tuple[int, ...], wrong: tuple[int, ...], expected: str
+) -> None:
+    option = Option("x", "int", 0, "", minimum=least, maximum=most)
+    for value in right:
+        assert convert(option, value, "x", "keyword") == value
+        assert convert(option, f" {value:+} ", "x", "command line") == value
+    for value in (*wrong, 1.0, None, True):
+        with pytest.raises(OptionError, match=re.escape(f"expected {expected})")):
+            convert(option, value, "x", "keyword")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "meaning"),
+    [
+        ("bool", "YES", True), ("bool", "on", True), ("bool", 1, True), ("bool", " 0 ", False), ("bool", "off", False),
+        ("str", 12, "12"), ("str", 1.5, "1.5"), ("memory", "4GB", "4GB"), ("memory", "None", None), ("memory", "null", None),
+        ("memory", "AUTO", "auto"), ("listen", ":65535", ":65535"), ("listen", "h:0", "h:0"), ("duration", 2, 2.0),
+        ("duration", timedelta(seconds=5), 5.0), ("object", [1], [1]), ("class", "a", "a"), ("path", "~", str(Path.home())),
+    ],
+)  # fmt: skip
+def test_what_the_configuration_may_hold(kind: Any, value: Any, meaning: Any) -> None:
+    assert convert(Option("x", kind, 0, ""), value, "x", "configuration") == meaning
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("bool", "maybe"), ("bool", 2), ("str", True), ("str", ""), ("str", "a\x00"), ("listen", ":65536"), ("listen", ":²"),
+        ("listen", "a/b:1"), ("listen", True), ("listen", Path("80")), ("duration", True), ("duration", [1]),
+        ("duration", "1 xyz"), ("memory", "lots"), ("int", "1_0"), ("int", "0x1"), ("class", dict), ("class", "1a"), ("path", b"x"), ("json", "null"),
+    ],
+)  # fmt: skip
+def test_what_the_configuration_may_not_hold(kind: Any, value: Any) -> None:
+    with pytest.raises(OptionError, match=r"^x: invalid value .*expected "):
+        convert(Option("x", kind, 0, ""), value, "x", "configuration")
+
+
+def test_the_text_of_a_keyword_is_not_read() -> None:
+    for given in (
+        {"memory_limit": "none"},
+        {"memory_limit": "null"},
+        {"scheduler": "true"},
+        {"dashboard": 1},
+    ):
+        assert "invalid value" in refused(given)
+
+
+def test_where_json_is_malformed() -> None:
+    message = refused(
+        {"worker_options": '{"aaaaaaaaaaaaaaaa": bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb}'}, "command line"
+    )
+    assert message.endswith(
+        "not JSON: Expecting value at line 1, column 22, near 'aaaaaaa\": bbbbbbbbbbbbbbbbbbbb')"
+    )
+    assert "near '{a: 1}'" in refused({"worker_options": "{a: 1}"}, "command line")
+    assert "found the name 'a' twice" in refused(
+        {"worker_options": '{"a": 1, "b": 2, "a": 3}'}, "command line"
+    )

@@ -42,5 +42,6 @@ def test_all_names_are_proposed_where_they_are_few() -> None:
     assert suggest("?", eight) == f"; valid: {', '.join(eight)}"
     assert suggest("?", [*eight, "another"]) == ""
     assert suggest("?", []) == ""
+    assert suggest("?", ["only"]) == "; valid: only"
     assert suggest("optoin1", eight, str.upper) == "; did you mean 'OPTION1'?"
     assert suggest("?", ["b", "a", "b"], str.upper) == "; valid: A, B"

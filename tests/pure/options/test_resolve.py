@@ -98,3 +98,40 @@ def test_unknown_configuration_names_the_nearest(monkeypatch: pytest.MonkeyPatch
 def test_what_can_not_be_configured(name: str) -> None:
     with dask.config.set({f"gpu-mpi.{name}": True}):
         assert "can't be configured" in refused({})
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = keywords(log_directory="logs", timeline="/t.json")
+    assert (options.log_directory, options.timeline) == (f"{tmp_path}/logs", "/t.json")
+
+
+def test_the_defaults_are_registered_once() -> None:
+    code = (
+        "import dask.config; from dask_gpu_mpi.options.resolve import register_defaults\n"
+        "register_defaults(); register_defaults()\n"
+        "print(sum('gpu-mpi' in known for known in dask.config.defaults), dask.config.get('gpu-mpi.layout'))"
+    )
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "DASK_CONFIG": "/nowhere"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "1 shared\n", done.stderr
+
+
+def test_what_the_program_has_set_since_is_no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DASK_GPU_MPI__NTHREADS", "many")
+    with dask.config.set({"gpu-mpi.nthreads": "more"}):
+        assert refused({}).startswith("configuration gpu-mpi.nthreads: invalid value 'more'")
+
+
+@pytest.mark.parametrize("section", ["shared", [1]])
+def test_a_section_that_is_none(section: object) -> None:
+    with dask.config.set({"gpu-mpi": section}):
+        assert refused({}).startswith("configuration gpu-mpi: invalid value ")
+
+
+def test_a_default_in_the_configuration_is_not_explicit() -> None:
+    with dask.config.set({"gpu-mpi.layout": "shared", "gpu-mpi.startup-timeout": "5m"}):
+        assert keywords().explicit == frozenset()
+    assert keywords(layout="shared", interface="auto").explicit == {"layout", "interface"}

@@ -12,7 +12,7 @@ from inventories import plan
 
 
 def test_small_clusters_keep_dasks_defaults() -> None:
-    assert scaling.connection_settings(500) == {}
+    assert scaling.connection_settings(500, 1.0) == {}
     assert scaling.start_delay(255, 256) == 0.0
 
 
@@ -23,13 +23,13 @@ def test_defaults_are_distributeds() -> None:
 
 
 def test_the_workers_of_distributed_3691() -> None:
-    assert scaling.connection_settings(1300) == {scaling.CONNECT: "65s", scaling.BACKLOG: 5200}
+    assert scaling.connection_settings(1300, 1.0) == {scaling.CONNECT: "65s", scaling.BACKLOG: 5200}
 
 
 @pytest.mark.parametrize("workers", [513, 4096, 65536, 10**6])
 def test_settings_grow_and_are_bounded(workers: int) -> None:
-    settings = scaling.connection_settings(workers)
-    more = scaling.connection_settings(2 * workers)
+    settings = scaling.connection_settings(workers, 1.0)
+    more = scaling.connection_settings(2 * workers, 1.0)
     assert scaling.DEFAULT_BACKLOG < settings[scaling.BACKLOG] <= more[scaling.BACKLOG] <= 65535
     seconds = [float(each.get(scaling.CONNECT, "30s").rstrip("s")) for each in (settings, more)]
     assert 30 <= seconds[0] <= seconds[1] <= scaling.LONGEST_CONNECT
@@ -48,7 +48,7 @@ def test_ranks_start_one_after_the_other_within_the_limit() -> None:
     delays = [scaling.start_delay(before, 4000) for before in range(0, 4000, 4)]
     assert delays == sorted(delays)
     assert len(set(delays)) == len(delays)
-    assert delays[-1] < scaling.start_limit(4000)
+    assert delays[-1] < scaling.start_limit(4000, 1.0)
 
 
 def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
@@ -90,3 +90,31 @@ def test_hosts_whose_cores_are_unknown_or_that_have_no_worker() -> None:
     )
     reserved = hypothetical_job(3, 1, 0, cpus_per_node=2)
     assert scaling.workers_per_core(plan(reserved, layout="exclusive")) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "connect", "backlog"),
+    [
+        (512, 7.5, None, None),
+        (513, 0.0, None, 2052),
+        (600, 0.0, None, 2400),
+        (601, 0.0, "30.05s", 2404),
+        (1, 7.75, "31s", None),
+        (12000, 0.0, "600s", 48000),
+        (12001, 0.0, "600s", 48004),
+        (16383, 0.0, "600s", 65532),
+        (16384, 0.0, "600s", 65535),
+        (1, 1000.0, "600s", None),
+    ],
+)
+def test_settings_at_their_bounds(
+    workers: int, cores: float, connect: str | None, backlog: int | None
+) -> None:
+    settings = scaling.connection_settings(workers, cores)
+    assert (settings.get(scaling.CONNECT), settings.get(scaling.BACKLOG)) == (connect, backlog)
+
+
+def test_limits_and_delays() -> None:
+    assert (scaling.start_limit(1000, 0.0), scaling.start_limit(10, 2.0)) == (100.0, 16.0)
+    assert scaling.start_delay(255, 256) == 0.0
+    assert scaling.start_delay(250, 257) == 1.0

@@ -34,3 +34,28 @@ def test_there_is_one_default_of_a_nodes_memory() -> None:
     assert option.help.endswith("[default: 512GiB]")  # what users have been told
     assert parse_bytes("512GiB") == NODE_MEMORY
     assert "512.00 GiB, 0 GPUs" in CliRunner().invoke(cli, ["plan", "--nodes", "1"]).output
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [
+        ("nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0), ("cpus_per_node", 1), ("memory_per_node", 1),
+    ],
+)  # fmt: skip
+def test_the_least_of_each_number(option: str, least: int) -> None:
+    shape = {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 2} | {option: least}
+    assert hypothetical_job(**shape)
+    with pytest.raises(OptionError, match=f"^--{option.replace('_', '-')}: invalid value {least - 1} "):
+        hypothetical_job(**shape | {option: least - 1})
+
+
+def test_a_node_is_two_numa_nodes() -> None:
+    first, second = hypothetical_job(2, 1, 3, cpus_per_node=5, memory_per_node=7)
+    assert (first.host, second.host, second.rank, second.world_size) == ("h1", "h2", 1, 2)
+    assert (first.cpus, first.memory) == ((0, 1, 2, 3, 4), 7)
+    assert [gpu.cpus for gpu in first.gpus] == [(0, 1, 2), (0, 1, 2), (3, 4)]
+    assert [gpu.index for gpu in second.gpus] == [0, 1, 2]
+    assert [gpu.pci for gpu in first.gpus] == ["00000000:00:00.0", "00000000:01:00.0", "00000000:02:00.0"]
+    assert second.gpus[0].uuid.startswith("GPU-00000003-")
+    assert hypothetical_job(1, 1, 2, cpus_per_node=1)[0].gpus[1].cpus == (0,)
+    assert first.gpus[0].memory == 80 * 1024**3
