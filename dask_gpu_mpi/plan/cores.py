@@ -17,7 +17,7 @@ def near_cores(gpus: Iterable[Gpu]) -> frozenset[int]:
     return frozenset().union(*(gpu.cpus for gpu in gpus))
 
 
-@lru_cache(maxsize=1024)  # hosts are alike, and masks are long
+@lru_cache  # hosts are alike, and masks are long
 def intersection(near: frozenset[int], allowed: tuple[int, ...]) -> tuple[int, ...]:
     """The cores that are near and allowed."""
     return tuple(sorted(near.intersection(allowed)))

@@ -20,24 +20,23 @@ def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
     if not ranks:
         raise PlacementError("no inventory (expected one of each rank)")
     numbers = [inventory.rank for inventory in ranks]
-    sizes = sorted({inventory.world_size for inventory in ranks})
+    sizes = {inventory.world_size for inventory in ranks}
     if len(sizes) > 1:
         raise PlacementError(
-            f"the ranks disagree on the world size: {', '.join(map(str, sizes))} (expected one MPI world)"
+            f"the ranks disagree on the world size: {', '.join(map(str, sorted(sizes)))} (expected one MPI world)"
         )
+    size = sizes.pop()
     double = sorted({a for a, b in pairwise(numbers) if a == b})
     if double:
         hosts = fold_names(inventory.host for inventory in ranks if inventory.rank in double)
         raise PlacementError(
             f"{ranks_text(double)} answered more than once, from {hosts} (expected one inventory of each rank)"
         )
-    missing = sorted(set(range(sizes[0])).difference(numbers))
+    missing = sorted(set(range(size)).difference(numbers))
     if missing:
-        raise PlacementError(
-            f"no inventory of {ranks_text(missing)} of {sizes[0]} (expected one of each rank)"
-        )
-    if len(ranks) > sizes[0] or numbers[0] < 0:
-        raise PlacementError(f"ranks {fold_numbers(numbers)} answered (expected ranks 0 to {sizes[0] - 1})")
+        raise PlacementError(f"no inventory of {ranks_text(missing)} of {size} (expected one of each rank)")
+    if len(ranks) > size:
+        raise PlacementError(f"ranks {fold_numbers(numbers)} answered (expected ranks 0 to {size - 1})")
     return ranks
 
 

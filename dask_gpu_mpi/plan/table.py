@@ -52,10 +52,10 @@ def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
 
 
 def _title(hosts: Sequence[HostPlan]) -> str:
-    first = hosts[0]
+    first, *others = hosts
     memory = format_bytes(first.memory) if first.memory else "memory unknown"
     gpus = counted(len(first.gpus), "GPU")
-    if len(hosts) == 1:
+    if not others:
         return f"host {first.host}: {ranks_text(first.ranks)}, {memory}, {gpus}"
     ranks = ranks_text(rank for host in hosts for rank in host.ranks)
     return f"{len(hosts)} hosts {fold_names(host.host for host in hosts)}: {ranks}; on each {memory}, {gpus}"

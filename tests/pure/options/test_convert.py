@@ -181,7 +181,8 @@ def test_what_the_configuration_may_hold(kind: Any, value: Any, meaning: Any) ->
     [
         ("bool", "maybe"), ("bool", 2), ("str", True), ("str", ""), ("str", "a\x00"), ("listen", ":65536"), ("listen", ":²"),
         ("listen", "a/b:1"), ("listen", True), ("listen", Path("80")), ("duration", True), ("duration", [1]),
-        ("duration", "1 xyz"), ("memory", "lots"), ("int", "1_0"), ("int", "0x1"), ("class", dict), ("class", "1a"), ("path", b"x"), ("json", "null"),
+        ("duration", "1 xyz"), ("memory", "lots"), ("int", "1_0"), ("int", "0x1"),
+        ("class", dict), ("class", "1a"), ("path", b"x"), ("json", "null"),
     ],
 )  # fmt: skip
 def test_what_the_configuration_may_not_hold(kind: Any, value: Any) -> None:

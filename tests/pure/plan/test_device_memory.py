@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.device_memory import check_device_memory, device_bytes, device_options
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, check_device_memory, device_bytes, device_options
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
@@ -165,3 +165,54 @@ def test_only_cudaworkers_options_mean_that() -> None:
     assert device_options(Options(worker_options=asked, worker_class="dask_cuda.CUDAWorker")) == expected
     assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
     assert device_options(Options(worker_options=asked, worker_class="somebody.Else")) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        # RMM rounds down to 256 bytes, the limit of the device is exact
+        ({"rmm_pool_size": 50 * GIB + 255}, False),
+        ({"rmm_pool_size": 50 * GIB + 256}, True),
+        ({"rmm_maximum_pool_size": 80 * GIB + 255}, False),
+        ({"rmm_maximum_pool_size": 80 * GIB + 256}, True),
+        ({"device_memory_limit": 80 * GIB}, False),
+        ({"device_memory_limit": 80 * GIB + 1}, True),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": "1 GiB"}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": None}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": 0}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": GIB - 1}, True),
+    ],
+)
+def test_sizes_at_their_bounds(options: Any, refused: bool) -> None:
+    if refused:
+        with pytest.raises(OptionError) as caught:
+            check(job(50 * GIB), **options)
+        assert "more)" not in str(caught.value)
+    else:
+        check(job(50 * GIB), **options)
+    assert DEVICE_SIZES["rmm_release_threshold"] == 256
+
+
+@pytest.mark.parametrize(
+    ("maximum", "proposed"),
+    [
+        (2 * GIB, "(expected '2 GiB' at most)"),
+        (3 * GIB - 256, "(expected '2 GiB' at most)"),
+        (2 * GIB - 256, "(expected '2047 MiB' at most)"),
+        (1 << 20, "(expected '1 MiB' at most)"),
+        ((1 << 20) - 256, ". Fix: end what uses this GPU, or leave the option out"),
+    ],
+)
+def test_a_proposal_is_a_round_number(maximum: int, proposed: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check(job(50 * GIB), rmm_pool_size="40 GiB", rmm_maximum_pool_size=maximum)
+    assert str(caught.value).endswith(proposed)
+
+
+def test_of_several_gpus_the_first_has_the_pool() -> None:
+    (rank,) = hypothetical_job(1, 1, 2)
+    gpus = tuple(replace(gpu, free=(gpu.index + 1) * GIB) for gpu in rank.gpus)
+    plan = make_plan([replace(rank, gpus=gpus)], PlacementOptions(gpus_per_worker=2))
+    check(plan, rmm_pool_size="1 GiB")
+    with pytest.raises(OptionError, match=r"GPU 0 .*free: 1073741824 bytes"):
+        check(plan, rmm_pool_size="1.5 GiB")

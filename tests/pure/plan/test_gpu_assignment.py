@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan.gpu_assignment import divide_gpus
 from inventories import gpu, names, one_host, plan, rank
 
+CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tuple(sorted(cores)))
 ABC = (gpu(0), gpu(1), gpu(2))
 
 
@@ -90,3 +96,31 @@ def test_even_wins_over_near() -> None:
     (warning,) = found.warnings
     assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
     assert found.workers[2].cpus == tuple(HIGH)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(2, 3).flatmap(
+        lambda ranks: st.tuples(st.lists(CORES, min_size=ranks, max_size=ranks), st.integers(1, 2))
+    ),
+    st.data(),
+)
+def test_as_many_gpus_as_possible_are_near_their_rank(
+    shape: tuple[list[tuple[int, ...]], int], data: st.DataObject
+) -> None:
+    """Where all ranks get as many: against all ways to divide them."""
+    masks, each = shape
+    size = len(masks) * each
+    near = data.draw(st.lists(CORES, min_size=size, max_size=size))
+    gpus = tuple(gpu(i, cpus=cpus) for i, cpus in enumerate(near))
+    ranks = [rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)]
+    if len(set(masks)) == 1:
+        return  # alike: blocks
+    divided = divide_gpus("h1", ranks, gpus)
+
+    def close(number: int, core: int) -> bool:
+        return not set(masks[number]).isdisjoint(near[core])
+
+    found = sum(close(number, gpu.index) for number, sets in divided.items() for (gpu,) in sets)
+    ways = set(permutations([number for number in range(len(masks)) for _ in range(each)]))
+    assert found == max(sum(close(number, core) for core, number in enumerate(way)) for way in ways)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -67,3 +68,19 @@ def test_warnings_of_a_large_job_stay_short() -> None:
     (warning,) = plan(hypothetical_job(500, 8, 4)).warnings
     assert "and 492 more get none, and these 2000 ranks" in warning
     assert len(warning) < 400
+
+
+@pytest.mark.parametrize(
+    ("places", "words"), [(8, "rank 7 on h8 (GPU 0). Fix"), (9, "rank 7 on h8 (GPU 0) and 1 more. Fix")]
+)
+def test_eight_places_are_named_and_the_others_counted(places: int, words: str) -> None:
+    ranks = [replace(rank, contexts=("GPU 0",)) for rank in hypothetical_job(places, 1, 0)]
+    (warning,) = plan(ranks).warnings
+    assert words in warning
+
+
+def test_one_gpu_without_a_worker() -> None:
+    (warning,) = plan(one_host((gpu(0),), (gpu(1),), (gpu(1),)), layout="exclusive").warnings
+    assert warning.startswith(
+        "1 GPU gets no worker, because only ranks that take no workers see them: 1 on h1."
+    )

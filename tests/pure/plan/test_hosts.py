@@ -50,3 +50,29 @@ def test_the_smallest_memory_of_a_hosts_ranks_counts() -> None:
     found = plan([rank(0, 2, memory=8 * GIB), rank(1, 2, memory=6 * GIB)])
     assert found.hosts[0].memory == 6 * GIB
     assert [w.memory_limit for w in found.workers] == [3 * GIB] * 2
+
+
+def test_the_least_memory_and_quota_of_those_that_are_known() -> None:
+    assert plan([rank(0, 1, memory=0)]).hosts[0].memory == 0
+    ranks = [rank(0, 3, memory=0), rank(1, 3, memory=7, cpu_quota=2.5), rank(2, 3, memory=8, cpu_quota=1.5)]
+    (host,) = plan(ranks).hosts
+    assert (host.memory, host.cpu_quota) == (7, 1.5)
+    assert plan([rank(0, 1)]).hosts[0].cpu_quota is None
+
+
+def test_a_third_host_of_one_name_and_one_whose_name_is_taken() -> None:
+    hosts = [("n", "x"), ("n#2", "y"), ("n", "z"), ("n", "w")]
+    ranks = [rank(number, 4, host=host, boot_id=boot) for number, (host, boot) in enumerate(hosts)]
+    assert [host.host for host in plan(ranks).hosts] == ["n", "n#2", "n#3", "n#4"]
+    # the first name stays with whoever has it of its own
+    assert [
+        host.host
+        for host in plan(
+            [
+                *ranks[:1],
+                rank(1, 4, host="n", boot_id="v"),
+                rank(2, 4, host="n#2", boot_id="y"),
+                rank(3, 4, host="n"),
+            ]
+        ).hosts
+    ] == ["n", "n#3", "n#2", "n#4"]

@@ -81,3 +81,18 @@ def test_other_ranks_for_the_roles() -> None:
 def test_every_rank_answers_once(inventories: list[Inventory], words: str) -> None:
     with pytest.raises(PlacementError, match=words):
         plan(inventories)
+
+
+def test_too_few_ranks_name_what_helps() -> None:
+    with pytest.raises(
+        WorldTooSmallException, match=r"found 2\. Fix: start more ranks, or take layout 'shared'"
+    ):
+        plan(hypothetical_job(2, 1, 0), layout="exclusive")
+    with pytest.raises(
+        WorldTooSmallException, match=r"found 2\. Fix: start more ranks, or lower scheduler_rank and"
+    ):
+        plan(hypothetical_job(2, 1, 0), scheduler_rank=2)
+    with pytest.raises(WorldTooSmallException, match="with client_rank=5 needs at least 6"):
+        plan(hypothetical_job(2, 1, 0), has_scheduler=False, has_client=False, client_rank=5)
+    with pytest.raises(PlacementError, match=r"ranks -1-0 answered \(expected ranks 0 to 0\)"):
+        plan([rank(-1, 1), rank(0, 1)])
