@@ -16,7 +16,7 @@ __all__ = ["divide_gpus", "group_gpus"]
 
 
 def divide_gpus(
-    host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int = 1
+    host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int
 ) -> dict[int, list[tuple[Gpu, ...]]]:
     """Divide a host's GPUs among the ranks that take workers on it.
 

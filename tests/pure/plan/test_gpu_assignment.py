@@ -116,7 +116,7 @@ def test_as_many_gpus_as_possible_are_near_their_rank(
     ranks = [rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)]
     if len(set(masks)) == 1:
         return  # alike: blocks
-    divided = divide_gpus("h1", ranks, gpus)
+    divided = divide_gpus("h1", ranks, gpus, 1)
 
     def close(number: int, core: int) -> bool:
         return not set(masks[number]).isdisjoint(near[core])
