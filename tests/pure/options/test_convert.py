@@ -211,3 +211,8 @@ def test_where_json_is_malformed() -> None:
     assert "found the name 'a' twice" in refused(
         {"worker_options": '{"a": 1, "b": 2, "a": 3}'}, "command line"
     )
+
+
+def test_ports_of_the_scheduler() -> None:
+    assert [keywords(scheduler_port=port).scheduler_port for port in (0, 65535)] == [0, 65535]
+    assert "expected an integer from 0 to 65535, or None" in refused({"scheduler_port": -1})

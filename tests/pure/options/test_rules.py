@@ -152,3 +152,12 @@ def test_security_and_protocol_set_in_the_same_place() -> None:
         assert "configuration gpu-mpi.security is True" in refused({})
     with dask.config.set({"gpu-mpi.protocol": "tls"}):
         assert keywords(security=False).protocol == "tcp"
+
+
+def test_what_to_use_instead_of_nanny() -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"^keyword nanny: deprecated\. Fix: worker_class='distributed\.Nanny'$"
+    ):
+        keywords(nanny=True)
+    (warning,) = resolve({"nanny": False}, source="command line").warnings
+    assert warning == "command line: --nanny/--no-nanny: deprecated. Fix: --worker-class distributed.Worker"

@@ -91,3 +91,10 @@ def test_unknown_memory_is_no_limit() -> None:
 def test_memory_limits_that_mean_nothing(limit: Any) -> None:
     with pytest.raises(OptionError, match="memory_limit"):
         plan(hypothetical_job(1, 1, 0), memory_limit=limit)
+
+
+def test_only_workers_without_a_core_near_their_gpus_are_told() -> None:
+    ranks = [rank(0, 2, (gpu(0, cpus=(0,)),), cpus=(0, 1)), rank(1, 2, (gpu(1, cpus=(5,)),), cpus=(0, 1))]
+    (warning,) = plan(ranks).warnings
+    assert "get the ranks' cores: 1-1 on h1 (GPU 1: 5). Fix" in warning
+    assert plan([replace(ranks[0], world_size=1)]).warnings == ()
