@@ -17,8 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
 RUNS = 5
 # name: nodes, ranks per node, GPUs per node, what ranks see
@@ -32,7 +33,7 @@ SHAPES = {
 
 def measure(nodes: int, ranks: int, gpus: int, visible: str) -> dict[str, object]:
     """Time `make_plan` on one shape; the inventories are made before the clock starts."""
-    inventories = pretend(nodes, ranks, gpus, visible)  # type: ignore[arg-type]
+    inventories = hypothetical_job(nodes, ranks, gpus, visible)  # type: ignore[arg-type]
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -49,8 +49,9 @@ from common import (
 
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
@@ -92,7 +93,7 @@ def pickled(value: Any) -> bytes:
 
 def simulate(size: int) -> dict[str, Any]:
     """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on rank 0."""
-    inventories = pretend(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
+    inventories = hypothetical_job(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
     registrations = []
     for inventory in inventories:
         host = inventory.rank // RANKS_PER_HOST

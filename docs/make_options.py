@@ -13,7 +13,8 @@ from pathlib import Path
 # the checkout's package, whatever is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.options.table import OPTIONS, Option
+from dask_gpu_mpi.options.model import Option
+from dask_gpu_mpi.options.table import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "options.md"

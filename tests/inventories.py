@@ -6,7 +6,9 @@ from typing import Any
 
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = ["GIB", "gpu", "names", "one_host", "plan", "rank"]
 

@@ -21,7 +21,8 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.reachability import Reach
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.planner import make_plan
 
 __all__ = [
     "GIB",

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.table import Options, resolve
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.resolve import resolve
 
 __all__ = ["keywords", "refused"]
 

@@ -20,7 +20,9 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
-__all__ = ["UNCONFIGURED", "main"]
+from .orders import UNCONFIGURED, Answer
+
+__all__ = ["main"]
 
 #: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
 WAITING = (
@@ -36,8 +38,6 @@ WAITING = (
     "msgpack",
     "numpy",
 )
-#: Seconds until an agent that is not told anything ends.
-UNCONFIGURED = 3600.0
 
 
 def main(reply: int, *, gpus: int, parent: int) -> None:
@@ -98,8 +98,6 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     except BaseException as error:
         code = 1
         from dask_gpu_mpi.base.frames import write_frame
-
-        from .orders import Answer
 
         failed: tuple[object, ...] = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
         if isinstance(error, DaskGpuMpiError):

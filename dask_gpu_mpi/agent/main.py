@@ -32,9 +32,8 @@ from dask_gpu_mpi.network.ucx import connection_config, import_ucx, transfer_con
 from dask_gpu_mpi.options.dask_config import import_config
 
 from . import logs
-from .boot import UNCONFIGURED
 from .forkserver import become_fork_server, become_resource_tracker
-from .orders import Answer, Configuration
+from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
 from .worker_class import tasks_run_in_agent
 

@@ -9,7 +9,10 @@ from typing import Any
 
 from dask_gpu_mpi.options.protocols import Protocol
 
-__all__ = ["Answer", "Configuration", "Order", "SchedulerSettings", "WorkerSettings"]
+__all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings", "WorkerSettings"]
+
+#: Seconds until an agent that its rank sends nothing ends.
+UNCONFIGURED = 3600.0
 
 
 class Order(StrEnum):

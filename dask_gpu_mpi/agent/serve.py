@@ -134,7 +134,7 @@ class Agent:
     def _on_control(self) -> None:
         orders: list[Any] = []
         try:
-            orders = self._reader.read()
+            orders = self._reader.read(0.0)
         except Exception as error:  # a class that can't be imported here, for example
             self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
         for order in orders:

@@ -6,7 +6,7 @@ import difflib
 import importlib
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.types import show
+from dask_gpu_mpi.options.hints import show
 
 __all__ = ["import_worker_class", "is_cuda_worker", "is_dasks", "tasks_run_in_agent", "worker_class_for"]
 

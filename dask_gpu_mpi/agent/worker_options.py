@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.types import Kind, Option, convert, show, suggest
+from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.hints import show, suggest
+from dask_gpu_mpi.options.model import Kind, Option
 
 from .worker_class import CUDA_WORKER, NANNY, import_worker_class, is_cuda_worker, is_dasks
 from .worker_signature import accepted_options, sets_itself

@@ -19,7 +19,7 @@ from .streams import say
 
 __all__ = ["Failure", "one_report", "report_error"]
 
-#: Failures that one report spells out.
+#: Failures that one report spells out; it counts the others.
 MOST_PARTS = 6
 
 
@@ -39,10 +39,10 @@ class Failure:
     text: str
     #: 2 for input, 1 for the rest.
     exit_code: int
-    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks that say the same share a part of the
+    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same text share a part of the
     #: report, whatever the class.
     kind: str = field(default="", compare=False)
-    #: The text says what a rank has or has not done, so that it must be named.
+    #: The text is about the rank, so the report must name it.
     of_a_rank: bool = False
 
     @classmethod
@@ -51,7 +51,7 @@ class Failure:
         return cls(str(error), error.exit_code, type(error).__name__)
 
     def error(self, *, reported: bool) -> DaskGpuMpiError:
-        """The exception it came from, so that every rank raises the same."""
+        """The exception that it was made of, so that every rank raises the same."""
         small = self.kind == WorldTooSmallException.__name__
         made = world_too_small(self.text) if small else self._class()(self.text)
         if made.exit_code != self.exit_code:  # that of a signal
@@ -67,7 +67,7 @@ class Failure:
 
 
 def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: int) -> Failure:
-    """Put the failures of several ranks into one: ranks that say the same share a part.
+    """Combine the failures of several ranks: ranks with the same text share a part.
 
     Parameters
     ----------
@@ -89,9 +89,9 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
         ranks_of.setdefault(failure, []).append(rank)
     parts = []
     for failure, ranks in ranks_of.items():
-        # What everybody says needs no name, and some texts bring their own.
-        everybody = len(ranks) == size and not failure.of_a_rank
-        if everybody or failure.text.startswith("rank"):
+        # A failure of all ranks names none, and some texts begin with their rank.
+        all_alike = len(ranks) == size and not failure.of_a_rank
+        if all_alike or failure.text.startswith("rank"):
             parts.append(failure.text)
             continue
         named = sorted({hosts[rank] for rank in ranks if rank in hosts})
@@ -106,14 +106,14 @@ def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: 
 
 
 def _kind_of_all(kinds: set[str]) -> str:
-    """The class of a report: theirs where all have one; else that which dask-mpi's users catch, or what the exit code says."""
+    """The class of a report: what dask-mpi's users catch, else the class of all failures; empty: the exit code decides."""
     if WorldTooSmallException.__name__ in kinds:
         return WorldTooSmallException.__name__
     return kinds.pop() if len(kinds) == 1 else ""
 
 
 def report_error(error: DaskGpuMpiError) -> None:
-    """Print an error on standard error, unless that has been done; from then on it has been (`reported`)."""
+    """Print an error on standard error, once (`reported`)."""
     if not error.reported:
         say(f"error: {error}")
     error.reported = True

@@ -1,7 +1,7 @@
-"""Frames over a pipe: how a rank and its agent talk.
+"""Frames over a pipe: the messages between a rank and its agent.
 
-A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are our own processes,
-one the child of the other, so pickle is safe here; nobody else can open the pipe. And what is still unread in pipes of others.
+A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are processes of this package, one
+the child of the other, so pickle is safe here: no other process can open the pipe. `wait_until_read` is for pipes of others.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _LENGTH = struct.Struct("<Q")
 
 
 def identity(fd: int) -> tuple[int, int] | None:
-    """What tells an open file from all others; None where the number belongs to none.
+    """What identifies an open file; None: the descriptor is closed.
 
-    A script may close all descriptors, and open files of its own, which get these numbers.
+    A script may close all descriptors and open files of its own, which get the same numbers.
     """
     try:
         status = os.fstat(fd)
@@ -34,21 +34,9 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
-    """Write one frame, all of it.
+    """Write one frame to a blocking file descriptor; BrokenPipeError where the other side is closed.
 
-    Parameters
-    ----------
-    fd : int
-        A blocking file descriptor.
-    value : object
-        What to send.
-    dumps : callable
-        ``pickle.dumps``, or ``cloudpickle.dumps`` where the value may hold classes of the user's script.
-
-    Raises
-    ------
-    BrokenPipeError
-        When the other side is gone.
+    `dumps` is ``cloudpickle.dumps`` where the value may hold classes of the user's script.
     """
     payload = dumps(value)
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
@@ -57,29 +45,24 @@ def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
 
 
 class FrameReader:
-    """Takes frames off a pipe without ever blocking longer than it was told to.
-
-    Attributes
-    ----------
-    eof : bool
-        True once the other side has closed its end, which is also how its death shows.
-    taken : bool
-        True once it was this side: somebody has closed what is read here.
-    """
+    """Reads frames from a pipe, and never blocks longer than its caller allows."""
 
     def __init__(self, fd: int) -> None:
+        #: -1: closed.
         self.fd = fd
-        self.eof = self.taken = False
+        #: The other side has closed its end, as it does when it dies.
+        self.eof = False
+        #: This side is closed, by other code of this process.
+        self.taken = False
         self._identity = identity(fd)
         self._buffer = bytearray()
 
-    def read(self, timeout: float = 0.0) -> list[Any]:
+    def read(self, timeout: float) -> list[Any]:
         """The frames that are complete after waiting at most `timeout` seconds for the first byte."""
         if self.eof or self.fd < 0:
-            if timeout > 0:
-                time.sleep(timeout)
+            time.sleep(max(0.0, timeout))
             return []
-        # poll() and not select(): a script with 1,024 open files would break select()
+        # poll() instead of select(): select() fails in a script with 1,024 open files
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         wait = timeout
@@ -96,7 +79,7 @@ class FrameReader:
         return self._take()
 
     def close(self) -> None:
-        """Close the pipe; nothing is read any more. May be called again."""
+        """Close the pipe; `read` returns nothing from now on. May be called again."""
         if self.fd >= 0 and identity(self.fd) == self._identity:
             os.close(self.fd)
         self.fd = -1
@@ -109,19 +92,19 @@ class FrameReader:
             if len(self._buffer) < end:
                 break
             frame = bytes(self._buffer[_LENGTH.size : end])
-            del self._buffer[:end]  # first: a frame that can't be read is not met again
+            del self._buffer[:end]  # first: a frame that can't be unpickled is not read again
             frames.append(pickle.loads(frame))
         return frames
 
 
 def wait_until_read(fds: Iterable[int], seconds: float) -> None:
-    """Wait until what was written to these descriptors has been read, where they are pipes; `seconds` at most."""
+    """Wait until everything written to these descriptors has been read, where they are pipes; `seconds` at most."""
     import fcntl  # these two only here: all ranks and agents import this module
     import termios
 
     deadline = time.monotonic() + seconds
     for fd in fds:
-        with contextlib.suppress(OSError):  # closed
+        with contextlib.suppress(OSError):  # a descriptor that is closed
             if not stat.S_ISFIFO(os.fstat(fd).st_mode):
                 continue
             while any(fcntl.ioctl(fd, termios.FIONREAD, bytes(4))) and time.monotonic() < deadline:

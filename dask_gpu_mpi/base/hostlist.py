@@ -1,4 +1,4 @@
-"""Many numbers or names in few letters: ``0-3,7`` and ``h[1-64]``."""
+"""Many numbers or names, abbreviated: ``0-3,7`` and ``h[1-64]``."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def fold_names(names: Iterable[str]) -> str:
         if found is None or not found[2]:
             plain.append(name)
             continue
-        # A padded number only folds with others of its width, so that every name can be told back.
+        # A padded number only folds with others of its width, so that the names can be expanded again.
         width = len(found[2]) if found[2].startswith("0") and len(found[2]) > 1 else 0
         groups.setdefault((found[1], width), []).append(int(found[2]))
     return ",".join(

@@ -13,14 +13,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the pipes must do).
+    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the end of a pipe must be enough).
 
-    Parameters
-    ----------
-    parent : int
-        Process id of the parent; if it has gone already, this process ends here. 0: live on, from now.
+    `parent` is the process id of the parent: where the parent has ended already, this process ends here. 0: no longer.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if parent else 0, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL if parent else 0)
     if parent and os.getppid() != parent:
         os._exit(1)

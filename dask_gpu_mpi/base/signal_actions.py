@@ -1,10 +1,10 @@
-"""Signal handlers of ours: put in place, taken back, and never in force in a process that somebody else's code has forked here.
+"""Signal handlers of this package: installed, restored, and never in force in a process that other code has forked.
 
-A handler in Python is inherited by a fork, and does harm there: it would write the checkpoint once more, and `Process.terminate`
-would end nothing. It also loses signals. What arrives before Python's own code has run in the child is thrown away by that code,
-where the default action would have ended the child; a `multiprocessing.Pool` then waits for ever for a process that it has
-terminated. So the signals are blocked around each fork, and the child has the actions that it would have without us before they
-are unblocked.
+A forked process inherits a handler in Python, which does harm there: it would write the checkpoint once more, and
+`Process.terminate` would end nothing. The handler also loses signals. Python's own code in the child drops a signal that arrives
+before that code has run, where the default action would have ended the child; a `multiprocessing.Pool` then waits forever for a
+process that it has terminated. So signals are blocked around each fork, and before they are unblocked the child gets the actions
+that it would have without this package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ["NUMBERS", "Action", "Handler", "action_before", "install", "is_ours", "keep_in_children", "kept"]
 
-#: The signals that are ever handled here.
+#: All signals that this package handles.
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 #: Bytes for a ``struct sigaction``: more than any system has (glibc: 152).
 _SIGACTION = 1024
@@ -33,35 +33,26 @@ _c_handler.restype = ctypes.c_void_p
 
 #: The process whose handlers these are.
 _owner = os.getpid()
-#: Whether what is forked now is a process of ours too.
+#: Whether the process that is forked now keeps the handlers.
 _kept = False
 #: Signal masks of the threads that are forking, by thread.
 _masks: dict[int, Any] = {}
 _registered = False
-#: Python's own handler in C, by which it hears of signals.
+#: Python's own handler in C, which calls those in Python.
 _pythons: int | None = None
 
 
 class Action:  # no dataclass, whose import an agent's first moments would wait for
-    """What a signal does in this process.
-
-    Parameters
-    ----------
-    number : int
-        The signal.
-    handler : object
-        As ``signal.getsignal`` tells it: None for a handler in C that was there before Python.
-    raw : bytes or None
-        The kernel's ``struct sigaction``, which says more: `faulthandler.register` goes past the module `signal`. None: as
-        Python makes it for `handler`.
-    in_c : bool
-        Whether a handler is in force that Python does not know.
-    """
+    """What a signal does in this process."""
 
     def __init__(self, number: int, handler: Any, raw: bytes | None = None, in_c: bool = False) -> None:
         self.number = number
+        #: As ``signal.getsignal`` returns it: None for a handler in C that was there before Python.
         self.handler = handler
+        #: The kernel's ``struct sigaction``, which has more: `faulthandler.register` bypasses the module `signal`.
+        #: None: as Python makes it for `handler`.
         self.raw = raw
+        #: Whether a handler is in force that Python does not know.
         self.in_c = in_c
 
     @classmethod
@@ -84,29 +75,22 @@ class Action:  # no dataclass, whose import an agent's first moments would wait 
 
 
 class Handler:
-    """A handler of ours.
-
-    Parameters
-    ----------
-    call : callable
-        As for ``signal.signal``.
-    before : Action
-        What the signal did before, and does in children.
-    """
+    """A handler of this package: `call` as for ``signal.signal``."""
 
     def __init__(self, call: Callable[[int, FrameType | None], Any], before: Action) -> None:
         self._call = call
+        #: What the signal did before, and does in children.
         self.before = before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle the signal, if it is for this process and now."""
         if os.getpid() != _owner:
-            # A library has forked this process, and Python was not told; or a handler of the script's, which replaced this one,
-            # has called it: what counts is what there was before this one.
+            # A library has forked this process without Python; or the script's handler, which replaced this one, has called it:
+            # what counts is the action before this handler.
             self.first().restore()
             os.kill(os.getpid(), number)
         elif threading.get_ident() in _masks:
-            # What is raised inside os.fork, where its hooks run, is thrown away.
+            # Python drops exceptions that are raised inside os.fork, where its hooks run.
             again = threading.Timer(_AGAIN, os.kill, (_owner, number))
             again.daemon = True
             again.start()
@@ -114,7 +98,7 @@ class Handler:
             self._call(number, frame)
 
     def first(self) -> Action:
-        """What the signal did before the first of our handlers of which this is the last."""
+        """What the signal did before the first of the handlers of this package, of which this is the last."""
         before = self.before
         while isinstance(before.handler, Handler):
             before = before.handler.before
@@ -124,21 +108,9 @@ class Handler:
 def install(
     number: int, call: Callable[[int, FrameType | None], Any], *, before: Action | None = None
 ) -> Action:
-    """Handle a signal in this process, and in none that it forks; in the main thread.
+    """Handle a signal, one of `NUMBERS`, in this process and in none that it forks; in the main thread.
 
-    Parameters
-    ----------
-    number : int
-        One of `NUMBERS`.
-    call : callable
-        As for ``signal.signal``.
-    before : Action, optional
-        What the signal does in children. None: what it does now.
-
-    Returns
-    -------
-    Action
-        What the signal did, to be restored.
+    Returns what the signal did before, to be restored. `before` is what it does in children; by default the same.
     """
     global _owner, _pythons, _registered
     _owner = os.getpid()
@@ -152,19 +124,19 @@ def install(
 
 
 def is_ours(number: int) -> bool:
-    """Whether the signal has a handler of ours; Python does not know where one in C has replaced it."""
+    """Whether the signal has a handler of this package; Python does not notice where one in C has replaced it."""
     return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
 
 
 def action_before(number: int) -> Action:
-    """What the signal did before the first handler of ours."""
+    """What the signal did before the first handler of this package."""
     handler = signal.getsignal(number)
     return handler.first() if isinstance(handler, Handler) else Action(number, handler)
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """What is forked inside is a process of ours: it keeps the handlers."""
+    """A process that is forked inside this context keeps the handlers."""
     global _kept
     _kept = True
     try:
@@ -174,14 +146,14 @@ def kept() -> Iterator[None]:
 
 
 def keep_in_children() -> None:
-    """All that this process forks from now on are processes of ours, but not what they fork."""
+    """The processes that this one forks from now on keep the handlers, but not those that they fork."""
     global _kept
     _kept = True
 
 
 def _block() -> None:
     thread = threading.get_ident()
-    _masks[thread] = ()  # from here on handlers of ours do nothing in this thread
+    _masks[thread] = ()  # from here on the handlers do nothing in this thread
     _masks[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
 
 
@@ -189,7 +161,7 @@ def _unblock() -> None:
     thread = threading.get_ident()
     if thread in _masks:
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks[thread])
-        # No call after this: Python looks for signals after calls, and the next one is to be os.fork's own.
+        # No call after this: Python checks for signals after calls, and the next one must be os.fork's own.
         del _masks[thread]
 
 

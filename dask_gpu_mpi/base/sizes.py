@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 
@@ -35,10 +36,10 @@ def parse_bytes(text: str) -> int:
     """
     found = _NUMBER.fullmatch(text.replace(" ", "").lower())
     if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{text!r} is no number of bytes; examples: 4GB, 1.5GiB, 500MB")
+        raise ValueError(f"{text!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
     # A unit alone means one of it, as in Dask; no digits and no unit at all means nothing.
     if found[1] is None and found[2] == "":
-        raise ValueError("an empty text is no number of bytes; examples: 4GB, 1.5GiB, 500MB")
+        raise ValueError("an empty text is no number of bytes (expected 4GB, 1.5GiB or the like)")
     return int(float(found[1] or 1) * _UNITS[found[2]])
 
 
@@ -86,22 +87,12 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
         return None
     try:
         number = float(limit)
-    except ValueError:
-        try:
+    except (ValueError, TypeError):
+        with contextlib.suppress(ValueError):
             return parse_bytes(str(limit))
-        except ValueError as error:
-            raise OptionError(
-                f"memory_limit: {error}, or 'auto', a fraction of the host's memory, 0"
-            ) from None
-    except TypeError:
+        number = -1.0
+    if not 0 <= number < math.inf:
         raise OptionError(
-            f"memory_limit={limit!r} is of type {type(limit).__name__}; needed: bytes, a fraction up to 1, "
-            "'auto' or 0"
-        ) from None
-    if not math.isfinite(number) or number < 0:
-        raise OptionError(
-            f"memory_limit={limit!r} is below 0 or not finite; needed: bytes, a fraction up to 1, 'auto'"
+            f"memory_limit: invalid value {limit!r} (expected bytes such as '4GB', a fraction of the host's memory, 'auto' or 0)"
         )
-    if 0 < number <= 1:
-        return number
-    return limit if isinstance(limit, int) else int(number)
+    return number if 0 < number <= 1 else int(number)

@@ -1,4 +1,4 @@
-"""Standard input, output and error: that they are there, that what was printed gets out, and that our own words fail nobody.
+"""Standard input, output and error: open where they were closed, flushed in time; and messages that never raise.
 
 All processes of a rank share one standard output, most of the time a pipe or a file.
 """
@@ -16,8 +16,8 @@ __all__ = ["flush", "open_missing", "print_by_line", "say", "write"]
 def open_missing() -> None:
     """Put the null device where standard input, output or error is closed (``python SCRIPT >&-``).
 
-    Else a pipe or socket of ours, or of Dask's, gets that number, and a child process writes into it; and Python's own streams
-    are None then, which has no `flush`, and by which `print` means standard output.
+    Otherwise a pipe or socket of this package or of Dask gets that number, and a child process writes into it. And Python's own
+    streams are None then: None has no `flush`, and `print` takes it for standard output.
     """
     for fd in range(3):
         try:
@@ -31,31 +31,30 @@ def open_missing() -> None:
 
 
 def print_by_line() -> None:
-    """Have this process, and all that are forked from it, write what is printed line by line, also into a pipe or a file.
+    """Have this process, and all that are forked from it, print line by line into a pipe or a file, too, as on a terminal.
 
-    As on a terminal: so it is seen when it is printed, lines of several processes do not mix, and nothing but half a line is lost
-    where a process is killed.
+    So output appears at once, lines of several processes do not mix, and a process that is killed loses half a line at most.
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def flush() -> None:
-    """Let out what is printed but not yet written, before an end that Python does not see (``os._exit``, ``MPI_Abort``)."""
+    """Flush standard output and error, before an exit at which Python does not (``os._exit``, ``MPI_Abort``)."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a full disk; what a script or task has put in its place
+        with contextlib.suppress(Exception):  # a full disk; what a script or task has replaced them by
             stream.flush()
 
 
 def say(text: str) -> None:
-    """Write a line of ours on standard error, since standard output is the script's; never raises."""
+    """Write a message to standard error, since standard output is the script's; never raises."""
     write(sys.stderr, f"dask_gpu_mpi: {text}\n")
 
 
 def write(stream: Any, text: str) -> None:
-    """Write `text` at once, or not at all: nobody may be listening any more.
+    """Write `text` at once, or not at all where the reader is gone.
 
-    Not through Python's own buffer: what could not be written would stay there, and end a script that succeeded with code 120.
+    Not through Python's own buffer: what can't be written would stay there, and a script that succeeded would exit with code 120.
     """
     original: Any = sys.__stderr__
     with contextlib.suppress(Exception):

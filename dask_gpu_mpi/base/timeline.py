@@ -1,7 +1,7 @@
 """When each step of the start and of the end began and ended, as a file for Perfetto or ``chrome://tracing``.
 
-Every process keeps a handful of time stamps, always. Only where the user asks for the file do they travel to rank 0, with the
-messages ``ready`` and ``closed`` that are sent in any case: nothing waits for them.
+Every process always keeps a handful of time stamps. Where the user asks for the file, they are sent to rank 0 with the messages
+``ready`` and ``closed``, which are sent in any case: nothing waits for them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,11 @@ __all__ = ["Step", "Timeline", "check_path", "process_start", "trace", "write"]
 
 
 class Step(NamedTuple):
-    """One step of one process.
+    """One step of one process; times in seconds since the epoch, by the clock of the process's host."""
 
-    Attributes
-    ----------
-    process : str
-        ``"rank"``, ``"agent"``, ``"scheduler"`` or ``"worker NAME"``.
-    name : str
-        What was done.
-    start, end : float
-        Seconds since the epoch, by the clock of the process's host.
-    """
-
+    #: "rank", "agent", "scheduler" or "worker NAME".
     process: str
+    #: What was done.
     name: str
     start: float
     end: float
@@ -40,12 +32,7 @@ class Step(NamedTuple):
 class Timeline:
     """The steps of one process, and of those that it watches.
 
-    Parameters
-    ----------
-    process : str
-        As in `Step`.
-    start : float, optional
-        When its first step began; default: when the process was made.
+    The first step begins at `start`; by default when the process was made.
     """
 
     def __init__(self, process: str, start: float | None = None) -> None:
@@ -89,42 +76,26 @@ def process_start() -> float:
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return time.time()
-    return time.time() - max(0.0, age)
+    return time.time() - age
 
 
 def check_path(path: str, host: str) -> None:
-    """Refuse a file that can't be written, before anything starts.
-
-    Raises
-    ------
-    InputError
-        Names the file, the host and the reason.
-    """
+    """Raise InputError for a file that can't be written, before anything starts."""
     try:
         with open(path, "a", encoding="utf-8"):
             pass
     except OSError as error:
         raise InputError(
-            f"the timeline {path!r} can't be written by rank 0 on {host} ({error.strerror}): give a file in a directory that is "
-            "there and writable with timeline (--timeline)"
+            f"the timeline {path!r} can't be written by rank 0 on {host} ({error.strerror}). Fix: set timeline (--timeline) to a "
+            "file in a directory that exists and is writable"
         ) from None
 
 
 def trace(hosts: Mapping[int, str], steps: Mapping[int, Sequence[Step]]) -> dict[str, Any]:
-    """Put the steps of all ranks into Chrome's trace format.
+    """The steps of all ranks, by rank, in Chrome's trace format.
 
-    Parameters
-    ----------
-    hosts : mapping
-        Host of each rank.
-    steps : mapping
-        Steps by rank.
-
-    Returns
-    -------
-    dict
-        ``{"traceEvents": [...], "displayTimeUnit": "ms"}``; ``pid`` is the rank, ``tid`` one of its processes, ``ts`` and ``dur``
-        are microseconds. Source: "Trace Event Format", https://chromium.googlesource.com/catapult, docs.
+    ``pid`` is the rank, ``tid`` one of its processes, ``ts`` and ``dur`` are microseconds. Source: "Trace Event Format",
+    https://chromium.googlesource.com/catapult, docs.
     """
     events: list[dict[str, Any]] = []
     for rank in sorted(steps):
@@ -148,13 +119,7 @@ def _name(rank: int, tid: int, kind: str, text: str) -> dict[str, Any]:
 
 
 def write(path: str, hosts: Mapping[int, str], steps: Mapping[int, Sequence[Step]]) -> None:
-    """Write the file, whole or not at all.
-
-    Raises
-    ------
-    OSError
-        It can't be written.
-    """
+    """Write the file, whole or not at all; OSError where it can't be written."""
     temporary = f"{path}.{os.getpid()}"
     try:
         with open(temporary, "w", encoding="utf-8") as file:

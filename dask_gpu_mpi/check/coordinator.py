@@ -15,9 +15,10 @@ from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import Tokens
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.from_options import placement_options
-from dask_gpu_mpi.plan.planner import Plan, make_plan
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
 
 from .observations import Observations
 from .rank import CheckingRank, Kind, RankTest

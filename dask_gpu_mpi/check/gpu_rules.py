@@ -87,8 +87,8 @@ def _missing(evidence: Evidence) -> Iterator[Finding]:
             f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
             f"{LEAVE_OUT}"
             if seen
-            else f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its option for GPUs (--nv); or "
-            f"{LEAVE_OUT}",
+            else f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); "
+            f"or {LEAVE_OUT}",
             tuple(observed.rank for observed in ranks),
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from dask_gpu_mpi.machine.nvml import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 __all__ = [
     "GPUS_ON_NODE",

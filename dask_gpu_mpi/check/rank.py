@@ -13,7 +13,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL, gather
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .kernel import run_kernels
 from .observations import observe

@@ -23,7 +23,7 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.library_version import library_name
 from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
 from .findings import split_fix

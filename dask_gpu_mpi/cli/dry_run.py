@@ -21,10 +21,11 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.gathering import FLUSH, gather, report_to_all
 from dask_gpu_mpi.mpi.library import load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.from_options import placement_options
-from dask_gpu_mpi.plan.planner import Plan, make_plan
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
 
 from .options import usable
 

@@ -12,8 +12,10 @@ import click
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
+from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.types import Option, convert, show, suggest
+from dask_gpu_mpi.options.hints import show, suggest
+from dask_gpu_mpi.options.model import Option
 
 from .options import click_option, fail, parse_run, resolve_texts, usable
 from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
@@ -37,13 +39,14 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("ranks_per_node", "int", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
     Option("cpus_per_node", "int", None, "Cores of each node, which PBS must know.", ("--cpus-per-node",), minimum=1),
-    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME, needs="HH:MM:SS above zero, such as 01:30:00"),
-    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, needs=_NAMED),
-    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, needs=_NAMED),
+    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
+           expected="HH:MM:SS above zero, such as 01:30:00"),
+    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
+    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
     Option("launcher", "choice", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
     Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
-           ("--mpi",), pattern=r"[A-Za-z0-9_]+", needs="a name such as pmix or pmi2"),
+           ("--mpi",), pattern=r"[A-Za-z0-9_]+", expected="a name such as pmix or pmi2"),
     Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
     Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
     Option("scratch", "path", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
@@ -52,7 +55,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("modules", "str", None, "Module to load.", ("--module",)),
     Option("directives", "str", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
-           pattern=r"-[ -~]+", needs="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
+           pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
 )}
 # fmt: on
 
@@ -131,7 +134,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
         if values.get(name) is None:
             option = JOB_OPTIONS[name]
             raise OptionError(
-                f"command line: {option.flags[0]} is missing (expected {option.needs or 'a number'})"
+                f"command line: {option.flags[0]} is missing (expected {option.expected or 'a number'})"
             )
     hours, minutes, seconds = map(int, values.pop("time").split(":"))
     values["ranks_per_node"] = values.get("ranks_per_node") or 1
@@ -152,7 +155,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
 
 def _configured() -> dict[str, Any]:
     """The section gpu-mpi.jobscript of Dask's configuration, from YAML files and environment."""
-    from dask_gpu_mpi.options.table import register_defaults
+    from dask_gpu_mpi.options.resolve import register_defaults
 
     config = import_config()
     register_defaults()
@@ -181,7 +184,7 @@ def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
     from dask_gpu_mpi.plan.from_options import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import pretend
+    from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
     try:
         given = parse_run(job.program)
@@ -193,7 +196,9 @@ def _check_workers(job: JobRequest) -> None:
     if not program and given["scheduler_file"] is None:
         raise InputError(_NO_SCRIPT)
     options = usable(resolve_texts(given))
-    plan = make_plan(pretend(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options))
+    plan = make_plan(
+        hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options)
+    )
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
         raise InputError(

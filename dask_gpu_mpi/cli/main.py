@@ -10,7 +10,7 @@ import click
 
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .check import check
 from .jobscript import jobscript

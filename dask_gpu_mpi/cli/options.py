@@ -11,8 +11,9 @@ import click
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.table import OPTIONS, Options, parse_text, resolve
-from dask_gpu_mpi.options.types import Option
+from dask_gpu_mpi.options.model import Option, Options
+from dask_gpu_mpi.options.resolve import parse_text, resolve
+from dask_gpu_mpi.options.table import OPTIONS
 
 __all__ = [
     "RUN_CONTEXT",

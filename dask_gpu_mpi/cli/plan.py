@@ -86,9 +86,9 @@ def plan(
         if nodes is None:
             made = plan_of_allocation(options)
         else:
-            from dask_gpu_mpi.plan.synthetic import pretend
+            from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
-            inventories = pretend(
+            inventories = hypothetical_job(
                 nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
             )
             made = plan_of_inventories(usable(options), inventories)

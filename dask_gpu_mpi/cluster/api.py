@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.options.table import Options, resolve
+from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.script import excepthook
 
 from .start import prepare_process, refuse_second, start

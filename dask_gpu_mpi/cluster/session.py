@@ -18,8 +18,8 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
-from dask_gpu_mpi.options.table import register_defaults
-from dask_gpu_mpi.plan.planner import Plan
+from dask_gpu_mpi.options.resolve import register_defaults
+from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
 from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.script.dask_client import (

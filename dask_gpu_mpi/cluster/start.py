@@ -15,7 +15,7 @@ from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi.signals import Signals
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from . import process_hooks
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.options.table import Options
 
 __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
 

@@ -1,1 +1,1 @@
-"""Every option once: table, types, rules, and what Dask's configuration adds."""
+"""Every option once: the table, how its values are read, and how options depend on each other."""

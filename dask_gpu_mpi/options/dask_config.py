@@ -1,4 +1,4 @@
-"""Dask's configuration: import it, and tell what the user has configured in it."""
+"""Dask's configuration: import it, and find out what the user has configured in it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the options say together: synonyms, defaults that depend on each other, and contradictions.
+"""How options depend on each other: synonyms, defaults that follow from other options, and contradictions.
 
-Two options that contradict each other are an error when they were said in the same place. When one was said in the
-program (or on the command line) and the other in the configuration, the first wins, as it does for a single option.
+Two options that contradict each other are an error where both are set in the same place. Where one is set in the program (or on
+the command line) and the other in the configuration, the first wins, as it does for a single option.
 """
 
 from __future__ import annotations
@@ -13,35 +13,31 @@ from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
 
+from .hints import show
+from .model import Source
 from .protocols import Protocol
-from .types import Source, show
 
 __all__ = ["SWITCHES", "settle"]
 
-#: CUDAWorker's switches of UCX, less the one that only says how connections are made (``enable_rdmacm``).
+#: CUDAWorker's switches of UCX, except ``enable_rdmacm``, which only chooses how connections are made.
 SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 
 
 def settle(
-    values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str], source: Source
+    values: dict[str, Any], origins: dict[str, str], given: frozenset[str], source: Source
 ) -> tuple[str, ...]:
-    """Make the options agree, in place.
+    """Make the options agree, in place; returns warnings for the user.
 
     Parameters
     ----------
     values : dict
-        Every option by name; ``nanny`` and ``exclusive_workers`` leave it.
+        Every option by name; ``nanny`` and ``exclusive_workers`` are removed.
     origins : dict
-        Where each option was said that somebody said, in words.
-    spoken : frozenset of str
-        Names of those that were said in the program or on the command line.
+        For each option that is set, where.
+    given : frozenset of str
+        Names of those that are set in the program or on the command line.
     source : {"keyword", "command line"}
         Which of the two.
-
-    Returns
-    -------
-    tuple of str
-        What to tell the user.
 
     Raises
     ------
@@ -49,34 +45,32 @@ def settle(
         Two options contradict each other.
     """
     notes = _nanny(values, origins, source)
-    _layout(values, origins, spoken)
-    _scheduler(values, origins, spoken)
-    return (*notes, *_security(values, origins, spoken), *_ucx(values, origins))
+    _layout(values, origins, given)
+    _scheduler(values, origins, given)
+    return (*notes, *_security(values, origins, given), *_ucx(values, origins))
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[str]:
-    """dask-mpi's deprecated switch becomes a class, unless a class is given. (In dask-mpi it has become an error.)"""
-    nanny = values.pop("nanny")
+    """dask-mpi's deprecated switch becomes a class, unless a class is set. (In dask-mpi it has become an error.)"""
+    nanny, origin = values.pop("nanny"), origins.pop("nanny", "")
     if nanny is None:
-        origins.pop("nanny", None)
         return []
     cls = "distributed.Nanny" if nanny else "distributed.Worker"
-    instead = f"use worker_class={cls!r}" if source == "keyword" else f"use --worker-class {cls}"
-    origin = origins.pop("nanny")
     if "worker_class" in origins:
-        instead = "it is ignored, since worker_class is given"
+        message = f"{origin}: deprecated, and ignored, since worker_class is set"
     else:
         values["worker_class"], origins["worker_class"] = cls, origin
-    message = f"{origin} is deprecated: {instead}"
-    if source == "keyword":
-        # In Python a deprecation is for the program's author; on a command line it is for the user, who sees ours.
-        warnings.warn(message, DeprecationWarning, stacklevel=_stacklevel() - 1)
-        return []
-    return [message]
+        fix = f"worker_class={cls!r}" if source == "keyword" else f"--worker-class {cls}"
+        message = f"{origin}: deprecated. Fix: {fix}"
+    if source != "keyword":
+        return [message]
+    # In Python a deprecation is for the program's author; on a command line it is for the user.
+    warnings.warn(message, DeprecationWarning, stacklevel=_stacklevel() - 1)
+    return []
 
 
 def _stacklevel() -> int:
-    """How far up the caller of this package is, as `warnings.warn` counts, seen from here."""
+    """How far up the caller of this package is, as `warnings.warn` counts, from here."""
     package = __name__.partition(".")[0]
     frame: FrameType | None = sys._getframe() if hasattr(sys, "_getframe") else None
     level = 1
@@ -85,74 +79,74 @@ def _stacklevel() -> int:
     return level
 
 
-def _layout(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str]) -> None:
-    exclusive = values.pop("exclusive_workers")
-    if exclusive is not None:
-        layout = "exclusive" if exclusive else "shared"
-        if "layout" in spoken and values["layout"] != layout:
-            raise OptionError(
-                f"{origins['exclusive_workers']}={exclusive} means the layout {layout!r}, {origins['layout']} says "
-                f"{values['layout']!r}; needed: one of them"
-            )
-        values["layout"], origins["layout"] = layout, origins.pop("exclusive_workers")
-
-
-def _scheduler(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str]) -> None:
-    address, file = values["scheduler_address"], values["scheduler_file"]
-    if values["scheduler"]:
-        if address is not None and "scheduler" in spoken and "scheduler_address" not in spoken:
-            values["scheduler_address"] = None
-        elif address is not None:
-            raise OptionError(
-                f"{origins['scheduler_address']}: {show(address)} is a running scheduler to join, but this job starts its "
-                "own; needed: scheduler=False (--no-scheduler) as well, or no scheduler_address"
-            )
+def _layout(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> None:
+    exclusive, origin = values.pop("exclusive_workers"), origins.pop("exclusive_workers", "")
+    if exclusive is None:
         return
-    if address is None and file is None:
+    layout = "exclusive" if exclusive else "shared"
+    if "layout" in given and values["layout"] != layout:
         raise OptionError(
-            f"{origins['scheduler']}: no scheduler is started and none is named; needed: scheduler_address "
-            "(--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to join"
+            f"{origin}: {exclusive} is the layout {layout!r}, but {origins['layout']} is {values['layout']!r}. "
+            "Fix: set one of them"
+        )
+    values["layout"], origins["layout"] = layout, origin
+
+
+def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> None:
+    address = values["scheduler_address"]
+    if values["scheduler"] and address is not None:
+        if "scheduler" not in given or "scheduler_address" in given:
+            raise OptionError(
+                f"{origins['scheduler_address']}: {show(address)} is a running scheduler, but this job starts its own. "
+                "Fix: scheduler=False (--no-scheduler) as well, or no scheduler_address"
+            )
+        values["scheduler_address"] = None
+    if not values["scheduler"] and address is None and values["scheduler_file"] is None:
+        raise OptionError(
+            f"{origins['scheduler']}: no scheduler is started, and none is named. Fix: scheduler_address "
+            "(--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to"
         )
 
 
-def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset[str]) -> list[str]:
-    """`protocol` and `security` say one thing; what was said in the program wins over what was configured."""
-    said, security = values["protocol"], values["security"]
-    protocol = None if said is None else Protocol(said)
-    scheme, separator, _ = (values["scheduler_address"] or "").partition("://")
-    if separator:
-        if scheme not in list(Protocol):
+def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[str]:
+    """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
+    security, where = values["security"], origins.get("security", "")
+    protocol = None if values["protocol"] is None else Protocol(values["protocol"])
+    address = values["scheduler_address"] or ""
+    if "://" in address:
+        scheme = Protocol.of(address)
+        if scheme is None:
             raise OptionError(
-                f"{origins['scheduler_address']}: unknown protocol {scheme!r}; needed: one of {', '.join(Protocol)}"
+                f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
+                f"(expected one of {', '.join(Protocol)})"
             )
-        if protocol not in (None, scheme) and "protocol" in spoken:
+        if protocol not in (None, scheme) and "protocol" in given:
             raise OptionError(
-                f"{origins['protocol']}: {protocol!r} is not the protocol of the scheduler at "
-                f"{values['scheduler_address']!r}; needed: protocol={scheme!r}, or none"
+                f"{origins['protocol']}: {protocol!r} is not the protocol of the scheduler at {address!r}. "
+                f"Fix: protocol={scheme!r}, or none"
             )
-        protocol, origins["protocol"] = Protocol(scheme), origins["scheduler_address"]
-        spoken = spoken | {"protocol"}
-    where = origins.get("security", "")
+        protocol, origins["protocol"] = scheme, origins["scheduler_address"]
+        given |= {"protocol"}
     notes: list[str] = []
     if protocol is Protocol.UCX:
-        # Refused whoever said it last: encryption that was asked for is never dropped without a word.
+        # Refused wherever it is set: encryption that the user asks for is never dropped silently.
         if security:
             raise OptionError(
-                f"{origins['protocol']}: 'ucx' was asked for, and encryption too ({where}), but it cannot encrypt; "
-                "needed: protocol='tls', or security=False (--no-security) on a network that you trust"
+                f"{origins['protocol']}: 'ucx' cannot encrypt, but {where} asks for encryption. Fix: protocol='tls', or "
+                "security=False (--no-security) on a network that you trust"
             )
         if security is None:
             notes.append(
                 "the protocol 'ucx' can't encrypt: everyone on the network can reach this cluster and run code as you"
             )
     elif protocol is not None and security is not None and security != protocol.encrypts:
-        if ("protocol" in spoken) == ("security" in spoken):
+        if ("protocol" in given) == ("security" in given):
             fact = "is encrypted" if protocol.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {protocol!r} {fact}, but {where} is {security}; needed: one of them, "
+                f"{origins['protocol']}: {protocol!r} {fact}, but {where} is {security}. Fix: set one of them, "
                 "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
             )
-        if "security" in spoken:
+        if "security" in given:
             protocol = None
     if protocol is None:
         protocol = Protocol.TCP if security is False else Protocol.TLS
@@ -161,26 +155,24 @@ def _security(values: dict[str, Any], origins: dict[str, str], spoken: frozenset
 
 
 def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """CUDAWorker's switches of UCX that nobody will look at."""
+    """Warnings about CUDAWorker's switches of UCX that have no effect."""
     options = values["worker_options"] or {}
     on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
-    if not on:
+    # Where only a scheduler file is set, the file has the protocol.
+    if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
-    if not values["scheduler"] and "protocol" not in origins:
-        return []  # the scheduler file says which protocol it is
     if values["protocol"] is not Protocol.UCX:
         return [
-            f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}; needed: protocol='ucx' "
-            "(--protocol ucx), or leave it out"
+            f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}. "
+            "Fix: protocol='ucx' (--protocol ucx), or leave it out"
         ]
     # dask_cuda.utils.get_ucx_config: one that is switched off, and none on, switches the others on
-    said = [options.get(switch) for switch in SWITCHES]
+    switches = [options.get(switch) for switch in SWITCHES]
     infiniband = options.get("enable_infiniband")
-    others_on = infiniband is None and not any(said) and any(one is False for one in said)
+    others_on = infiniband is None and not any(switches) and any(one is False for one in switches)
     if "enable_rdmacm" in on and not infiniband and not others_on:
         return [
-            f"{where}: enable_rdmacm is for connections over InfiniBand, which is not switched on; needed: enable_infiniband "
-            "as well, or leave it out"
+            f"{where}: enable_rdmacm: no effect without InfiniBand. Fix: enable_infiniband as well, or leave it out"
         ]
     return []

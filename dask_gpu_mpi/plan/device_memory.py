@@ -1,7 +1,8 @@
-"""How much of a GPU's memory its worker is to take, and whether that can be had."""
+"""How much of a GPU's memory its worker takes, and whether the GPU has that much."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,14 +11,14 @@ from dask_gpu_mpi.errors import OptionError
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
-    from dask_gpu_mpi.options.table import Options
+    from dask_gpu_mpi.options.model import Options
 
     from .model import WorkerPlan
     from .plan import Plan
 
 __all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options"]
 
-#: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM wants of them (bytes).
+#: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM requires of them (bytes).
 DEVICE_SIZES = {
     "device_memory_limit": 1,
     "rmm_pool_size": 256,
@@ -26,7 +27,7 @@ DEVICE_SIZES = {
 }
 #: dask-cuda's "default" for device_memory_limit (dask_cuda.utils.parse_device_memory_limit).
 DEFAULT_FRACTION = 0.8
-#: Part of the free memory that a pool may take in what a message proposes: the worker's context and kernels need some too.
+#: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.
 PROPOSED_FRACTION = 0.9
 
 
@@ -70,20 +71,18 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
         value = DEFAULT_FRACTION
     elif value == "auto":
         value = 1.0
-    fraction: float | None = None
+    fraction = 0.0
     if isinstance(value, float) or (isinstance(value, str) and value.strip() != "1"):
-        try:
+        with contextlib.suppress(ValueError):
             fraction = float(value)
-        except ValueError:
-            fraction = None
-    if fraction is not None and 0.0 < fraction <= 1.0:
-        return int(memory * fraction) // alignment * alignment
+    if 0.0 < fraction <= 1.0:
+        value = memory * fraction
     size = parse_bytes(value) if isinstance(value, str) else int(value)
     return size // alignment * alignment
 
 
 def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> None:
-    """Refuse sizes that can't be had: before the plan is carried out, since RMM would say so in a worker's traceback.
+    """Refuse sizes that a GPU does not have, before the plan is carried out: RMM would report that in a worker's traceback.
 
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
     device. Managed memory may be more than the device has: none of this holds for it.
@@ -91,7 +90,7 @@ def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> N
     Parameters
     ----------
     plan : Plan
-        Where every worker is to be.
+        Where every worker is.
     asked : mapping
         For each rank the options of its workers (`device_options`).
 
@@ -101,65 +100,59 @@ def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> N
         Names the GPU, its host, its worker, its free memory, and a value that would fit.
     """
     gpus = {(host.host, gpu.uuid): gpu for host in plan.hosts for gpu in host.gpus}
-    problems: dict[str, list[tuple[WorkerPlan, Gpu, str, int]]] = {}
+    problems: list[tuple[WorkerPlan, Gpu, str, str, int]] = []
     for worker in plan.workers:
         options = asked.get(worker.rank, {})
         if worker.kind == "gpu" and options and not options.get("rmm_managed_memory"):
             gpu = gpus[worker.host, worker.devices[0]]
-            found = _problem(options, gpu) if gpu.memory else None
-            if found is not None:
-                option, text, fits = found
-                problems.setdefault(option, []).append((worker, gpu, text, fits))
-    for option, cases in problems.items():
-        worker, gpu, text, _ = cases[0]
-        others = f" (and {len(cases) - 1} more)" if len(cases) > 1 else ""
-        proposed = _round(min(fits for *_, fits in cases))
-        free = f"{gpu.free} bytes ({format_bytes(gpu.free)})" if gpu.free >= 0 else "unknown"
-        raise OptionError(
-            f"worker_options: {option} of worker {worker.name} on {worker.host}{others} {text}: GPU {gpu.index} ({gpu.uuid}) "
-            f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}; "
-            + (
-                f"needed: {proposed!r} at most"
-                if proposed
-                else "nothing fits: end what uses this GPU, or leave it out"
-            )
+            if gpu.memory and (problem := _problem(options, gpu)):
+                problems.append((worker, gpu, *problem))
+    if not problems:
+        return
+    worker, gpu, option, text, _ = problems[0]
+    fitting = [fits for *_, other, _, fits in problems if other == option]
+    others = f" (and {len(fitting) - 1} more)" if len(fitting) > 1 else ""
+    fits = _rounded_down(min(fitting))
+    free = f"{gpu.free} bytes ({format_bytes(gpu.free)})" if gpu.free >= 0 else "unknown"
+    raise OptionError(
+        f"worker_options: {option} of worker {worker.name} on {worker.host}{others} is {text}: GPU {gpu.index} ({gpu.uuid}) "
+        f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}"
+        + (
+            f" (expected {fits!r} at most)"
+            if fits
+            else ". Fix: end what uses this GPU, or leave the option out"
         )
+    )
 
 
 def _problem(options: Mapping[str, Any], gpu: Gpu) -> tuple[str, str, int] | None:
-    """The option that can't be, why, and the bytes that could."""
+    """The option that can't be had, its size and why, and the bytes that could be had."""
     sizes = {
         key: device_bytes(options[key], gpu.memory, alignment) or 0
         for key, alignment in DEVICE_SIZES.items()
         if key in options
     }
+
+    def described(key: str) -> str:
+        return f"{options[key]!r} ({format_bytes(sizes[key])})"
+
     for key in ("device_memory_limit", "rmm_maximum_pool_size"):
         if sizes.get(key, 0) > gpu.memory:
-            return key, f"is {_said(options[key], sizes[key])}, more than its GPU has", gpu.memory
+            return key, f"{described(key)}, more than its GPU has", gpu.memory
     pool, maximum = sizes.get("rmm_pool_size", 0), sizes.get("rmm_maximum_pool_size", 0)
-    room = gpu.memory if gpu.free < 0 else gpu.free
-    fits = int(PROPOSED_FRACTION * room)
-    if pool > room:
-        fits = min(fits, maximum or fits)
-        why = "its GPU has" if gpu.free < 0 else "is free"
-        return "rmm_pool_size", f"is {_said(options['rmm_pool_size'], pool)}, more than {why}", fits
-    if 0 < maximum < pool:
-        text = _said(options["rmm_maximum_pool_size"], maximum)
-        return (
-            "rmm_pool_size",
-            f"is {_said(options['rmm_pool_size'], pool)}, more than rmm_maximum_pool_size, {text}",
-            min(fits, maximum),
-        )
-    return None
+    available = gpu.memory if gpu.free < 0 else gpu.free
+    if pool > available:
+        limit = "its GPU has" if gpu.free < 0 else "is free"
+    elif 0 < maximum < pool:
+        limit = f"rmm_maximum_pool_size, {described('rmm_maximum_pool_size')}"
+    else:
+        return None
+    fits = int(PROPOSED_FRACTION * available)
+    return "rmm_pool_size", f"{described('rmm_pool_size')}, more than {limit}", min(fits, maximum or fits)
 
 
-def _said(value: Any, size: int) -> str:
-    return f"{value!r} ({format_bytes(size)})"
-
-
-def _round(size: int) -> str:
-    """The size as a text that is no more than it; empty: nothing worth saying."""
-    for unit, power in (("GiB", 3), ("MiB", 2)):
-        if size >= (2 if unit == "GiB" else 1) * 1024**power:
-            return f"{size // 1024**power} {unit}"
-    return ""
+def _rounded_down(size: int) -> str:
+    """The size as a text, in whole GiB or MiB; empty: less than a MiB."""
+    if size >= 2 * 1024**3:
+        return f"{size // 1024**3} GiB"
+    return f"{size // 1024**2} MiB" if size >= 1024**2 else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
-from .planner import PlacementOptions
+from .model import PlacementOptions
 from .roles import default_client
 
 __all__ = ["expected_client", "placement_options"]
@@ -28,5 +28,5 @@ def placement_options(options: Options, *, name: str | None = None) -> Placement
 
 
 def expected_client(options: Options) -> int:
-    """The rank that the layout gives the script to, unless the user chose another."""
+    """The rank that runs the script: the user's choice, else that of the layout."""
     return default_client(options.layout, options.scheduler_rank, options.client_rank)

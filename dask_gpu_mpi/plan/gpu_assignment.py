@@ -1,10 +1,9 @@
-"""Sharing what one host has between its ranks: GPUs and cores."""
+"""Dividing the GPUs of a host among its ranks and workers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import PlacementError
@@ -12,11 +11,13 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
-__all__ = ["divide_gpus", "near_cores", "neighbours", "share_cores"]
+from .cores import near_cores
+
+__all__ = ["divide_gpus", "group_gpus"]
 
 
 def divide_gpus(
-    host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int = 1
+    host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int
 ) -> dict[int, list[tuple[Gpu, ...]]]:
     """Divide a host's GPUs among the ranks that take workers on it.
 
@@ -46,26 +47,20 @@ def divide_gpus(
         groups.setdefault(frozenset(gpu.uuid for gpu in rank.gpus), []).append(rank)
     if sum(len(seen) for seen in groups) != len(frozenset().union(*groups)):
         raise PlacementError(
-            f"host {host}: ranks see overlapping but different GPUs: {_who_saw_what(groups)}; "
-            "needed: every rank "
-            "of a host sees the same GPUs (e.g. --gpus-per-node), or each its own (e.g. --gpus-per-task)"
+            f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)} "
+            "(expected the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task)"
         )
     divided: dict[int, list[tuple[Gpu, ...]]] = {rank.rank: [] for rank in ranks}
     for seen, members in groups.items():
         mine = [gpu for gpu in gpus if gpu.uuid in seen]
         _check_groups(host, members, mine, each)
-        sets = neighbours(mine, each)
+        sets = group_gpus(mine, each)
         for together, place in zip(sets, _places(list(map(near_cores, sets)), members), strict=True):
             divided[members[place].rank].append(together)
     return divided
 
 
-def near_cores(gpus: Iterable[Gpu]) -> frozenset[int]:
-    """The cores near any of these GPUs; empty: unknown."""
-    return frozenset().union(*(gpu.cpus for gpu in gpus))
-
-
-def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
+def group_gpus(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
     """Put GPUs into groups of `each`: those of one NUMA node together, in order, then what the nodes have left.
 
     Returns
@@ -76,7 +71,7 @@ def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
     Examples
     --------
     >>> gpus = [Gpu(str(i), i, "A100", 0, cpus=(0, 1) if i in (0, 1, 3) else (2, 3)) for i in range(4)]
-    >>> [[gpu.index for gpu in group] for group in neighbours(gpus, 2)]
+    >>> [[gpu.index for gpu in group] for group in group_gpus(gpus, 2)]
     [[0, 1], [2, 3]]
     """
     nodes: dict[tuple[int, ...], list[int]] = {}
@@ -89,41 +84,43 @@ def neighbours(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
 
 
 def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int) -> None:
-    """Refuse GPUs that can't be put into groups of `each`: no GPU is to stay without a worker unsaid."""
+    """Refuse GPUs that can't be put into groups of `each`: no GPU stays without a worker silently."""
     if each == 1:
         return
     who = f"host {host}: {ranks_text(rank.rank for rank in ranks)} {'sees' if len(ranks) == 1 else 'see'}"
     if left := len(gpus) % each:
         raise PlacementError(
             f"{who} {len(gpus)} GPU(s), of which groups of {each} (gpus_per_worker, --gpus-per-worker) would leave {left} "
-            f"without a worker; needed: a multiple of {each}; let the ranks of a host see all its GPUs, choose some with "
-            f"{VISIBLE_DEVICES}, or take another number"
+            f"without a worker (expected a multiple of {each}). Fix: let the ranks of a host see all its GPUs, choose some with "
+            f"{VISIBLE_DEVICES}, or set another number"
         )
     # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
     slices = [gpu for gpu in gpus if gpu.parent]
     if slices:
         raise PlacementError(
-            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most; needed: "
-            f"gpus_per_worker=1 (--gpus-per-worker 1), found {each}, or whole GPUs"
+            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most. "
+            f"Fix: gpus_per_worker=1 (--gpus-per-worker 1) instead of {each}, or whole GPUs"
         )
 
 
-def _who_saw_what(groups: dict[frozenset[str], list[Inventory]]) -> str:
-    def seen(rank: Inventory) -> str:
-        gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in rank.gpus) or "none"
-        return f"{gpus} [{VISIBLE_DEVICES} {'unset' if rank.visible is None else '=' + repr(rank.visible)}]"
-
-    return "; ".join(
-        f"{ranks_text(m.rank for m in members)} saw GPU{'' if len(members[0].gpus) == 1 else 's'} "
-        f"{seen(members[0])}"
-        for members in groups.values()
-    )
+def _visible(groups: dict[frozenset[str], list[Inventory]]) -> str:
+    """What each group of ranks sees, for a message."""
+    parts = []
+    for ranks in groups.values():
+        first = ranks[0]
+        gpus = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in first.gpus) or "none"
+        variable = "unset" if first.visible is None else f"={first.visible!r}"
+        parts.append(
+            f"{ranks_text(rank.rank for rank in ranks)} saw GPU{'' if len(first.gpus) == 1 else 's'} {gpus} "
+            f"[{VISIBLE_DEVICES} {variable}]"
+        )
+    return "; ".join(parts)
 
 
 def _places(cores: Sequence[frozenset[int]], ranks: Sequence[Inventory]) -> list[int]:
     """Choose for each GPU (or group) near these cores the place of a rank: sizes differ by at most one, nearest first."""
     share, extra = divmod(len(cores), len(ranks))
-    if len(ranks) == 1 or all(rank.cpus == ranks[0].cpus for rank in ranks) or not any(cores):
+    if len({rank.cpus for rank in ranks}) == 1 or not any(cores):
         sizes = (share + (place < extra) for place in range(len(ranks)))
         return [place for place, size in enumerate(sizes) for _ in range(size)]
 
@@ -173,41 +170,6 @@ def _match(
 
     given = 0
     for number in numbers:
-        if given < most and capacity > 0 and give(number, set()):
+        if given < most and give(number, set()):
             given += 1
     return {number: place for place, held in enumerate(holding) for number in held}
-
-
-def share_cores(masks: Sequence[tuple[int, ...]], quota: float | None = None) -> list[int]:
-    """Give each of a host's CPU workers a number of threads, from the cores that each may use.
-
-    A core that k workers may use counts for one k-th with each. So workers with cores of their own get all of them; and no worker
-    less than one thread.
-
-    Parameters
-    ----------
-    masks : sequence of tuple of int
-        For each worker the cores that it may use.
-    quota : float, optional
-        CPU time that all of them together may use, in cores: where the threads are more, all get fewer alike.
-
-    Examples
-    --------
-    >>> cores = tuple(range(8))
-    >>> share_cores([cores, cores])
-    [4, 4]
-    >>> share_cores([(0, 1)] * 4)
-    [1, 1, 1, 1]
-    >>> share_cores([cores, cores], quota=5.0)
-    [2, 2]
-    """
-    users: Counter[int] = Counter()
-    for mask in masks:
-        users.update(mask)
-    shares: dict[tuple[int, ...], Fraction] = {}
-    for mask in set(masks):
-        parts = Counter(users[core] for core in mask)
-        shares[mask] = sum((Fraction(cores, sharers) for sharers, cores in parts.items()), Fraction())
-    # Together the shares are the cores that any of them may use.
-    part = min(Fraction(1), Fraction(quota) / len(users)) if quota is not None and users else Fraction(1)
-    return [max(1, int(shares[mask] * part)) for mask in masks]

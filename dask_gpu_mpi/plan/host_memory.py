@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from dask_gpu_mpi.base.hostlist import fold_names
 from dask_gpu_mpi.base.sizes import format_bytes
 
-__all__ = ["Excess", "worker_limit"]
+__all__ = ["excess_warnings", "worker_limit"]
 
 
 def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
@@ -16,7 +16,7 @@ def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     Parameters
     ----------
     limit : int, float or None
-        Bytes, a fraction of the host's memory, or None for an equal part (`parse_memory_limit` reads what the user says).
+        Bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it).
     memory : int
         Bytes that the job may use on the host; 0: unknown.
     workers : int
@@ -32,21 +32,25 @@ def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     return int(limit * memory) if isinstance(limit, float) else limit
 
 
-class Excess:
-    """Hosts whose workers' limits add up to more than there is, which the user may want: a warning, once for hosts alike."""
+def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[str]:
+    """Warn of hosts whose workers' limits add up to more than there is, which the user may want: one line for hosts alike.
 
-    def __init__(self) -> None:
-        self._hosts: dict[str, list[str]] = {}
+    Parameters
+    ----------
+    hosts : iterable of tuple
+        Name, limit of each worker, number of workers, and memory (0: unknown) of each host.
 
-    def add(self, host: str, limit: int, workers: int, memory: int) -> None:
-        """Note a host where so many workers with this limit may use more than its memory; 0: unknown."""
-        if 0 < memory < limit * workers:
-            text = (
-                f"{workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
-                f"the {format_bytes(memory)} there are"
-            )
-            self._hosts.setdefault(text, []).append(host)
-
-    def warnings(self) -> Sequence[str]:
-        """One line for hosts alike."""
-        return [f"on {fold_names(hosts)}, {text}" for text, hosts in self._hosts.items()]
+    Examples
+    --------
+    >>> excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)])
+    ['on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are']
+    """
+    alike: dict[tuple[int, int, int], list[str]] = {}
+    for name, limit, workers, memory in hosts:
+        alike.setdefault((limit, workers, memory), []).append(name)
+    return [
+        f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
+        f"the {format_bytes(memory)} there are"
+        for (limit, workers, memory), names in alike.items()
+        if 0 < memory < limit * workers
+    ]

@@ -1,4 +1,4 @@
-"""What a plan is made of, and what may be asked of it: plain data."""
+"""What a plan is made of: plain data."""
 
 from __future__ import annotations
 
@@ -12,47 +12,29 @@ __all__ = ["HostPlan", "PlacementOptions", "Role", "WorkerPlan"]
 
 @dataclass(frozen=True)
 class PlacementOptions:
-    """What the user may say about placement.
+    """The options that shape a plan; their values are checked in `dask_gpu_mpi.options`."""
 
-    Attributes
-    ----------
-    layout : {"shared", "exclusive"}
-        Shared: all ranks take workers, rank 0 has the scheduler and the client besides. Exclusive: the
-        scheduler's and the client's rank, which may be the same, take no workers.
-    cpu_workers : int
-        CPU workers to add on every host.
-    gpus_per_worker : int
-        GPUs that each GPU worker sees.
-    require_idle_gpus : bool
-        Whether memory that other processes hold on a worker's GPU is an error instead of a warning.
-    nthreads : int, optional
-        Threads of every worker; by default 1 for GPU workers (dask-cuda's default), for CPU workers their
-        share of cores.
-    memory_limit : int, float, str or None
-        Of each worker: ``"auto"``, bytes (``4e9``, ``"4GB"``), a fraction up to 1 of the host's memory, 0 or
-        None for none.
-    worker_kind : {"auto", "cpu", "gpu"}
-        Auto: GPU workers where there is a GPU anywhere. CPU: GPUs are ignored. GPU: without any GPU, an
-        error.
-    name : str, optional
-        Prefix of worker names: ``<name>-<rank>...``.
-    scheduler_rank, client_rank : int
-        Where the scheduler and the client live. The client by default on rank 0 (shared), or on rank 1
-        (exclusive).
-    has_scheduler, has_client : bool
-        Whether this job starts a scheduler, and runs a script: in layout ``exclusive`` a rank is reserved for what there is.
-    """
-
+    #: "shared": all ranks take workers, rank 0 has the scheduler and the client besides. "exclusive": the scheduler's and the
+    #: client's rank, which may be the same, take no workers.
     layout: str = "shared"
+    #: CPU workers to add on every host.
     cpu_workers: int = 0
+    #: GPUs that each GPU worker sees.
     gpus_per_worker: int = 1
+    #: Whether memory that other processes hold on a worker's GPU is an error instead of a warning.
     require_idle_gpus: bool = False
+    #: Threads of every worker; None: 1 for GPU workers (dask-cuda's default), for CPU workers their share of cores.
     nthreads: int | None = None
+    #: Of each worker: "auto", bytes (4e9, "4GB"), a fraction up to 1 of the host's memory, 0 or None for none.
     memory_limit: int | float | str | None = "auto"
-    worker_kind: str = "auto"
+    #: "auto": GPU workers where there is a GPU anywhere. "cpu": GPUs are ignored. "gpu": without any GPU, an error.
+    worker_kind: Literal["auto", "cpu", "gpu"] = "auto"
+    #: Prefix of worker names: ``<name>-<rank>...``.
     name: str | None = None
     scheduler_rank: int = 0
+    #: None: rank 0 (shared), or rank 1 (exclusive).
     client_rank: int | None = None
+    #: Whether this job starts a scheduler, and whether it runs a script: in layout "exclusive" a rank is reserved for each.
     has_scheduler: bool = True
     has_client: bool = True
 
@@ -67,64 +49,42 @@ class Role:
 
 @dataclass(frozen=True)
 class HostPlan:
-    """One host of the job.
+    """One host of the job."""
 
-    Attributes
-    ----------
-    host : str
-        Its name; two hosts of one name are told apart as ``h`` and ``h#2``.
-    ranks : tuple of int
-        The ranks on it.
-    gpus : tuple of Gpu
-        The GPUs that the job may use on it, in the order of PCI bus (index, if unknown) and slice: their place here is the
-        `gpu_index` in worker names.
-    memory : int
-        Bytes that the job may use on it: the smallest that its ranks report, since ranks may sit in different
-        cgroups and the sum of their limits need not be there. 0: unknown.
-    """
-
+    #: Two hosts of one name are told apart as ``h`` and ``h#2``.
     host: str
+    #: The ranks on it.
     ranks: tuple[int, ...]
+    #: The GPUs that the job may use on it, in the order of PCI bus (index, if unknown) and slice: the place here is the
+    #: `gpu_index` in worker names.
     gpus: tuple[Gpu, ...]
+    #: Bytes that the job may use on it: the smallest number that its ranks report. 0: unknown.
     memory: int
+    #: CPU time that its ranks may use, in cores: the smallest quota that they report. None: no quota.
+    cpu_quota: float | None = None
 
 
 @dataclass(frozen=True)
 class WorkerPlan:
-    """One worker.
+    """One worker."""
 
-    Attributes
-    ----------
-    name : str or int
-        ``<rank>-<gpu_index>`` on a GPU, the rank itself (an int, as in dask-mpi) in a job without GPUs,
-        ``<rank>-cpu-<i>`` for additional CPU workers; with a prefix ``<prefix>-`` before.
-    rank, host
-        Where it is started.
-    kind : {"gpu", "cpu"}
-        What it is for.
-    gpu_index : int or None
-        The GPU's place among those of the host that the job may use; of several, the first's.
-    device : str or None
-        UUID of the GPU it sees; of several GPUs, joined by commas: its ``CUDA_VISIBLE_DEVICES``.
-    nthreads : int
-        Threads for tasks.
-    memory_limit : int
-        Bytes; 0: no limit.
-    cpus : tuple of int
-        Cores it may use.
-    resources : dict
-        Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
-    """
-
+    #: ``<rank>-<gpu_index>`` on a GPU, the rank itself (an int, as in dask-mpi) in a job without GPUs, ``<rank>-cpu-<i>`` for
+    #: additional CPU workers; with a prefix ``<prefix>-`` before.
     name: str | int
+    #: Where it is started.
     rank: int
     host: str
     kind: Literal["gpu", "cpu"]
+    #: The GPU's place in `HostPlan.gpus`; of several, the first's.
     gpu_index: int | None
+    #: UUID of the GPU it sees; of several GPUs, joined by commas: its ``CUDA_VISIBLE_DEVICES``.
     device: str | None
     nthreads: int
+    #: Bytes; 0: no limit.
     memory_limit: int
+    #: Cores it may use.
     cpus: tuple[int, ...]
+    #: Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
     resources: dict[str, float]
 
     @property

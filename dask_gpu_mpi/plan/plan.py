@@ -26,13 +26,13 @@ class Plan:
     world_size : int
         Number of ranks.
     scheduler, client : Role
-        Who has these roles. Without a script the client's rank only reports that the cluster is up.
+        The ranks with these roles. Without a script the client's rank only reports that the cluster is up.
     hosts : tuple of HostPlan
         In the order of their lowest ranks.
     workers : tuple of WorkerPlan
         In the order of ranks; of one rank GPU workers first.
     warnings : tuple of str
-        What a person should know, each one line.
+        What the user should know, each one line.
     """
 
     layout: str
@@ -51,20 +51,20 @@ class Plan:
         return {rank: tuple(workers) for rank, workers in found.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        # The index is made again where it is needed: it would double what travels.
+        # The index is made again after the transfer: it would double what is sent.
         return {key: value for key, value in self.__dict__.items() if key != "_by_rank"}
 
     def for_rank(self, rank: int) -> tuple[WorkerPlan, ...]:
-        """Give the workers that one rank starts."""
+        """The workers that one rank starts."""
         return self._by_rank.get(rank, ())
 
     def as_json(self) -> dict[str, Any]:
-        """Give the plan as plain data, in the schema of ``plan --json``; memory in bytes."""
+        """The plan as plain data, in the schema of ``plan --json``; memory in bytes."""
         return {
             "layout": self.layout,
             "world_size": self.world_size,
-            "scheduler": {"rank": self.scheduler.rank, "host": self.scheduler.host},
-            "client": {"rank": self.client.rank, "host": self.client.host},
+            "scheduler": dict(vars(self.scheduler)),
+            "client": dict(vars(self.client)),
             "hosts": [
                 {
                     "host": host.host,
@@ -78,25 +78,14 @@ class Plan:
                 for host in self.hosts
             ],
             "workers": [
-                {
-                    "name": worker.name,
-                    "rank": worker.rank,
-                    "host": worker.host,
-                    "kind": worker.kind,
-                    "gpu_index": worker.gpu_index,
-                    "device": worker.device,
-                    "nthreads": worker.nthreads,
-                    "memory_limit": worker.memory_limit,
-                    "cpus": list(worker.cpus),
-                    "resources": dict(worker.resources),
-                }
+                {**vars(worker), "cpus": list(worker.cpus), "resources": dict(worker.resources)}
                 for worker in self.workers
             ],
             "warnings": list(self.warnings),
         }
 
     def table(self) -> str:
-        """Write the plan for people: roles, then each host with its workers, then the warnings."""
+        """The plan for people: roles, then each host with its workers, then the warnings."""
         lines = [
             f"layout {self.layout}: {counted(self.world_size, 'rank')} on {counted(len(self.hosts), 'host')}, "
             f"{counted(len(self.workers), 'worker')}",

@@ -1,21 +1,27 @@
-"""What a large number of workers needs, so that nothing times out by being many.
+"""Settings that keep a start with many workers from timing out, though it takes longer than one with few.
 
-All workers of a job connect to one scheduler at the same moment, and it takes them one after the other: with Dask's defaults
-1,300 workers were lost to handshakes that took too long (dask/distributed#3691). So from some hundreds of workers on the time
-to connect and the scheduler's queue of connections grow with their number, ranks start their workers one after the other, and
-the start-up deadline leaves the scheduler the time it needs. So they do where many workers share each core of a host: there
-it is the workers that take long to answer. What the user has configured stays as it is.
+Two things become slow:
+
+- The scheduler accepts the connections of all workers one after the other. With Dask's default timeouts 1,300 workers were
+  lost (dask/distributed#3691).
+- Workers that share a core start one after the other, however few they are. `workers_per_core` counts them.
+
+So from some hundreds of workers in the job, or from eight workers for each core of a host, connections may take longer
+(`connection_settings`), and so may the whole start (`start_limit`). The scheduler's queue of connections is longer, too, and in
+large jobs ranks start their workers one after the other (`start_delay`). A setting that the user has configured stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import math
+from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.options.dask_config import import_config, is_configured
 
 if TYPE_CHECKING:
-    from .model import WorkerPlan
+    from .plan import Plan
 
 __all__ = [
     "BACKLOG",
@@ -31,42 +37,42 @@ CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
-#: Seconds that the scheduler may take for one worker that joins: ten times what it took when measured (docs/measurements.md).
+#: Seconds that the scheduler may take to accept one worker: ten times what it took when measured (docs/measurements.md).
 PER_WORKER = 0.05
-#: Seconds that a worker may take to start for each worker with which it shares a core: its rank, its agent and itself take 1.4
-#: seconds of CPU (docs/measurements.md).
-PER_NEIGHBOUR = 4.0
-#: Seconds after which a connection has failed in any case: it is also how long a host that has died goes unnoticed.
+#: Seconds that a worker may take to start for each worker on its core: rank, agent and worker take 1.4 seconds of CPU together
+#: (docs/measurements.md).
+PER_SHARED_CORE = 4.0
+#: The longest timeout of a connection, in seconds: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0
 #: Connections that a worker and its nanny open to the scheduler while they start.
 CONNECTIONS = 4
-#: Linux takes no longer queue (and cuts it to net.core.somaxconn).
+#: Linux allows no longer queue (and cuts it to net.core.somaxconn).
 LONGEST_BACKLOG = 65535
-#: Workers that may well connect all at once, and seconds between two beyond that: about what the scheduler takes for one.
+#: Workers that may connect all at once; in larger jobs, seconds between two: about what the scheduler takes for one.
 AT_ONCE, APART = 256, 0.004
 
 
-def connection_settings(workers: int, crowd: float = 0.0, configured: Collection[str] = ()) -> dict[str, Any]:
-    """Dask configuration for every process of a cluster of this size; empty where Dask's defaults will do.
+def connection_settings(workers: int, per_core: float, configured: Collection[str] = ()) -> dict[str, Any]:
+    """Dask configuration for every process of a cluster of this size; empty where Dask's defaults are enough.
 
     Parameters
     ----------
     workers : int
         Planned workers.
-    crowd : float
+    per_core : float
         `workers_per_core`.
     configured : collection of str
-        Keys that the user has configured, which are left out.
+        Keys that the user has configured, which are left out (`configured_keys`).
 
     Examples
     --------
-    >>> connection_settings(64)
+    >>> connection_settings(64, per_core=0.5)
     {}
-    >>> connection_settings(2000)
+    >>> connection_settings(2000, per_core=0.5)
     {'distributed.comm.timeouts.connect': '100s', 'distributed.comm.socket-backlog': 8000}
     """
     settings: dict[str, Any] = {}
-    connect = min(LONGEST_CONNECT, max(PER_WORKER * workers, PER_NEIGHBOUR * crowd))
+    connect = min(LONGEST_CONNECT, _longest_start(workers, per_core))
     if connect > DEFAULT_CONNECT and CONNECT not in configured:
         settings[CONNECT] = f"{connect:g}s"
     backlog = min(LONGEST_BACKLOG, CONNECTIONS * workers)
@@ -75,22 +81,30 @@ def connection_settings(workers: int, crowd: float = 0.0, configured: Collection
     return settings
 
 
-def start_limit(workers: int, crowd: float = 0.0) -> float:
-    """Seconds that starting this many workers may take, for a start-up deadline that nobody has said."""
-    return 2 * max(PER_WORKER * workers, PER_NEIGHBOUR * crowd)
+def start_limit(workers: int, per_core: float) -> float:
+    """Seconds that the start of this many workers may take where the user has set no start-up timeout."""
+    return 2 * _longest_start(workers, per_core)
 
 
-def workers_per_core(workers: Iterable[WorkerPlan]) -> float:
-    """Planned workers for each core of the host that has most of them for its cores; 0 without workers."""
-    hosts: dict[str, list[WorkerPlan]] = {}
-    for worker in workers:
-        hosts.setdefault(worker.host, []).append(worker)
-    cores = {host: len({cpu for worker in theirs for cpu in worker.cpus}) for host, theirs in hosts.items()}
-    return max((len(theirs) / (cores[host] or 1) for host, theirs in hosts.items()), default=0.0)
+def _longest_start(workers: int, per_core: float) -> float:
+    return max(PER_WORKER * workers, PER_SHARED_CORE * per_core)
+
+
+def workers_per_core(plan: Plan) -> float:
+    """Planned workers for each core of the host that has most workers for its cores.
+
+    A CPU quota counts as so many cores: the affinity mask of a container with a quota has all cores of its machine.
+    """
+    cores: dict[str, set[int]] = {host.host: set() for host in plan.hosts}
+    workers = Counter(worker.host for worker in plan.workers)
+    for worker in plan.workers:
+        cores[worker.host].update(worker.cpus)
+    usable = {host.host: min(len(cores[host.host]) or 1, host.cpu_quota or math.inf) for host in plan.hosts}
+    return max(workers[host] / number for host, number in usable.items())
 
 
 def start_delay(before: int, workers: int) -> float:
-    """Seconds for which a rank holds back its workers.
+    """Seconds for which a rank delays the start of its workers.
 
     Parameters
     ----------
@@ -108,7 +122,7 @@ def start_delay(before: int, workers: int) -> float:
 
 
 def configured_keys() -> frozenset[str]:
-    """Which of our keys the user has configured.
+    """Which keys of `connection_settings` the user has configured.
 
     Raises
     ------

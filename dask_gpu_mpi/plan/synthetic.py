@@ -1,4 +1,4 @@
-"""Inventories of a job that is not there, for ``plan --nodes N ...``."""
+"""Inventories of a hypothetical allocation, for ``plan --nodes N ...``."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Literal
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Gpu, Inventory
 
-__all__ = ["NODE_MEMORY", "pretend"]
+__all__ = ["NODE_MEMORY", "hypothetical_job"]
 
 GPU_MEMORY = 80 * 1024**3
-#: Bytes of memory of each node where nobody says: for ``plan --nodes`` and for what `jobscript` checks alike.
+#: Bytes of memory of each node by default, for ``plan --nodes`` and for the plan that `jobscript` checks alike.
 NODE_MEMORY = 512 * 1024**3
 
 
-def pretend(
+def hypothetical_job(
     nodes: int,
     ranks_per_node: int,
     gpus_per_node: int,
@@ -22,7 +22,7 @@ def pretend(
     cpus_per_node: int = 64,
     memory_per_node: int = NODE_MEMORY,
 ) -> tuple[Inventory, ...]:
-    """Make the inventories of a pretended job on alike hosts ``h1`` to ``hN``.
+    """Make the inventories of a hypothetical job on alike hosts ``h1`` to ``hN``.
 
     Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of
     the cores and half of the GPUs each.
@@ -48,7 +48,7 @@ def pretend(
 
     Examples
     --------
-    >>> [(rank.rank, rank.host, rank.visible) for rank in pretend(1, 2, 4, "per-rank")]
+    >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """
     for option, number, least in (
@@ -59,9 +59,9 @@ def pretend(
         ("memory-per-node", memory_per_node, 1),
     ):
         if number < least:
-            raise OptionError(f"--{option}={number} is too small; needed: at least {least}")
+            raise OptionError(f"--{option}: invalid value {number} (expected at least {least})")
     if visible not in ("all", "per-rank"):
-        raise OptionError(f"--visible={visible!r} is unknown; valid: all, per-rank")
+        raise OptionError(f"--visible: invalid value {visible!r} (expected all or per-rank)")
 
     cpus = tuple(range(cpus_per_node))
     half = (cpus_per_node + 1) // 2
@@ -70,7 +70,7 @@ def pretend(
     for node in range(nodes):
         gpus = tuple(
             Gpu(
-                # The part of the UUID that people are shown tells GPUs of different hosts apart.
+                # The part of the UUID that tables have tells GPUs of different hosts apart.
                 uuid=f"GPU-{node * gpus_per_node + index:08x}-0000-0000-0000-000000000000",
                 index=index,
                 name="GPU",
@@ -87,7 +87,7 @@ def pretend(
                     rank=node * ranks_per_node + place,
                     world_size=nodes * ranks_per_node,
                     host=f"h{node + 1}",
-                    boot_id="pretended",
+                    boot_id="hypothetical",
                     pid=0,
                     cpus=cpus,
                     memory=memory_per_node,
@@ -99,7 +99,7 @@ def pretend(
 
 
 def _block(number: int, parts: int, place: int) -> slice:
-    """Give one of `parts` contiguous blocks whose sizes differ by at most one."""
+    """One of `parts` contiguous blocks whose sizes differ by at most one."""
     share, extra = divmod(number, parts)
     start = place * share + min(place, extra)
     return slice(start, start + share + (place < extra))

@@ -1,4 +1,4 @@
-"""The hosts of a plan as a table for people; many hosts that are alike are told once."""
+"""The hosts of a plan as a table for people; hosts that are alike share an entry where there are many."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def host_blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> lis
 
 
 def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
-    """Give what must be equal for two hosts to be told together: all but names, UUIDs, and the first rank."""
+    """What is equal for hosts that share an entry: all but names, UUIDs, and the first rank."""
     first = host.ranks[0]
     places = {gpu.uuid: place for place, gpu in enumerate(host.gpus)}
     return (
@@ -52,10 +52,10 @@ def _pattern(host: HostPlan, workers: Sequence[WorkerPlan]) -> Hashable:
 
 
 def _title(hosts: Sequence[HostPlan]) -> str:
-    first = hosts[0]
+    first, *others = hosts
     memory = format_bytes(first.memory) if first.memory else "memory unknown"
     gpus = counted(len(first.gpus), "GPU")
-    if len(hosts) == 1:
+    if not others:
         return f"host {first.host}: {ranks_text(first.ranks)}, {memory}, {gpus}"
     ranks = ranks_text(rank for host in hosts for rank in host.ranks)
     return f"{len(hosts)} hosts {fold_names(host.host for host in hosts)}: {ranks}; on each {memory}, {gpus}"
@@ -85,7 +85,7 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
         return "-"
     gpu = gpus[worker.gpu_index]
     places = fold_numbers(place for place, other in enumerate(gpus) if other.uuid in worker.devices)
-    # The (first) index is the one of the worker's name; the UUID differs between hosts that are told together.
+    # The (first) index is the one of the worker's name; the UUID differs between hosts that share an entry.
     return f"{places} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")
 
 

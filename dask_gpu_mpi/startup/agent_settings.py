@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .messages import Start
 

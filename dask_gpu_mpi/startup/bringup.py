@@ -25,8 +25,8 @@ from dask_gpu_mpi.mpi import launcher_check, launchers
 from dask_gpu_mpi.mpi.library import load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import install_hooks
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.from_options import expected_client
 
 from .agent_settings import configuration

@@ -26,7 +26,8 @@ from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
 from .channels import Event
@@ -184,7 +185,7 @@ class Coordinator(FailureCoordinator):
             self._end_with(Failure.of(error))
             return
         self.plan = plan
-        per_core = workers_per_core(plan.workers)
+        per_core = workers_per_core(plan)
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
         if self._job.patient:
             self._limit = start_limit(len(plan.workers), per_core)

@@ -11,7 +11,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 
 from .start_context import StartContext

@@ -10,7 +10,8 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.plan.planner import Plan, WorkerPlan
+from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.plan import Plan
 
 __all__ = ["COORDINATOR", "Cluster", "Kind", "Registration", "Start"]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .channels import Event
 from .messages import Cluster, Kind, Registration

@@ -14,7 +14,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_only, connect_to
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 from .agent_settings import scheduler_settings, worker_settings
 from .channels import Channels, Event

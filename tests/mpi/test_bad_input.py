@@ -108,13 +108,13 @@ ROWS = (
     ),
     Row(
         "JSON that is no object",
-        ("--worker-options", "[1, 2]", "needed: an object"),
+        ("--worker-options", "[1, 2]", "expected an object"),
         ("--worker-options", "[1, 2]"),
         None,
     ),
     Row(
         "keyword that is no object",
-        ("worker_options", "'{}'", "needed: an object"),
+        ("worker_options", "'{}'", "expected an object"),
         None,
         "worker_options='{}'",
     ),
@@ -125,15 +125,15 @@ ROWS = (
     ),
     Row(
         "threads in words",
-        ("nthreads", "'two'", "needed: an integer of 1 or more"),
+        ("nthreads", "'two'", "expected an integer of 1 or more"),
         **value("nthreads", "two"),
     ),
     Row(
-        "no threads", ("nthreads", "0", "needed: an integer of 1 or more"), ("--nthreads", "0"), "nthreads=0"
+        "no threads", ("nthreads", "0", "expected an integer of 1 or more"), ("--nthreads", "0"), "nthreads=0"
     ),
     Row(
         "memory in words",
-        ("memory_limit|--memory-limit", "'lots'", "needed: bytes"),
+        ("memory_limit|--memory-limit", "'lots'", "expected bytes"),
         **value("memory_limit", "lots"),
     ),
     Row(
@@ -223,7 +223,7 @@ ROWS = (
         ("'distributed.wait'", "expected a class"),
         **value("worker_class", "distributed.wait"),
     ),
-    Row("class that is an object", ("worker_class", "(int)"), None, "worker_class=3"),
+    Row("class that is an object", ("worker_class", "(int; expected"), None, "worker_class=3"),
     Row(
         "unknown option of CUDAWorker",
         ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
@@ -256,7 +256,7 @@ ROWS = (
     ),
     Row(
         "wrong type of a worker's option",
-        ("nthreads", "'two'", "needed: an integer"),
+        ("nthreads", "'two'", "expected an integer"),
         only="command",
         **worker_options(NANNY, '{"nthreads": "two"}'),
     ),
@@ -368,7 +368,7 @@ ROWS = (
     Row("exclusive with two ranks", ("exclusive", "3", "2", "shared"), **value("layout", "exclusive")),
     Row(
         "no scheduler to join",
-        ("no scheduler is started and none is named", "--scheduler-address", "--scheduler-file"),
+        ("no scheduler is started, and none is named", "--scheduler-address", "--scheduler-file"),
         ("--no-scheduler",),
         "scheduler=False",
     ),

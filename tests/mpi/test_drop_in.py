@@ -34,7 +34,7 @@ import copy, warnings
 import dask
 from mpi4py import MPI
 from dask_gpu_mpi import initialize, send_close_signal
-from dask_gpu_mpi.options.table import register_defaults
+from dask_gpu_mpi.options.resolve import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD
@@ -78,7 +78,7 @@ else:
     assert all(row["nanny"] for row in rows.values())
     # deprecated: told, once, and no error
     assert len(told["said"]) == 1
-    assert told["said"][0].startswith("keyword nanny is deprecated")
+    assert told["said"][0].startswith("keyword nanny: deprecated")
     assert only_our_lines(done.stderr)
     assert scratch_of(mpirun.jobs[-1]) == []
 
@@ -162,7 +162,7 @@ atexit.register = lambda call: (at_exit.append(call), register(call))
 atexit.unregister = lambda call: (call in at_exit and at_exit.remove(call), unregister(call))
 
 from dask_gpu_mpi import execute, initialize
-from dask_gpu_mpi.options.table import register_defaults
+from dask_gpu_mpi.options.resolve import register_defaults
 from distributed import Client
 
 world = MPI.COMM_WORLD

@@ -246,7 +246,7 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
         done = mpirun.run(line, 2, env=env).check(2)
         one_error(
             done.stderr, f"rmm_pool_size of worker 1-1 on {host}", f"GPU 1 ({gpus[1].uuid})",
-            f"free: {50 * GIB} bytes (50.00 GiB)", "needed: '45 GiB' at most",
+            f"free: {50 * GIB} bytes (50.00 GiB)", "expected '45 GiB' at most",
         )  # fmt: skip
         assert "the script runs" not in done.stdout
 

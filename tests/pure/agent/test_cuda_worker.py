@@ -17,7 +17,7 @@ from dask_gpu_mpi.agent.worker_class import is_cuda_worker
 from dask_gpu_mpi.agent.worker_factory import make_worker
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 

@@ -16,7 +16,7 @@ from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

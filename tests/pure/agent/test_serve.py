@@ -20,8 +20,8 @@ from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.options.table import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 

@@ -14,7 +14,7 @@ from distributed import Nanny, Worker
 from dask_gpu_mpi.agent.orders import WorkerSettings
 from dask_gpu_mpi.agent.worker_factory import make_worker
 from dask_gpu_mpi.network import ucx
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 
@@ -174,6 +174,7 @@ def test_tls_starts_with_any_tornado(
     import tornado.netutil
 
     from dask_gpu_mpi.agent import main as agent
+    from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.options.protocols import Protocol
 
     if known is None:

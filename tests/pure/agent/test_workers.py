@@ -17,7 +17,7 @@ from dask_gpu_mpi.agent.orders import WorkerSettings
 from dask_gpu_mpi.agent.workers import Workers
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 

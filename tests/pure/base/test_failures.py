@@ -111,3 +111,29 @@ def test_an_error_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_examples() -> None:
     assert doctest.testmod(failures).failed == 0
+
+
+def test_a_report_spells_out_six_failures_and_counts_the_others() -> None:
+    def report(count: int) -> str:
+        return one_report({rank: Failure(f"text {rank}", 1) for rank in range(count)}, {}, 100).text
+
+    assert report(6).endswith("; rank 5 of 100: text 5")
+    assert report(7).endswith("; rank 5 of 100: text 5; and 1 more failures of this kind")
+
+
+def test_a_report_names_four_hosts() -> None:
+    def report(count: int) -> str:
+        failures = dict.fromkeys(range(count), Failure("full", 1))
+        return one_report(failures, {rank: f"h{rank}" for rank in failures}, 100).text
+
+    assert report(4) == "ranks 0-3 of 100 on h0, h1, h2, h3: full"
+    assert report(5) == "ranks 0-4 of 100 on h0, h1, h2, h3 and others: full"
+
+
+def test_what_all_ranks_have_in_common_needs_no_rank() -> None:
+    same = dict.fromkeys(range(2), Failure("full", 1))
+    assert one_report(same, {}, 2).text == "full"
+    assert one_report(same, {}, 3).text == "ranks 0-1 of 3: full"
+    of_ranks = dict.fromkeys(range(2), Failure("no response", 1, of_a_rank=True))
+    assert one_report(of_ranks, {0: "a"}, 2).text == "ranks 0-1 of 2 on a: no response"
+    assert one_report({1: Failure("rank 1 is lost", 1)}, {}, 2).text == "rank 1 is lost"

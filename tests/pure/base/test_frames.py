@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import select
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base.frames import FrameReader, wait_until_read, write_frame
+from dask_gpu_mpi.base.frames import FrameReader, identity, wait_until_read, write_frame
 
 
 @pytest.fixture
@@ -92,3 +95,79 @@ def test_nobody_reads(pipe: tuple[int, int], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("more")
     with (tmp_path / "file").open() as file:
         wait_until_read((write, file.fileno()), 600)  # pytest gives a test two minutes
+
+
+def test_a_frame_is_returned_at_once(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    write_frame(write, 1)
+    begun = time.monotonic()
+    assert FrameReader(read).read(timeout=60) == [1]
+    assert time.monotonic() - begun < 30
+
+
+def test_nothing_comes_after_the_end_of_file_but_time_passes(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.close(write)
+    reader = FrameReader(read)
+    assert reader.read(timeout=60) == []
+    assert (reader.eof, reader.taken) == (True, False)
+    assert reader.read(timeout=0.0) == reader.read(timeout=-2.0) == []
+    begun = time.monotonic()
+    assert reader.read(timeout=0.2) == []
+    assert time.monotonic() - begun >= 0.2
+
+
+def test_a_reader_that_is_closed(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    reader = FrameReader(read)
+    write_frame(write, 1)
+    reader.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(read)
+    reader.close()
+    assert reader.read(timeout=0.0) == []
+    assert (reader.fd, reader.eof) == (-1, False)
+
+
+def test_a_descriptor_that_now_belongs_to_another_file(pipe: tuple[int, int], tmp_path: Path) -> None:
+    read, write = pipe
+    reader = FrameReader(read)
+    with (tmp_path / "file").open("w+") as other:
+        os.dup2(other.fileno(), read)
+        assert reader.read(timeout=60) == []
+        assert (reader.eof, reader.taken) == (True, True)
+        reader.close()
+        assert identity(read) == identity(other.fileno()) != identity(write)
+    os.close(read)
+    assert identity(read) is None
+
+
+def test_standard_input_is_a_pipe_like_others(pipe: tuple[int, int]) -> None:
+    """That of an agent is its control pipe."""
+    read, write = pipe
+    saved = os.dup(0)
+    try:
+        os.dup2(read, 0)
+        reader = FrameReader(0)
+        write_frame(write, "order")
+        assert reader.read(timeout=5) == ["order"]
+        reader.close()
+        assert identity(0) is None
+    finally:
+        os.dup2(saved, 0)
+        os.close(saved)
+
+
+def test_frames_that_an_event_loop_has_read() -> None:
+    frames = b"".join(struct.pack("<Q", len(data)) + data for data in map(pickle.dumps, ("one", "two")))
+    reader = FrameReader(-1)
+    assert reader.feed(frames[:-1]) == ["one"]
+    assert reader.feed(frames[-1:]) == ["two"]
+    assert reader.feed(b"") == []
+
+
+def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:
+    reader = FrameReader(-1)
+    with pytest.raises(pickle.UnpicklingError):
+        reader.feed(struct.pack("<Q", 1) + b"?")
+    assert reader.feed(b"") == []

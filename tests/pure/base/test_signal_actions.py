@@ -217,3 +217,12 @@ def test_a_handler_in_c_from_before_python(dumps: Any, monkeypatch: pytest.Monke
     signals.give_back()
     os.kill(os.getpid(), signal.SIGUSR1)
     assert dumps() == 1
+
+
+def test_which_handlers_are_in_c(dumps: Any) -> None:
+    assert Action.now(signal.SIGUSR1).in_c  # that of faulthandler
+    before = Action.now(signal.SIGUSR2)
+    for handler in (signal.SIG_DFL, signal.SIG_IGN, lambda *_: None):
+        signal.signal(signal.SIGUSR2, handler)
+        assert not Action.now(signal.SIGUSR2).in_c
+    before.restore()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes, parse_memory_limit
+from dask_gpu_mpi.errors import OptionError
 from inventories import GIB
 
 
@@ -31,3 +34,32 @@ def test_bytes_for_people() -> None:
         "2.00 TiB",
     ]
     assert parse_memory_limit("auto") is None
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (1023, "1023 B"), (1024, "1.00 KiB"), (1024**2 - 1, "1024.00 KiB"), (1024**2, "1.00 MiB"),
+        (1024**3 - 1, "1024.00 MiB"), (1024**3, "1.00 GiB"), (1024**4 - 1, "1024.00 GiB"), (1024**4, "1.00 TiB"),
+    ],
+)  # fmt: skip
+def test_the_unit_is_the_largest_that_fits(number: int, text: str) -> None:
+    assert format_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    ("limit", "meaning"),
+    [
+        (None, 0), (0, 0), ("0", 0), (0.0, 0), (1, 1.0), (1.0, 1.0), ("1", 1.0), (0.25, 0.25), ("0.25", 0.25), (1e-3, 1e-3),
+        (1.5, 1), (2, 2), (2.5e9, 2500000000), ("2e9", 2000000000), ("7 B", 7), ("4GB", 4000000000), ("4 GiB", 4 * GIB),
+    ],
+)  # fmt: skip
+def test_memory_limits(limit: int | float | str | None, meaning: int | float) -> None:
+    found = parse_memory_limit(limit)
+    assert (found, type(found)) == (meaning, type(meaning))
+
+
+@pytest.mark.parametrize("limit", ["", "much", "-4GB", "nan", -0.5, -1, float("inf"), float("nan"), [1]])
+def test_memory_limits_that_mean_nothing(limit: Any) -> None:
+    with pytest.raises(OptionError, match="^memory_limit: invalid value .* \\(expected bytes"):
+        parse_memory_limit(limit)

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +42,15 @@ def test_a_process_began_before_it_asks() -> None:
     began = process_start()
     assert began <= time.time()
     assert process_start() == pytest.approx(began, abs=0.1)
+    code = "import time; time.sleep(1); from dask_gpu_mpi.base.timeline import process_start; print(process_start())"
+    before = time.time()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert before - 0.05 < float(done.stdout) < before + 0.9
+    timeline = Timeline("rank")
+    timeline.lap("import")
+    assert timeline.take()[0].start == pytest.approx(began, abs=0.1)
 
 
 def test_the_format() -> None:
@@ -82,3 +93,18 @@ def test_a_path_that_can_not_be_written_is_refused_in_one_line(tmp_path: Path) -
     with pytest.raises(InputError, match="^the timeline .* can't be written by rank 0 on a ") as caught:
         check_path(str(tmp_path / "no" / "t.json"), "a")
     assert "\n" not in str(caught.value)
+
+
+def test_each_process_of_a_rank_has_its_line() -> None:
+    processes = ["worker b", "scheduler", "worker a", "rank", "agent"]
+    steps = [Step(name, "step", float(start), float(start)) for start, name in enumerate(processes)]
+    events = trace({}, {0: steps})["traceEvents"]
+    names = {event["args"]["name"]: event["tid"] for event in events if event["name"] == "thread_name"}
+    assert names == {"rank": 0, "agent": 1, "scheduler": 2, "worker b": 3, "worker a": 4}
+
+
+@pytest.mark.parametrize(("end", "duration"), [(2.0, 0), (1.0, 0), (2.000003, 3)])
+def test_a_step_takes_no_less_than_no_time(end: float, duration: int) -> None:
+    """The clock may be set back meanwhile."""
+    (event,) = [e for e in trace({}, {0: [Step("rank", "x", 2.0, end)]})["traceEvents"] if e["ph"] == "X"]
+    assert (event["ts"], event["dur"]) == (2000000, duration)

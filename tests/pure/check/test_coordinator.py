@@ -19,7 +19,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import Reach
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox, observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)

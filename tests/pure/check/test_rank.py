@@ -20,7 +20,7 @@ from dask_gpu_mpi.errors import InputError, OptionError, StartupError
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.reachability import Tokens
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox
 
 

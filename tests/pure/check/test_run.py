@@ -15,7 +15,7 @@ from dask_gpu_mpi.check.rank import CheckingRank
 from dask_gpu_mpi.check.report import Report
 from dask_gpu_mpi.check.run import run_check
 from dask_gpu_mpi.errors import InputError, LauncherError, StartupError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")

@@ -17,7 +17,7 @@ from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupE
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox, gpu, observed
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)

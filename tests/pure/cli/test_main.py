@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from dask_gpu_mpi.cli.main import cli, main
 from dask_gpu_mpi.cluster import start as module
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script import run as script
 
 

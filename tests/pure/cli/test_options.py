@@ -9,7 +9,8 @@ import pytest
 
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.table import OPTIONS, Options
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.table import OPTIONS
 
 
 def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:

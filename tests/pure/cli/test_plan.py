@@ -11,8 +11,9 @@ from click.testing import CliRunner
 from dask_gpu_mpi.cli import dry_run
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.planner import make_plan
 from preflights import observed
 
 SHAPE = (

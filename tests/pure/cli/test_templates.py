@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.cli.templates import SYSTEMS, JobRequest, quote, render, template
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.table import resolve
+from dask_gpu_mpi.options.resolve import resolve
 from fakebatch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,17 +180,17 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["slurm", "--nodes", "0"], "--nodes: '0' can't be used"),
+        (["slurm", "--nodes", "0"], "--nodes: invalid value '0'"),
         (["slurm", "--nodes", "9" * 20], "expected at most 100000 in the whole job"),
         (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000: too many"),
         (["slurm", "--ranks-per-node", "100000"], "--nodes 2 --ranks-per-node 100000: too many"),
-        (["slurm", "--time", "90"], "--time: '90' can't be used; needed: HH:MM:SS"),
-        (["slurm", "--time", "00:60:00"], "--time: '00:60:00' can't be used"),
-        (["slurm", "--time", "00:00:00"], "--time: '00:00:00' can't be used"),
-        (["slurm", "--gpus-per-node", "-1"], "--gpus-per-node: '-1' can't be used"),
-        (["slurm", "--account", "a b"], "--account: 'a b' can't be used"),
+        (["slurm", "--time", "90"], "--time: invalid value '90' (expected HH:MM:SS"),
+        (["slurm", "--time", "00:60:00"], "--time: invalid value '00:60:00'"),
+        (["slurm", "--time", "00:00:00"], "--time: invalid value '00:00:00'"),
+        (["slurm", "--gpus-per-node", "-1"], "--gpus-per-node: invalid value '-1'"),
+        (["slurm", "--account", "a b"], "--account: invalid value 'a b'"),
         (["slurm", "--account", "a\n#SBATCH --wrap=x"], "--account: "),
-        (["pbs", "--queue", "$(id)"], "--queue: '$(id)' can't be used"),
+        (["pbs", "--queue", "$(id)"], "--queue: invalid value '$(id)'"),
         (["slurm", "--directive", "--a\n--b"], "--directive: "),
         (["slurm", "--directive", "rm -rf /"], "--directive: "),
         (

@@ -12,7 +12,7 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.cluster import agent_restarts
 from dask_gpu_mpi.cluster.agent_restarts import DELAYS, AgentRestarts
 from dask_gpu_mpi.cluster.member import Member
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.channels import Channels
 from dask_gpu_mpi.startup.messages import Start
 

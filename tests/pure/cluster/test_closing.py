@@ -11,7 +11,7 @@ import pytest
 from dask_gpu_mpi.cluster import closing
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import Member
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.channels import Event
 
 

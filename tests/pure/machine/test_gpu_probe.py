@@ -23,7 +23,7 @@ PROGRAM = """
 import os, pathlib, signal, sys, time
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 
 def until(true):
     limit = time.monotonic() + 20

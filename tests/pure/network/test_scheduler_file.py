@@ -17,7 +17,7 @@ from dask_gpu_mpi.network.scheduler_file import (
     remove_scheduler_file,
     write_scheduler_file,
 )
-from dask_gpu_mpi.options.table import resolve
+from dask_gpu_mpi.options.resolve import resolve
 
 CONFIG = {"distributed.comm.require-encryption": True}
 

@@ -30,7 +30,7 @@ from dask_gpu_mpi.network.ucx import (
     users_config,
     without_gpu_transports,
 )
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script.dask_settings import _nest
 from dask_gpu_mpi.startup.bringup import may_be_client
 

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 #: Resolves the options as a rank does, and says what came of it.
 RESOLVE = """
-from dask_gpu_mpi.options.table import resolve
+from dask_gpu_mpi.options.resolve import resolve
 options = resolve({}, source="command line")
 print(options.nthreads)
 """
@@ -134,7 +134,7 @@ def test_a_bad_value_in_a_variable_is_one_line(empty: dict[str, str], name: str,
     body = ALL.replace("\n", "\n  ")
     code = f"try:{body}\nexcept Exception as error: print(error)"
     told = run(code, **empty, **{f"DASK_GPU_MPI__{name}": text})
-    assert told.startswith(f"environment DASK_GPU_MPI__{name}: {text!r} ")
+    assert told.startswith(f"environment DASK_GPU_MPI__{name}: invalid value {text!r} (expected ")
     assert "\n" not in told
 
 
@@ -175,7 +175,7 @@ def test_a_malformed_file_is_one_line(empty: dict[str, str], tmp_path: Path, tex
     file.write_text(text)
     code = (
         "from dask_gpu_mpi.errors import InputError\n"
-        "from dask_gpu_mpi.options.table import resolve\n"
+        "from dask_gpu_mpi.options.resolve import resolve\n"
         "try: resolve({}, source='keyword')\n"
         "except InputError as error: print(error)"
     )

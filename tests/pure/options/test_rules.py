@@ -8,7 +8,7 @@ from typing import Any
 import dask.config
 import pytest
 
-from dask_gpu_mpi.options.table import resolve
+from dask_gpu_mpi.options.resolve import resolve
 from resolving import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -126,3 +126,38 @@ def test_a_class_beats_nanny() -> None:
         assert (
             keywords(nanny=False, worker_class="dask_cuda.CUDAWorker").worker_class == "dask_cuda.CUDAWorker"
         )
+
+
+def test_a_scheduler_beside_an_address() -> None:
+    with dask.config.set({"gpu-mpi.scheduler-address": "tcp://h:1"}):
+        assert "this job starts its own" in refused({})
+        assert "this job starts its own" in refused({"scheduler": True, "scheduler_address": "tcp://h:2"})
+        assert keywords(scheduler=False).scheduler_address == "tcp://h:1"
+    # a scheduler file is written as well as read
+    assert keywords(scheduler_file="/s.json").scheduler_file == "/s.json"
+    assert keywords(scheduler=False, scheduler_file="/s.json").scheduler is False
+
+
+def test_the_address_has_the_protocol() -> None:
+    attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
+    assert keywords(**attach, protocol="tcp").protocol == "tcp"
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert keywords(**attach).protocol == "tcp"
+    assert keywords(scheduler=False, scheduler_address="h:1", protocol="tcp").protocol == "tcp"
+    assert refused(attach | {"protocol": "tls"}).endswith("Fix: protocol='tcp', or none")
+
+
+def test_security_and_protocol_set_in_the_same_place() -> None:
+    with dask.config.set({"gpu-mpi.protocol": "tcp", "gpu-mpi.security": True}):
+        assert "configuration gpu-mpi.security is True" in refused({})
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert keywords(security=False).protocol == "tcp"
+
+
+def test_what_to_use_instead_of_nanny() -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"^keyword nanny: deprecated\. Fix: worker_class='distributed\.Nanny'$"
+    ):
+        keywords(nanny=True)
+    (warning,) = resolve({"nanny": False}, source="command line").warnings
+    assert warning == "command line: --nanny/--no-nanny: deprecated. Fix: --worker-class distributed.Worker"

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.table import Options
-from dask_gpu_mpi.plan.device_memory import check_device_memory, device_bytes, device_options
-from dask_gpu_mpi.plan.planner import PlacementOptions, Plan, make_plan
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, check_device_memory, device_bytes, device_options
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
 GIB = 1 << 30
 
@@ -59,7 +61,7 @@ def job(*free: int) -> Plan:
     """A plan of one rank and one GPU of 80 GiB on each host, with so much free."""
     ranks = [
         replace(rank, gpus=tuple(replace(gpu, free=number) for gpu in rank.gpus))
-        for rank, number in zip(pretend(len(free), 1, 1), free, strict=True)
+        for rank, number in zip(hypothetical_job(len(free), 1, 1), free, strict=True)
     ]
     return make_plan(ranks, PlacementOptions(cpu_workers=1))
 
@@ -71,11 +73,11 @@ def check(plan: Plan, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"rmm_pool_size": "60 GiB"}, ("rmm_pool_size", "'60 GiB' (60.00 GiB), more than is free", "needed: '45 GiB' at most")),
-        ({"rmm_pool_size": 0.7}, ("0.7 (56.00 GiB), more than is free", "needed: '45 GiB'")),
-        ({"rmm_pool_size": "60 GiB", "rmm_maximum_pool_size": "20 GiB"}, ("more than is free", "needed: '20 GiB'")),
+        ({"rmm_pool_size": "60 GiB"}, ("rmm_pool_size", "'60 GiB' (60.00 GiB), more than is free", "expected '45 GiB' at most")),
+        ({"rmm_pool_size": 0.7}, ("0.7 (56.00 GiB), more than is free", "expected '45 GiB'")),
+        ({"rmm_pool_size": "60 GiB", "rmm_maximum_pool_size": "20 GiB"}, ("more than is free", "expected '20 GiB'")),
         ({"rmm_pool_size": "30 GiB", "rmm_maximum_pool_size": "20 GiB"},
-         ("'30 GiB' (30.00 GiB), more than rmm_maximum_pool_size, '20 GiB'", "needed: '20 GiB'")),
+         ("'30 GiB' (30.00 GiB), more than rmm_maximum_pool_size, '20 GiB'", "expected '20 GiB'")),
         ({"rmm_maximum_pool_size": "81 GiB", "rmm_pool_size": 1},
          ("rmm_maximum_pool_size", "more than its GPU has", "'80 GiB'")),
         ({"device_memory_limit": 81 * GIB}, ("device_memory_limit", "more than its GPU has", "'80 GiB'")),
@@ -111,18 +113,18 @@ def test_what_can(options: Any) -> None:
 def test_unknown_memory() -> None:
     check(job(-1), rmm_pool_size="80 GiB")
     with pytest.raises(
-        OptionError, match=r"more than its GPU has: .* free: unknown; needed: '72 GiB' at most"
+        OptionError, match=r"more than its GPU has: .* free: unknown \(expected '72 GiB' at most\)"
     ):
         check(job(-1), rmm_pool_size="81 GiB")
 
 
 def test_a_full_gpu() -> None:
-    with pytest.raises(OptionError, match=r"free: 0 bytes \(0 B\); nothing fits: end what uses this GPU"):
+    with pytest.raises(OptionError, match=r"free: 0 bytes \(0 B\)\. Fix: end what uses this GPU"):
         check(job(0), rmm_pool_size="1 GiB")
 
 
 def test_the_same_trouble_on_many_hosts_is_one_line_with_what_fits_all() -> None:
-    with pytest.raises(OptionError, match=r"worker 1-0 on h2 \(and 1 more\).*needed: '18 GiB' at most"):
+    with pytest.raises(OptionError, match=r"worker 1-0 on h2 \(and 1 more\).*expected '18 GiB' at most"):
         check(job(80 * GIB, 30 * GIB, 20 * GIB), rmm_pool_size="40 GiB")
 
 
@@ -141,7 +143,7 @@ def test_what_a_message_proposes_does_fit(free: int, size: Any) -> None:
     try:
         check(plan, rmm_pool_size=size)
     except OptionError as error:
-        _, _, proposal = str(error).partition("needed: '")
+        _, _, proposal = str(error).partition("expected '")
         if proposal:
             assert 0 < parse_bytes(proposal.partition("'")[0]) <= free
             check(plan, rmm_pool_size=proposal.partition("'")[0])
@@ -150,7 +152,7 @@ def test_what_a_message_proposes_does_fit(free: int, size: Any) -> None:
 
 
 def test_the_plan_is_checked_where_it_is_made() -> None:
-    ranks = [replace(rank, device_options={"rmm_pool_size": "81 GiB"}) for rank in pretend(1, 2, 2)]
+    ranks = [replace(rank, device_options={"rmm_pool_size": "81 GiB"}) for rank in hypothetical_job(1, 2, 2)]
     with pytest.raises(OptionError, match=r"rmm_pool_size of worker 0-0 on h1 \(and 1 more\)"):
         make_plan(ranks, PlacementOptions())
     make_plan(ranks, PlacementOptions(worker_kind="cpu"))
@@ -163,3 +165,54 @@ def test_only_cudaworkers_options_mean_that() -> None:
     assert device_options(Options(worker_options=asked, worker_class="dask_cuda.CUDAWorker")) == expected
     assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
     assert device_options(Options(worker_options=asked, worker_class="somebody.Else")) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        # RMM rounds down to 256 bytes, the limit of the device is exact
+        ({"rmm_pool_size": 50 * GIB + 255}, False),
+        ({"rmm_pool_size": 50 * GIB + 256}, True),
+        ({"rmm_maximum_pool_size": 80 * GIB + 255}, False),
+        ({"rmm_maximum_pool_size": 80 * GIB + 256}, True),
+        ({"device_memory_limit": 80 * GIB}, False),
+        ({"device_memory_limit": 80 * GIB + 1}, True),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": "1 GiB"}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": None}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": 0}, False),
+        ({"rmm_pool_size": "1 GiB", "rmm_maximum_pool_size": GIB - 1}, True),
+    ],
+)
+def test_sizes_at_their_bounds(options: Any, refused: bool) -> None:
+    if refused:
+        with pytest.raises(OptionError) as caught:
+            check(job(50 * GIB), **options)
+        assert "more)" not in str(caught.value)
+    else:
+        check(job(50 * GIB), **options)
+    assert DEVICE_SIZES["rmm_release_threshold"] == 256
+
+
+@pytest.mark.parametrize(
+    ("maximum", "proposed"),
+    [
+        (2 * GIB, "(expected '2 GiB' at most)"),
+        (3 * GIB - 256, "(expected '2 GiB' at most)"),
+        (2 * GIB - 256, "(expected '2047 MiB' at most)"),
+        (1 << 20, "(expected '1 MiB' at most)"),
+        ((1 << 20) - 256, ". Fix: end what uses this GPU, or leave the option out"),
+    ],
+)
+def test_a_proposal_is_a_round_number(maximum: int, proposed: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check(job(50 * GIB), rmm_pool_size="40 GiB", rmm_maximum_pool_size=maximum)
+    assert str(caught.value).endswith(proposed)
+
+
+def test_of_several_gpus_the_first_has_the_pool() -> None:
+    (rank,) = hypothetical_job(1, 1, 2)
+    gpus = tuple(replace(gpu, free=(gpu.index + 1) * GIB) for gpu in rank.gpus)
+    plan = make_plan([replace(rank, gpus=gpus)], PlacementOptions(gpus_per_worker=2))
+    check(plan, rmm_pool_size="1 GiB")
+    with pytest.raises(OptionError, match=r"GPU 0 .*free: 1073741824 bytes"):
+        check(plan, rmm_pool_size="1.5 GiB")

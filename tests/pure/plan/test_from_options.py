@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.from_options import placement_options
 from dask_gpu_mpi.plan.model import PlacementOptions
 

@@ -1,15 +1,20 @@
-"""Who gets which GPU of a host, and which cores."""
+"""Which rank gets which GPU of a host."""
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.gpu_assignment import share_cores
+from dask_gpu_mpi.plan.gpu_assignment import divide_gpus
 from inventories import gpu, names, one_host, plan, rank
 
+CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tuple(sorted(cores)))
 ABC = (gpu(0), gpu(1), gpu(2))
 
 
@@ -93,45 +98,29 @@ def test_even_wins_over_near() -> None:
     assert found.workers[2].cpus == tuple(HIGH)
 
 
-@pytest.mark.parametrize(
-    ("masks", "threads"),
-    [
-        ([(0, 1)] * 4, [1] * 4),
-        ([tuple(range(8))] * 2, [4, 4]),
-        ([(0, 1), (2, 3, 4)], [2, 3]),
-        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
-        ([tuple(range(8))] * 3, [2, 2, 2]),
-        ([(), (0,)], [1, 1]),
-    ],
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(2, 3).flatmap(
+        lambda ranks: st.tuples(st.lists(CORES, min_size=ranks, max_size=ranks), st.integers(1, 2))
+    ),
+    st.data(),
 )
-def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
-    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
-    assert [w.nthreads for w in found.workers] == threads
+def test_as_many_gpus_as_possible_are_near_their_rank(
+    shape: tuple[list[tuple[int, ...]], int], data: st.DataObject
+) -> None:
+    """Where all ranks get as many: against all ways to divide them."""
+    masks, each = shape
+    size = len(masks) * each
+    near = data.draw(st.lists(CORES, min_size=size, max_size=size))
+    gpus = tuple(gpu(i, cpus=cpus) for i, cpus in enumerate(near))
+    ranks = [rank(i, len(masks), gpus, cpus=mask) for i, mask in enumerate(masks)]
+    if len(set(masks)) == 1:
+        return  # alike: blocks
+    divided = divide_gpus("h1", ranks, gpus, 1)
 
+    def close(number: int, core: int) -> bool:
+        return not set(masks[number]).isdisjoint(near[core])
 
-ALL = tuple(range(8))
-
-
-@pytest.mark.parametrize(
-    ("masks", "quota", "threads"),
-    [
-        ([], None, []),
-        ([], 4.0, []),
-        ([ALL], None, [8]),
-        ([ALL, ALL, ALL], None, [2, 2, 2]),
-        ([(0, 1), (2, 3, 4, 5)], None, [2, 4]),
-        ([(0, 1)] * 4, None, [1] * 4),
-        ([()], 4.0, [1]),  # nobody knows its cores
-        # a quota of a container: together no more threads, but one each
-        ([ALL], 2.5, [2]),
-        ([ALL], 0.5, [1]),
-        ([ALL], 8.0, [8]),
-        ([ALL], 64.0, [8]),
-        ([ALL, ALL], 6.0, [3, 3]),
-        ([ALL, ALL], 3.0, [1, 1]),
-        ([(0, 1), (2, 3, 4, 5, 6, 7)], 4.0, [1, 3]),
-        ([ALL] * 16, 4.0, [1] * 16),
-    ],
-)
-def test_threads(masks: list[tuple[int, ...]], quota: float | None, threads: list[int]) -> None:
-    assert share_cores(masks, quota) == threads
+    found = sum(close(number, gpu.index) for number, sets in divided.items() for (gpu,) in sets)
+    ways = set(permutations([number for number in range(len(masks)) for _ in range(each)]))
+    assert found == max(sum(close(number, core) for core, number in enumerate(way)) for way in ways)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.plan.host_memory import Excess, worker_limit
+from dask_gpu_mpi.plan.host_memory import excess_warnings, worker_limit
 
 GIB = 1024**3
 
@@ -24,16 +24,16 @@ def test_the_limit_of_each_worker(limit: int | float | None, memory: int, worker
 
 
 def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() -> None:
-    excess = Excess()
-    excess.add("h1", 2 * GIB, 4, 8 * GIB)  # just what there is
-    excess.add("h2", 8 * GIB, 4, 0)  # nobody knows what there is
-    excess.add("h3", 0, 4, 8 * GIB)  # no limit
-    assert excess.warnings() == []
-    for host in ("h4", "h5"):
-        excess.add(host, 2 * GIB + 1, 4, 8 * GIB)
-    excess.add("h6", 9 * GIB, 1, 8 * GIB)
-    first, second = excess.warnings()
+    fine = [
+        ("h1", 2 * GIB, 4, 8 * GIB),  # just what there is
+        ("h2", 8 * GIB, 4, 0),  # unknown memory
+        ("h3", 0, 4, 8 * GIB),  # no limit
+    ]
+    assert excess_warnings(fine) == []
+    more = [(host, 2 * GIB + 1, 4, 8 * GIB) for host in ("h4", "h5")]
+    first, second = excess_warnings([*fine, *more, ("h6", 9 * GIB, 1, 8 * GIB)])
     assert first.startswith(
         "on h[4-5], 4 workers with a memory limit of 2.00 GiB each may use more than the 8.00 GiB"
     )
     assert second.startswith("on h6, 1 workers with a memory limit of 9.00 GiB")
+    assert len(excess_warnings([("h7", 2, 1, 1)])) == 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import pickle
 
-from dask_gpu_mpi.plan.synthetic import pretend
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from inventories import GIB, plan
 
 
 def test_json_has_the_schema_of_the_design() -> None:
-    found = plan(pretend(2, 2, 2, memory_per_node=256 * GIB), cpu_workers=1)
+    found = plan(hypothetical_job(2, 2, 2, memory_per_node=256 * GIB), cpu_workers=1)
     document = json.loads(json.dumps(found.as_json()))
     assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
     assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}
@@ -38,7 +38,7 @@ def test_json_has_the_schema_of_the_design() -> None:
 
 
 def test_a_plan_travels() -> None:
-    found = plan(pretend(2, 2, 2))
+    found = plan(hypothetical_job(2, 2, 2))
     before = len(pickle.dumps(found))
     found.for_rank(0)
     assert len(pickle.dumps(found)) == before

@@ -1,64 +1,120 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import dask.config
 import pytest
 from distributed import comm  # registers distributed's defaults  # noqa: F401
 
-from dask_gpu_mpi.plan import scaling as crowd
+from dask_gpu_mpi.plan import scaling
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from inventories import plan
 
 
 def test_small_clusters_keep_dasks_defaults() -> None:
-    assert crowd.connection_settings(500) == {}
-    assert crowd.start_delay(255, 256) == 0.0
+    assert scaling.connection_settings(500, 1.0) == {}
+    assert scaling.start_delay(255, 256) == 0.0
 
 
 def test_defaults_are_distributeds() -> None:
     with dask.config.set({}):
-        assert dask.config.get(crowd.CONNECT) == f"{crowd.DEFAULT_CONNECT:g}s"
-        assert dask.config.get(crowd.BACKLOG) == crowd.DEFAULT_BACKLOG
+        assert dask.config.get(scaling.CONNECT) == f"{scaling.DEFAULT_CONNECT:g}s"
+        assert dask.config.get(scaling.BACKLOG) == scaling.DEFAULT_BACKLOG
 
 
 def test_the_workers_of_distributed_3691() -> None:
-    assert crowd.connection_settings(1300) == {crowd.CONNECT: "65s", crowd.BACKLOG: 5200}
+    assert scaling.connection_settings(1300, 1.0) == {scaling.CONNECT: "65s", scaling.BACKLOG: 5200}
 
 
 @pytest.mark.parametrize("workers", [513, 4096, 65536, 10**6])
 def test_settings_grow_and_are_bounded(workers: int) -> None:
-    settings = crowd.connection_settings(workers)
-    more = crowd.connection_settings(2 * workers)
-    assert crowd.DEFAULT_BACKLOG < settings[crowd.BACKLOG] <= more[crowd.BACKLOG] <= 65535
-    seconds = [float(each.get(crowd.CONNECT, "30s").rstrip("s")) for each in (settings, more)]
-    assert 30 <= seconds[0] <= seconds[1] <= crowd.LONGEST_CONNECT
+    settings = scaling.connection_settings(workers, 1.0)
+    more = scaling.connection_settings(2 * workers, 1.0)
+    assert scaling.DEFAULT_BACKLOG < settings[scaling.BACKLOG] <= more[scaling.BACKLOG] <= 65535
+    seconds = [float(each.get(scaling.CONNECT, "30s").rstrip("s")) for each in (settings, more)]
+    assert 30 <= seconds[0] <= seconds[1] <= scaling.LONGEST_CONNECT
 
 
 def test_what_the_user_configured_is_left_alone() -> None:
-    assert set(crowd.connection_settings(5000, 0.0, {crowd.CONNECT})) == {crowd.BACKLOG}
-    assert set(crowd.connection_settings(5000, 0.0, {crowd.BACKLOG})) == {crowd.CONNECT}
-    with dask.config.set({crowd.CONNECT: "30s", crowd.BACKLOG: 2048}):
-        assert crowd.configured_keys() == frozenset()
-    with dask.config.set({crowd.CONNECT: "7s"}):
-        assert crowd.configured_keys() == {crowd.CONNECT}
+    assert set(scaling.connection_settings(5000, 0.0, {scaling.CONNECT})) == {scaling.BACKLOG}
+    assert set(scaling.connection_settings(5000, 0.0, {scaling.BACKLOG})) == {scaling.CONNECT}
+    with dask.config.set({scaling.CONNECT: "30s", scaling.BACKLOG: 2048}):
+        assert scaling.configured_keys() == frozenset()
+    with dask.config.set({scaling.CONNECT: "7s"}):
+        assert scaling.configured_keys() == {scaling.CONNECT}
 
 
 def test_ranks_start_one_after_the_other_within_the_limit() -> None:
-    delays = [crowd.start_delay(before, 4000) for before in range(0, 4000, 4)]
+    delays = [scaling.start_delay(before, 4000) for before in range(0, 4000, 4)]
     assert delays == sorted(delays)
     assert len(set(delays)) == len(delays)
-    assert delays[-1] < crowd.start_limit(4000)
+    assert delays[-1] < scaling.start_limit(4000, 1.0)
+
+
+def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
+    """Of a plan of hosts with so many CPU workers and cores each."""
+    ranks = [
+        replace(rank, host=f"h{number}", boot_id=f"b{number}", cpu_quota=quota)
+        for number, (workers, cores) in enumerate(hosts)
+        for rank in hypothetical_job(1, workers, 0, cpus_per_node=cores)
+    ]
+    numbered = [replace(rank, rank=number, world_size=len(ranks)) for number, rank in enumerate(ranks)]
+    return scaling.workers_per_core(plan(numbered))
 
 
 def test_many_workers_on_few_cores_may_take_longer() -> None:
-    def workers(host: str, count: int, cores: int) -> list[Any]:
-        return [SimpleNamespace(host=host, cpus=tuple(range(cores))) for _ in range(count)]
-
-    assert crowd.workers_per_core([]) == 0
     # a laptop, and a host with a worker for each core: Dask's defaults
-    laptop = crowd.workers_per_core(workers("a", 4, 2))
-    assert (laptop, crowd.connection_settings(4, laptop)) == (2, {})
-    # the host that is worst off counts
-    crowded = crowd.workers_per_core([*workers("a", 128, 2), *workers("b", 64, 64)])
-    assert (crowded, crowd.connection_settings(192, crowded)) == (64, {crowd.CONNECT: "256s"})
-    assert crowd.start_limit(192, crowded) > 256
+    laptop = per_core((4, 2))
+    assert (laptop, scaling.connection_settings(4, laptop)) == (2, {})
+    # the host with the most workers for its cores counts
+    crowded = per_core((64, 64), (128, 2), (4, 4))
+    assert (crowded, scaling.connection_settings(192, crowded)) == (64, {scaling.CONNECT: "256s"})
+    assert scaling.start_limit(192, crowded) == 512
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 0.5), (8.0, 0.5), (2.0, 2.0), (0.5, 8.0)])
+def test_the_cpu_quota_of_a_container_counts_as_cores(quota: float | None, expected: float) -> None:
+    """Its affinity mask has all cores of the machine (`machine.cgroups.cpu_quota`)."""
+    assert per_core((4, 8), quota=quota) == expected
+
+
+def test_cores_of_workers_that_overlap_count_once() -> None:
+    ranks = hypothetical_job(1, 2, 0, cpus_per_node=4)
+    overlapping = [replace(ranks[0], cpus=(0, 1, 2)), replace(ranks[1], cpus=(2, 3))]
+    assert scaling.workers_per_core(plan(overlapping)) == 0.5
+
+
+def test_hosts_whose_cores_are_unknown_or_that_have_no_worker() -> None:
+    assert (
+        scaling.workers_per_core(plan([replace(hypothetical_job(1, 1, 0)[0], cpus=())], cpu_workers=2)) == 3
+    )
+    reserved = hypothetical_job(3, 1, 0, cpus_per_node=2)
+    assert scaling.workers_per_core(plan(reserved, layout="exclusive")) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "connect", "backlog"),
+    [
+        (512, 7.5, None, None),
+        (513, 0.0, None, 2052),
+        (600, 0.0, None, 2400),
+        (601, 0.0, "30.05s", 2404),
+        (1, 7.75, "31s", None),
+        (12000, 0.0, "600s", 48000),
+        (12001, 0.0, "600s", 48004),
+        (16383, 0.0, "600s", 65532),
+        (16384, 0.0, "600s", 65535),
+        (1, 1000.0, "600s", None),
+    ],
+)
+def test_settings_at_their_bounds(
+    workers: int, cores: float, connect: str | None, backlog: int | None
+) -> None:
+    settings = scaling.connection_settings(workers, cores)
+    assert (settings.get(scaling.CONNECT), settings.get(scaling.BACKLOG)) == (connect, backlog)
+
+
+def test_limits_and_delays() -> None:
+    assert (scaling.start_limit(1000, 0.0), scaling.start_limit(10, 2.0)) == (100.0, 16.0)
+    assert scaling.start_delay(255, 256) == 0.0
+    assert scaling.start_delay(250, 257) == 1.0

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, pretend
+from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
 
 @pytest.mark.parametrize(
@@ -19,18 +19,43 @@ from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, pretend
 )
 def test_pretended_jobs_are_checked(shape: Any, words: str) -> None:
     with pytest.raises(OptionError, match=words):
-        pretend(*shape)
+        hypothetical_job(*shape)
 
 
 def test_pretended_ranks_see_blocks() -> None:
-    assert [len(found.gpus) for found in pretend(1, 3, 4, "per-rank")] == [2, 1, 1]
-    assert [found.visible for found in pretend(1, 3, 4, "per-rank")] == ["0,1", "2", "3"]
-    assert len({g.uuid for found in pretend(3, 2, 2) for g in found.gpus}) == 6
+    assert [len(found.gpus) for found in hypothetical_job(1, 3, 4, "per-rank")] == [2, 1, 1]
+    assert [found.visible for found in hypothetical_job(1, 3, 4, "per-rank")] == ["0,1", "2", "3"]
+    assert len({g.uuid for found in hypothetical_job(3, 2, 2) for g in found.gpus}) == 6
 
 
 def test_there_is_one_default_of_a_nodes_memory() -> None:
-    assert {rank.memory for rank in pretend(2, 1, 0)} == {NODE_MEMORY}
+    assert {rank.memory for rank in hypothetical_job(2, 1, 0)} == {NODE_MEMORY}
     option = next(option for option in cli.commands["plan"].params if option.name == "memory_per_node")
     assert option.help.endswith("[default: 512GiB]")  # what users have been told
     assert parse_bytes("512GiB") == NODE_MEMORY
     assert "512.00 GiB, 0 GPUs" in CliRunner().invoke(cli, ["plan", "--nodes", "1"]).output
+
+
+@pytest.mark.parametrize(
+    ("option", "least"),
+    [
+        ("nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0), ("cpus_per_node", 1), ("memory_per_node", 1),
+    ],
+)  # fmt: skip
+def test_the_least_of_each_number(option: str, least: int) -> None:
+    shape = {"nodes": 2, "ranks_per_node": 2, "gpus_per_node": 2} | {option: least}
+    assert hypothetical_job(**shape)
+    with pytest.raises(OptionError, match=f"^--{option.replace('_', '-')}: invalid value {least - 1} "):
+        hypothetical_job(**shape | {option: least - 1})
+
+
+def test_a_node_is_two_numa_nodes() -> None:
+    first, second = hypothetical_job(2, 1, 3, cpus_per_node=5, memory_per_node=7)
+    assert (first.host, second.host, second.rank, second.world_size) == ("h1", "h2", 1, 2)
+    assert (first.cpus, first.memory) == ((0, 1, 2, 3, 4), 7)
+    assert [gpu.cpus for gpu in first.gpus] == [(0, 1, 2), (0, 1, 2), (3, 4)]
+    assert [gpu.index for gpu in second.gpus] == [0, 1, 2]
+    assert [gpu.pci for gpu in first.gpus] == ["00000000:00:00.0", "00000000:01:00.0", "00000000:02:00.0"]
+    assert second.gpus[0].uuid.startswith("GPU-00000003-")
+    assert hypothetical_job(1, 1, 2, cpus_per_node=1)[0].gpus[1].cpus == (0,)
+    assert first.gpus[0].memory == 80 * 1024**3

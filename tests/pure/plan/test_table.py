@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.plan.synthetic import pretend
-from inventories import GIB, gpu, one_host, plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from inventories import GIB, gpu, one_host, plan, rank
 
 
 def test_table() -> None:
@@ -25,9 +25,25 @@ def test_table() -> None:
 
 
 def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
-    table = plan(pretend(64, 2, 4, memory_per_node=256 * GIB), layout="exclusive", memory_limit=0).table()
+    table = plan(
+        hypothetical_job(64, 2, 4, memory_per_node=256 * GIB), layout="exclusive", memory_limit=0
+    ).table()
     assert "host h1: ranks 0-1, 256.00 GiB, 4 GPUs\n  no worker\n" in table
     assert "63 hosts h[2-64]: ranks 2-127; on each 256.00 GiB, 4 GPUs" in table
     assert "  3-3 .. 127-3  3 .. 127  3 GPU         1  unlimited  32-63" in table
     assert len(table.splitlines()) < 15
-    assert "h1: " in plan(pretend(16, 1, 1)).table()
+    assert "h1: " in plan(hypothetical_job(16, 1, 1)).table()
+
+
+def test_more_than_sixteen_alike_hosts_share_an_entry() -> None:
+    assert plan(hypothetical_job(16, 1, 1)).table().count("host h") == 16
+    assert (
+        "17 hosts h[1-17]: ranks 0-16; on each 512.00 GiB, 1 GPU\n"
+        in plan(hypothetical_job(17, 1, 1)).table()
+    )
+
+
+def test_what_is_unknown_or_unlimited() -> None:
+    lines = plan([rank(0, 1, memory=0, cpus=())]).table().splitlines()
+    assert "host h1: rank 0, memory unknown, 0 GPUs" in lines
+    assert lines[-1] == "  0          0  -             1  unlimited  -"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.agent_settings import configuration, grace, scheduler_settings, worker_settings
 from dask_gpu_mpi.startup.messages import Start
 

@@ -11,7 +11,8 @@ from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.plan.planner import PlacementOptions, make_plan
+from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start

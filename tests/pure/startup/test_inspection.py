@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, StartupError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import inspection
 from dask_gpu_mpi.startup.inspection import await_agent, inspect
 from dask_gpu_mpi.startup.start_context import StartContext

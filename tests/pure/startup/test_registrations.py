@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Registration
 from dask_gpu_mpi.startup.registrations import (

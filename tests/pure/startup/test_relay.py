@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.network.reachability import Listener, Tokens
-from dask_gpu_mpi.options.table import Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Start

@@ -1,0 +1,123 @@
+"""From what the user has set in the program, on the command line and in Dask's configuration to `Options`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from dask_gpu_mpi.errors import OptionError
+
+from .convert import convert
+from .dask_config import import_config
+from .hints import show, suggest
+from .model import DASHBOARD_ADDRESS, Option, Options, Source
+from .rules import settle
+from .table import OPTIONS
+
+__all__ = ["parse_text", "register_defaults", "resolve"]
+
+
+def parse_text(option: Option, text: str) -> Any:
+    """Read an option of the command line; a text that is no value of it is an OptionError."""
+    return convert(option, text, _origin(option, "command line"), "command line")
+
+
+def register_defaults() -> None:
+    """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
+    import dask.config
+    import yaml
+
+    if not any("gpu-mpi" in known for known in dask.config.defaults):
+        text = Path(__file__).parents[1].joinpath("gpu-mpi.yaml").read_text(encoding="utf-8")
+        dask.config.update_defaults(yaml.safe_load(text))
+
+
+def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command line"]) -> Options:
+    """Combine what the user has set: keyword or command line first, then environment, Dask's YAML, defaults.
+
+    Parameters
+    ----------
+    given : Mapping
+        What the user has set, by Python name, and nothing else. Command line: texts, or what `parse_text` made of them.
+    source : {"keyword", "command line"}
+        Where `given` comes from.
+
+    Raises
+    ------
+    OptionError
+        An option is unknown, of the wrong type, or contradicts another. The first one found is named.
+
+    Examples
+    --------
+    >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
+    >>> options.nthreads, options.protocol, options.security
+    (2, 'tcp', False)
+    """
+    values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
+    origins: dict[str, str] = {}
+    for option, value, origin in _configured():
+        converted = convert(option, value, origin, "configuration")
+        if converted != option.default:
+            values[option.name], origins[option.name] = converted, origin
+    for name, value in given.items():
+        if name not in OPTIONS:
+            raise OptionError(f"{source}: unknown option {show(name)}{suggest(name, OPTIONS)}")
+        origin = _origin(OPTIONS[name], source)
+        values[name], origins[name] = convert(OPTIONS[name], value, origin, source), origin
+    warnings = settle(values, origins, frozenset(given), source)
+    if values["interface"] == "auto":
+        values["interface"] = None
+    values["dashboard_address"] = values["dashboard_address"] or DASHBOARD_ADDRESS
+    values["worker_options"] = values["worker_options"] or {}
+    for name, option in OPTIONS.items():
+        if option.kind == "path" and values[name] is not None:
+            # The script may change to another directory. In one that is gone, whoever uses the path reports it.
+            with contextlib.suppress(OSError):
+                values[name] = os.path.abspath(values[name])
+    return Options(**values, warnings=warnings, explicit=frozenset(origins))
+
+
+def _origin(option: Option, source: Source) -> str:
+    if source == "command line" and option.flags:
+        return f"command line: {option.flags[0]}"
+    return f"{source} {option.name}"
+
+
+def _configured() -> Iterator[tuple[Option, Any, str]]:
+    """What is set in Dask's configuration, in files and environment alike, with the place of each for messages."""
+    for variable in os.environ:
+        start, _, rest = variable.partition("DASK_GPU_MPI_")
+        if not start and rest.lower() in OPTIONS:
+            # Dask reads it as another key of its own, which nobody uses.
+            raise OptionError(
+                f"environment {variable}: no effect. Fix: two underscores after MPI, DASK_GPU_MPI__{rest}"
+            )
+    config = import_config()
+    register_defaults()
+    section = config.get("gpu-mpi", {}) or {}
+    if not isinstance(section, Mapping):
+        raise OptionError(f"configuration gpu-mpi: invalid value {show(section)} (expected names and values)")
+    for key, value in section.items():
+        if key == "jobscript":
+            continue  # a section of its own: cli/jobscript
+        name = str(key).replace("-", "_").lower()
+        variable = next((v for v in os.environ if v.upper() == f"DASK_GPU_MPI__{name.upper()}"), "")
+        if variable:
+            text = config.interpret_value(os.environ[variable])
+            if isinstance(text, str) and isinstance(value, Mapping):
+                # Dask merges mappings into what is already there, so that one of a YAML file replaces a JSON text.
+                value = text
+            elif text != value:
+                variable = ""  # the program has set it since, by dask.config.set
+        origin = f"environment {variable}" if variable else f"configuration gpu-mpi.{key}"
+        if name not in OPTIONS:
+            spelling = {o.name: o.variable if variable else o.key for o in OPTIONS.values() if o.config}
+            raise OptionError(f"{origin}: unknown option{suggest(name, spelling, spelling.__getitem__)}")
+        if not OPTIONS[name].config:
+            raise OptionError(
+                f"{origin}: {name} can't be configured. Fix: set it in the program or on the command line"
+            )
+        yield OPTIONS[name], value, origin

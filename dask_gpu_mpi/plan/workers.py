@@ -1,0 +1,114 @@
+"""The workers of a job: the name, GPUs, cores, threads and memory of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dask_gpu_mpi.base.hostlist import fold_numbers
+from dask_gpu_mpi.base.sizes import parse_memory_limit
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+
+from .cores import intersection, near_cores, share_cores
+from .gpu_warnings import name_some
+from .host_memory import excess_warnings, worker_limit
+from .hosts import Host
+from .model import PlacementOptions, WorkerPlan
+
+__all__ = ["plan_workers"]
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A worker before threads and memory are shared out."""
+
+    name: str | int
+    rank: Inventory
+    cpus: tuple[int, ...]
+    gpus: tuple[Gpu, ...] = ()
+    gpu_index: int | None = None
+    #: Why it gets cores that are not near its GPUs; empty: they are, or it has none.
+    distant: str = ""
+
+
+def plan_workers(
+    hosts: Sequence[Host], options: PlacementOptions, on_gpus: bool
+) -> tuple[list[WorkerPlan], list[str]]:
+    """All workers, in the order of ranks, of one rank GPU workers first; and warnings."""
+    limit = parse_memory_limit(options.memory_limit)
+    workers: list[WorkerPlan] = []
+    distant: list[str] = []
+    limits = []
+    for host in hosts:
+        drafts = (_on_gpus(host, options) if on_gpus else _on_cpus(host, options)) + _added(host, options)
+        each = worker_limit(limit, host.memory, len(drafts))
+        limits.append((host.name, each, len(drafts), host.memory))
+        distant += [draft.distant for draft in drafts if draft.distant]
+        workers += _finish(host, drafts, options, each)
+    warnings = excess_warnings(limits)
+    if distant:
+        warnings.insert(
+            0,
+            "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
+            f"{name_some(distant)}. Fix: let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
+        )
+    # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
+    return sorted(workers, key=lambda worker: worker.rank), warnings
+
+
+def _prefix(options: PlacementOptions) -> str:
+    return f"{options.name}-" if options.name else ""
+
+
+def _on_gpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+    place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
+    drafts = []
+    for rank in host.working:
+        for gpus in host.share[rank.rank]:
+            index = place[gpus[0].uuid]
+            name = f"{_prefix(options)}{rank.rank}-{index}"
+            near = near_cores(gpus)
+            cpus = intersection(near, rank.cpus)
+            distant = ""
+            if near and not cpus:
+                distant = f"{name} on {host.name} (GPU {gpus[0].index}: {fold_numbers(near)})"
+            drafts.append(_Draft(name, rank, cpus or rank.cpus, gpus, index, distant))
+    return drafts
+
+
+def _on_cpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+    prefix = _prefix(options)
+    return [_Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working]
+
+
+def _added(host: Host, options: PlacementOptions) -> list[_Draft]:
+    """The additional CPU workers, all of the first rank."""
+    return [
+        _Draft(f"{_prefix(options)}{rank.rank}-cpu-{number}", rank, rank.cpus)
+        for rank in host.working[:1]
+        for number in range(options.cpu_workers)
+    ]
+
+
+def _finish(host: Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
+    # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
+    threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
+    workers = []
+    for draft in drafts:
+        nthreads = options.nthreads or (1 if draft.gpus else next(threads))
+        workers.append(
+            WorkerPlan(
+                name=draft.name,
+                rank=draft.rank.rank,
+                host=host.name,
+                kind="gpu" if draft.gpus else "cpu",
+                gpu_index=draft.gpu_index,
+                device=",".join(gpu.uuid for gpu in draft.gpus) or None,
+                nthreads=nthreads,
+                memory_limit=limit,
+                cpus=draft.cpus,
+                resources={"GPU": float(len(draft.gpus))} if draft.gpus else {"CPU": float(nthreads)},
+            )
+        )
+    return workers

@@ -1,0 +1,100 @@
+"""Names, cores, threads and memory of workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.plan import synthetic
+from inventories import GIB, gpu, names, plan, rank
+
+#: Nodes of the size that the expectations below are for.
+hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)
+
+
+def test_prefix() -> None:
+    assert names(plan(hypothetical_job(1, 1, 1), name="job", cpu_workers=1)) == ["job-0-0", "job-0-cpu-0"]
+    assert names(plan(hypothetical_job(1, 2, 0), name="job")) == ["job-0", "job-1"]
+
+
+def test_cpu_workers_come_once_on_every_host() -> None:
+    found = plan(hypothetical_job(2, 2, 2, cpus_per_node=8), cpu_workers=2)
+    assert names(found) == ["0-0", "0-cpu-0", "0-cpu-1", "1-1", "2-0", "2-cpu-0", "2-cpu-1", "3-1"]
+    extra = found.workers[1]
+    assert (extra.kind, extra.nthreads, extra.cpus, extra.memory_limit) == (
+        "cpu",
+        4,
+        tuple(range(8)),
+        64 * GIB,
+    )
+    assert extra.resources == {"CPU": 4.0}
+
+
+def test_cpu_workers_in_a_job_without_gpus_share_the_cores() -> None:
+    found = plan(hypothetical_job(1, 2, 0, cpus_per_node=8), cpu_workers=2)
+    assert [(w.name, w.nthreads) for w in found.workers] == [(0, 2), ("0-cpu-0", 2), ("0-cpu-1", 2), (1, 2)]
+
+
+def test_cores_of_gpu_workers() -> None:
+    near = gpu(0, cpus=(1, 2, 3))
+    assert plan([rank(0, 1, (near,), cpus=(0, 1, 2))]).workers[0].cpus == (1, 2)
+    unknown = plan([rank(0, 1, (gpu(0),), cpus=(0, 1))])
+    assert (unknown.workers[0].cpus, unknown.warnings) == ((0, 1), ())
+
+
+def test_threads_given() -> None:
+    assert {w.nthreads for w in plan(hypothetical_job(1, 2, 2), nthreads=3, cpu_workers=1).workers} == {3}
+
+
+def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
+    """The smallest that a rank of the host is told, as of memory; other hosts and the cores stay."""
+    ranks = list(hypothetical_job(2, 2, 0, cpus_per_node=16))
+    ranks[0] = replace(ranks[0], cpu_quota=6.0)
+    ranks[1] = replace(ranks[1], cpu_quota=4.0)
+    found = plan(ranks)
+    assert [worker.nthreads for worker in found.workers] == [2, 2, 8, 8]
+    assert {worker.cpus for worker in found.workers} == {tuple(range(16))}
+    assert {worker.nthreads for worker in plan(ranks, nthreads=5).workers} == {5}
+
+
+@pytest.mark.parametrize(
+    ("limit", "each", "warned"),
+    [
+        ("auto", 128 * GIB, False),
+        ("4GB", 4 * 10**9, False),
+        (4e9, 4 * 10**9, False),
+        ("4000000000", 4 * 10**9, False),
+        (0.25, 64 * GIB, False),
+        ("0.25", 64 * GIB, False),
+        (1, 256 * GIB, True),
+        ("200 GiB", 200 * GIB, True),
+        (0, 0, False),
+        ("0", 0, False),
+        (None, 0, False),
+    ],
+)
+def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
+    found = plan(hypothetical_job(1, 2, 0), memory_limit=limit)
+    assert [w.memory_limit for w in found.workers] == [each, each]
+    assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in found.warnings) == warned
+
+
+def test_unknown_memory_is_no_limit() -> None:
+    assert plan([rank(0, 1, memory=0)]).workers[0].memory_limit == 0
+
+
+@pytest.mark.parametrize("limit", ["much", "", -1, "-4GB", float("nan"), "4 XB", [1]])
+def test_memory_limits_that_mean_nothing(limit: Any) -> None:
+    with pytest.raises(OptionError, match="memory_limit"):
+        plan(hypothetical_job(1, 1, 0), memory_limit=limit)
+
+
+def test_only_workers_without_a_core_near_their_gpus_are_told() -> None:
+    ranks = [rank(0, 2, (gpu(0, cpus=(0,)),), cpus=(0, 1)), rank(1, 2, (gpu(1, cpus=(5,)),), cpus=(0, 1))]
+    (warning,) = plan(ranks).warnings
+    assert "get the ranks' cores: 1-1 on h1 (GPU 1: 5). Fix" in warning
+    assert plan([replace(ranks[0], world_size=1)]).warnings == ()
