@@ -124,7 +124,7 @@ class Bench:
         asyncio.run(whole())
         return [
             frame if frame[0] not in (Answer.READY, Answer.WORKERS_CLOSED) else frame[:-1]
-            for frame in self.answers.read()
+            for frame in self.answers.read(0.0)
         ]
 
 
@@ -213,7 +213,7 @@ def test_an_agent_without_its_fork_server_ends_and_says_why(
     monkeypatch.setattr(serve.os, "_exit", codes.append)
     bench.agent()._on_fork_server_end()
     assert codes == [1]
-    assert bench.answers.read() == [(Answer.ENDED, "its fork server has died")]
+    assert bench.answers.read(0.0) == [(Answer.ENDED, "its fork server has died")]
 
 
 def test_only_a_fork_server_of_our_own_is_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,7 +111,7 @@ def test_options_of_the_class_below_a_nanny() -> None:
 def test_wrong_types(options: dict[str, Any]) -> None:
     message = refused(CUDAWorker, **options)
     assert next(iter(options)) in message
-    assert "expected " in message or "needed: " in message
+    assert "expected " in message
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_closed_signature_has_types_as_well() -> None:
     class Closed:
         def __init__(self, nthreads: int = 1) -> None: ...
 
-    assert "nthreads: 'two'" in refused(Closed, nthreads="two")
+    assert "nthreads: invalid value 'two'" in refused(Closed, nthreads="two")
 
 
 @pytest.mark.parametrize(

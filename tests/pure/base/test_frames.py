@@ -158,16 +158,25 @@ def test_standard_input_is_a_pipe_like_others(pipe: tuple[int, int]) -> None:
         os.close(saved)
 
 
-def test_frames_that_an_event_loop_has_read() -> None:
+def test_a_frame_that_comes_in_parts() -> None:
     frames = b"".join(struct.pack("<Q", len(data)) + data for data in map(pickle.dumps, ("one", "two")))
-    reader = FrameReader(-1)
-    assert reader.feed(frames[:-1]) == ["one"]
-    assert reader.feed(frames[-1:]) == ["two"]
-    assert reader.feed(b"") == []
+    read, write = os.pipe()
+    reader = FrameReader(read)
+    os.write(write, frames[:-1])
+    assert reader.read(0.0) == ["one"]
+    os.write(write, frames[-1:])
+    assert reader.read(0.0) == ["two"]
+    assert reader.read(0.0) == []
+    os.close(write)
+    reader.close()
 
 
 def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:
-    reader = FrameReader(-1)
+    read, write = os.pipe()
+    reader = FrameReader(read)
+    os.write(write, struct.pack("<Q", 1) + b"?")
     with pytest.raises(pickle.UnpicklingError):
-        reader.feed(struct.pack("<Q", 1) + b"?")
-    assert reader.feed(b"") == []
+        reader.read(0.0)
+    assert reader.read(0.0) == []
+    os.close(write)
+    reader.close()

@@ -39,9 +39,9 @@ class Process:
         monkeypatch.setattr(module, "abort", self.codes.append)
         self.silent = False
 
-    def _mailbox(self, world: Any, host: str, deadline: float, *, limit: str) -> Any:
+    def _mailbox(self, world: Any, host: str, deadline: float, *, deadline_name: str) -> Any:
         assert 9 < deadline - time.monotonic() <= 10
-        assert limit == "the 10 s that check gives it"
+        assert deadline_name == "the deadline of check (10 s)"
         self._maybe("Mailbox")
         return self.mailbox
 

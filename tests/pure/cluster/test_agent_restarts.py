@@ -93,9 +93,7 @@ def restarts(workers: tuple[str, ...] = ("1",)) -> tuple[AgentRestarts, Any]:
 
 def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
     agent, started = Agent(), []
-    monkeypatch.setattr(
-        agent_restarts, "start_agent", lambda *args, again: started.append((*args, again)) or agent
-    )
+    monkeypatch.setattr(agent_restarts, "start_agent", lambda *args: started.append(args) or agent)
     now = 100.0
     monkeypatch.setattr(agent_restarts.time, "monotonic", lambda: now)
     again, channels = restarts()
@@ -108,7 +106,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     now = 100.6
     again.start_if_due()
     again.start_if_due()
-    assert started == [(Options(), {"A": "1"}, True)]
+    assert started == [(Options(), {"A": "1"})]
     assert channels.agent is agent
     assert again.due is None
     again.start_workers()
