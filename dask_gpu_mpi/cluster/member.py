@@ -18,7 +18,6 @@ from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes
-from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE
 from dask_gpu_mpi.startup.messages import COORDINATOR
@@ -192,8 +191,6 @@ class Member:
             self._free_communicator()
         finally:
             signals.give_back()
-            if self.leave_open:
-                unmark_children()
         if ending.lost is not None and not self.leave_open:
             raise ClusterLostError(ending.lost, reported=True)
         return ending.exit_code(None if signals.got is None else signals.got[0])

@@ -12,10 +12,9 @@ from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.mpi.signals import insist_on, python_ends
 from dask_gpu_mpi.script import excepthook, exit_codes
-from dask_gpu_mpi.script.child_processes import mark_children, refuse_children
 from dask_gpu_mpi.script.run import run_script
 
-__all__ = ["handle_signal", "mark_children", "on_signal", "prepare", "refuse_children"]
+__all__ = ["handle_signal", "on_signal", "prepare"]
 
 
 def prepare(label: Callable[[], str | None]) -> None:

@@ -21,7 +21,6 @@ from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
-from dask_gpu_mpi.script.child_processes import unmark_children
 from dask_gpu_mpi.script.dask_client import (
     abandon_clients,
     close_clients,
@@ -198,8 +197,6 @@ class Session:
         # A DaskGpuMpiError that is being raised, through a `finally` perhaps, still needs it.
         if self._member.ending.lost is None and not isinstance(sys.exception(), DaskGpuMpiError):
             excepthook.retire()
-        if self._member.leave_open:
-            unmark_children()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """In the main thread: the job is to end. Always raises."""

@@ -16,6 +16,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.script.child_processes import mark_children, refuse_children
 
 from . import process_hooks
 
@@ -60,12 +61,12 @@ def start(
         It did not come up; the same error on all ranks.
     """
     global _member
-    process_hooks.refuse_children()
+    refuse_children()
     started = time.monotonic()
     signals = Signals()
     signals.take()
     environ = dict(os.environ)
-    process_hooks.mark_children()  # for the script's children only: the agent is given `environ`
+    mark_children()  # for the script's children only: the agent is given `environ`
     timeline = Timeline("rank")
     timeline.lap("python")
     keepalive: CudaKeepalive | None = None

@@ -1,4 +1,4 @@
-"""The processes that a script starts: they may not bring up a cluster while the script's rank has one."""
+"""The processes that a script starts: they may not bring up a cluster as the rank that their script is."""
 
 from __future__ import annotations
 
@@ -8,31 +8,18 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
 
-__all__ = ["mark_children", "refuse_children", "unmark_children"]
+__all__ = ["mark_children", "refuse_children"]
 
 #: Variable in the environment of the script's children: process id of the rank.
 RANK_PID = "DGM_RANK_PID"
-#: Its value before this process marked its children: where it is itself a child of a rank, below another launcher.
-_before: str | None = None
 
 
 def mark_children() -> None:
-    """Let the script's children know whose children they are (`refuse_children`)."""
-    global _before
-    own = str(os.getpid())
-    if os.environ.get(RANK_PID) != own:
-        _before = os.environ.get(RANK_PID)
-        os.environ[RANK_PID] = own
+    """Let the script's children know whose children they are (`refuse_children`).
 
-
-def unmark_children() -> None:
-    """The cluster is over, and the program continues: its environment is what it was before."""
-    if os.environ.get(RANK_PID) != str(os.getpid()):
-        return
-    if _before is None:
-        del os.environ[RANK_PID]
-    else:
-        os.environ[RANK_PID] = _before
+    For good: after the cluster too they have the rank's variables, with which their MPI would wait for ever.
+    """
+    os.environ[RANK_PID] = str(os.getpid())
 
 
 def refuse_children() -> None:

@@ -189,7 +189,6 @@ def state():
         "hook": sys.excepthook is hook,
         "silent": logging.getLogger("distributed").disabled,
         "duplicates": duplicates,
-        "variable": os.environ.get("DGM_RANK_PID"),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
 
@@ -222,7 +221,6 @@ session = initialize(exit=False, worker_class="distributed.Worker", dashboard=Fa
 if session:
     session.close()
 tell(**{
-    f"variable{world.rank}": os.environ.get("DGM_RANK_PID"),
     f"at_exit{world.rank}": [call.__qualname__ for call in at_exit if call.__module__.startswith("dask_gpu_mpi.")],
 })
 
@@ -239,7 +237,6 @@ tell(**{f"hooks{world.rank}": [len(wrapped), len(hooked)]})
         assert told[f"changed{rank}"] == []
         assert told[f"states{rank}"] == [True] * 4
         assert told[f"opened{rank}"] == 0
-        assert told[f"variable{rank}"] is None
         assert told[f"at_exit{rank}"] == ["finalize"]
     assert told["hooks0"] == [1, 1]
     assert told["hooks1"] == [0, 1]

@@ -17,7 +17,6 @@ from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children
 from dask_gpu_mpi.startup.channels import Event
 
 
@@ -116,13 +115,10 @@ def test_a_rank_that_serves_until_the_end() -> None:
 
 
 @pytest.mark.parametrize(("word", "freed"), [("end", True), ("stop", False)])
-def test_where_the_program_goes_on(word: str, freed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_program_goes_on(word: str, freed: bool) -> None:
     """The communicator is freed where all ranks come to the same end."""
-    monkeypatch.delenv(RANK_PID, raising=False)
-    mark_children()
     rank, channels = member(mail(word), leave_open=True)
     assert rank.serve() == 0
-    assert RANK_PID not in os.environ
     assert channels.freed == ((3.0, 4.0) if freed else ())
     assert channels.flushed == [1.0, 2.0]
 
