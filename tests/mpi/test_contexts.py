@@ -53,7 +53,7 @@ def test_only_workers_touch_cuda_and_a_script_that_did_is_named(mpirun: Mpi, tmp
     told = facts(done)
     (warning,) = told["warnings"]
     device = "device 0, GPU-00000000-0000-0000-0000-000000000000"
-    assert f"rank 1 on {os.uname().nodename} ({device}); " in warning
+    assert f"rank 1 on {os.uname().nodename} ({device}). Fix: " in warning
     assert "rank 0" not in warning
     assert f"dask_gpu_mpi: warning: {warning}" in done.stderr
     # ranks, agents, fork servers and the scheduler stay away from CUDA; so does a CPU worker

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,8 +106,36 @@ def test_what_dask_configures_for_processes_is_there_from_the_agents_first_momen
     with dask.config.set({"distributed.nanny.pre-spawn-environ": {"DGM_TEST": 7}}):
         another = begin_agent(agent, Options(worker_class="distributed.Nanny"), ENVIRON)
     try:
-        assert b"\0DGM_TEST=7\0" in environ_of(another.pid)
+        limit = time.monotonic() + 20
+        while not (environ := environ_of(another.pid)) and time.monotonic() < limit:
+            time.sleep(0.01)  # it is just being started
+        assert b"\0DGM_TEST=7\0" in environ
         assert agent._process.returncode == 0
     finally:
         another.close(5.0)
     assert another._process.returncode == 0
+
+
+def test_an_agent_that_closes_in_order_has_removed_its_scratch_itself(
+    agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    monkeypatch.setattr(supervisor, "remove_scratch", lambda path, **_: removed.append(path))
+    agent.scratch = str(tmp_path)
+    assert agent.close(10.0)
+    assert (agent._process.returncode, removed) == (0, [])
+
+
+def test_the_scratch_of_an_agent_that_was_killed_is_removed(
+    agent: AgentProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[tuple[str, float]] = []
+    monkeypatch.setattr(
+        supervisor, "remove_scratch", lambda path, *, within, settle: removed.append((path, within))
+    )
+    agent.scratch = str(tmp_path)
+    agent.kill()
+    assert agent.close(10.0)
+    ((path, within),) = removed
+    assert path == str(tmp_path)
+    assert 2.0 <= within <= 10.0

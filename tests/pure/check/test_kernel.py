@@ -25,7 +25,11 @@ def test_no_gpu_no_kernel() -> None:
     ("numba", "kind", "says"),
     [
         ("raise ImportError('no llvmlite')", "import", "no llvmlite"),
-        ("import os, sys; print('Bus error', file=sys.stderr, flush=True); os._exit(7)", "died", "Bus error"),
+        (
+            "import os, sys; print('loading\\nBus error', file=sys.stderr, flush=True); os._exit(7)",
+            "died",
+            "exit code 7: Bus error",
+        ),
         ("import os; os._exit(7)", "died", "exit code 7: no error output"),
     ],
 )

@@ -134,7 +134,7 @@ def test_rank_0_that_hangs_reports_itself(monkeypatch: pytest.MonkeyPatch, size:
     ]
     (report,) = process.reports
     assert report.findings[0].hosts == ("h1",)
-    assert report.seconds > module.REPORT_TIMEOUT
+    assert module.REPORT_TIMEOUT < report.seconds < module.REPORT_TIMEOUT + module.HEAD_GRACE + 10
     assert timer.daemon
 
 

@@ -76,6 +76,11 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
         "expect=4  ",
     )
     assert all(re.match("|".join(kinds), line) for line in new), new
+    lines = made.splitlines()
+    assert lines[0] == "#!/bin/bash"
+    # batch systems read directives up to the first command
+    last = max(i for i, line in enumerate(lines) if line.startswith(prefix))
+    assert all(line.startswith("#") or not line for line in lines[:last])
     body = template(name).partition("\nset --")[2]
     assert made.endswith(body)
 

@@ -199,6 +199,8 @@ def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     assert allowed_cpus(tmp_path) == (0, 1, 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert allowed_cpus(tmp_path) == (0,)
 
 
 @pytest.mark.parametrize(

@@ -107,11 +107,17 @@ def filled(tmp_path: Path) -> Path:
     return place
 
 
-def test_removing_it(tmp_path: Path) -> None:
+def test_an_unknown_size_is_not_an_empty_disk() -> None:
+    assert scratch.Scratch("/x").free < 0
+
+
+def test_removing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
     place = filled(tmp_path)
     remove_scratch(str(place), within=60)
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
     remove_scratch(str(place), within=60)
+    assert clock.now < 0.01  # nobody writes there: nothing to wait for
 
 
 def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

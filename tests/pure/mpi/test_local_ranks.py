@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from dask_gpu_mpi.mpi import local_ranks
 from dask_gpu_mpi.mpi import start_watchdog as startwatch
 from dask_gpu_mpi.mpi.local_ranks import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
@@ -188,3 +189,29 @@ def test_all_processes_are_looked_at_seldom_in_most_agents(
 
     assert pauses(0) == pauses(1) == [2, 2, 4, 8, 16, 30, 30]
     assert pauses(3) == [30] * 7
+
+
+#: Group, session, terminal and foreground group of process 10, the group of its child, and whether that was typed.
+SHELLS = {
+    "a login shell": ((10, 10, 5, 20), 20, True),
+    "a login shell, the command in the background": ((10, 10, 5, 30), 20, True),
+    "a shell that is no session's leader": ((10, 9, 5, 20), 20, True),
+    "that, the command in the background": ((10, 9, 5, 30), 20, False),
+    "a script's shell": ((10, 9, 5, 10), 10, False),
+    "without a terminal": ((10, 10, 0, -1), 20, False),
+}
+
+
+@pytest.mark.parametrize("name", SHELLS)
+def test_a_shell_that_has_started_a_job_of_its_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (group, session, terminal, foreground), job, typed = SHELLS[name]
+    stat = f"10 (a) shell) S 1 {group} {session} {terminal} {foreground} 4194304 0"
+    monkeypatch.setattr(
+        local_ranks.Path, "read_text", lambda path: stat if str(path) == "/proc/10/stat" else ""
+    )
+    monkeypatch.setattr(local_ranks.os, "getpgid", {11: job}.__getitem__)
+    assert local_ranks._typed(10, 11) is typed
+
+
+def test_a_process_that_is_gone_was_not_typed() -> None:
+    assert not local_ranks._typed(1 << 30, 1 << 30)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,3 +71,59 @@ def test_the_end_of_a_rank_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(startwatch.os, "getppid", lambda: gone.pid)
     StartWatch(gone.pid, 0.0, speaks=False, over=lambda: False)._end_rank()
     assert launched_as(gone.pid) is None
+
+
+class Neighbours:
+    """Ranks of one host beside one that is watched; time passes as fast as the loop's timers say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, rank: int, beside: list[dict[int, str]]) -> None:
+        self.now, self.beside, self.said, self.ended = 0.0, beside, list[str](), list[float]()
+        self.timers: list[tuple[float, Callable[[], object]]] = []
+        monkeypatch.setattr(startwatch.asyncio, "get_running_loop", lambda: self)
+        monkeypatch.setattr(
+            startwatch, "launched_as", lambda pid: SimpleNamespace(rank=rank, local_rank=rank)
+        )
+        monkeypatch.setattr(startwatch, "started_here", lambda pid: 3)
+        monkeypatch.setattr(
+            startwatch, "neighbours", lambda pid: self.beside.pop(0) if self.beside[1:] else self.beside[0]
+        )
+        monkeypatch.setattr(startwatch, "_say", self.said.append)
+        monkeypatch.setattr(StartWatch, "_end_rank", lambda watch: self.ended.append(self.now))
+
+    def call_later(self, delay: float, call: Callable[..., object], *arguments: object) -> None:
+        self.timers.append((self.now + delay, lambda: call(*arguments)))
+
+    def call_at(self, when: float, call: Callable[..., object], *arguments: object) -> None:
+        pass
+
+    def run(self, until: float) -> None:
+        StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False).begin()
+        while self.timers and min(self.timers, key=lambda timer: timer[0])[0] <= until:
+            timer = min(self.timers, key=lambda timer: timer[0])
+            self.timers.remove(timer)
+            self.now = timer[0]
+            timer[1]()
+
+
+BOTH, ONE = {1: "runs", 2: "runs"}, {1: "runs"}
+
+
+@pytest.mark.parametrize(
+    ("rank", "beside", "ended"),
+    [
+        (0, [BOTH], []),
+        (0, [ONE], [4.5]),  # found at 2 and 4 s; half a second for what was printed
+        (0, [BOTH, ONE], [6.5]),  # found at 4 and 6 s
+        (0, [ONE, {}, {}], [6.5]),  # another number: counted anew
+        (0, [ONE, BOTH, ONE, BOTH], []),
+        (2, [{0: "runs"}], [36.5]),  # not the first: later, and four times
+        (2, [{0: "stopped"}], [32.5]),  # the first of those that can report
+    ],
+)
+def test_a_rank_that_has_ended_beside_this_one(
+    rank: int, beside: list[dict[int, str]], ended: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Neighbours(monkeypatch, rank=rank, beside=beside)
+    node.run(until=100.0)
+    assert node.ended == ended
+    assert len(node.said) == len(ended)

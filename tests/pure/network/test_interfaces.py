@@ -65,6 +65,13 @@ def test_hosts_without_a_common_network_are_told_so() -> None:
         choose_addresses(["a", "b"], {0: [LO, eth(1)], 1: [LO, other]}, [None, None])
 
 
+def test_of_many_nodes_without_a_common_network_eight_are_told() -> None:
+    apart = {rank: [LO, Interface("eth0", f"10.{rank}.0.1", f"10.{rank}.0.0/24")] for rank in range(9)}
+    with pytest.raises(InputError, match="share no network") as caught:
+        choose_addresses([f"h{rank}" for rank in apart], apart, [None] * 9)
+    assert str(caught.value).count(" on h") == 8
+
+
 def test_the_interface_asked_for_is_used() -> None:
     interfaces = {0: [LO, eth(1), ib(1)], 1: [LO, eth(2), ib(2)]}
     assert choose_addresses(["a", "b"], interfaces, ["eth0", "eth0"]) == (

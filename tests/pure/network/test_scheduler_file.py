@@ -27,7 +27,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_scheduler_file(str(path), "tls://10.0.0.1:1", 8787, "Scheduler-x", CONFIG)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert read_scheduler_file(path) == Target("tls://10.0.0.1:1", CONFIG)
-    assert json.loads(path.read_text())["type"] == "Scheduler"
+    written = json.loads(path.read_text())
+    assert (written["type"], written["id"], written["services"]) == (
+        "Scheduler",
+        "Scheduler-x",
+        {"dashboard": 8787},
+    )
+    write_scheduler_file(str(path), "tls://10.0.0.1:1", None, "Scheduler-x", CONFIG)
+    assert json.loads(path.read_text())["services"] == {}
     assert os.listdir(tmp_path) == [path.name]
 
 
