@@ -19,8 +19,9 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .forkserver import watch_fork_server
-from .orders import Answer, Configuration, Order, SchedulerSettings, WorkerSettings
+from .orders import Answer, Configuration, Order, SchedulerSettings
 from .scheduler import SchedulerProcess
+from .worker_settings import WorkerSettings
 from .workers import Workers
 
 __all__ = ["Agent"]

@@ -6,7 +6,8 @@ import math
 import sys
 from typing import Any
 
-from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings
+from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.options.model import Options
 
 from .messages import Start

@@ -20,6 +20,7 @@ ELSEWHERE = {
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
     "agent/main": "a process with Dask in it: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
+    "agent/worker_settings": "plain data, no logic",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
     "cluster/monitor": "a thread beside a script: tests/faults/test_kills.py, tests/faults/test_endings.py",

@@ -12,9 +12,9 @@ import pytest
 
 from dask_gpu_mpi.agent import cuda_worker
 from dask_gpu_mpi.agent.cuda_worker import make_cuda_worker, options_of_device, visible_device
-from dask_gpu_mpi.agent.orders import WorkerSettings
 from dask_gpu_mpi.agent.worker_class import is_cuda_worker
 from dask_gpu_mpi.agent.worker_factory import make_worker
+from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options

@@ -15,8 +15,9 @@ import dask
 import pytest
 
 from dask_gpu_mpi.agent import serve
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.serve import Agent
+from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError

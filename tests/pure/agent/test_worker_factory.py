@@ -11,8 +11,8 @@ import dask
 import pytest
 from distributed import Nanny, Worker
 
-from dask_gpu_mpi.agent.orders import WorkerSettings
 from dask_gpu_mpi.agent.worker_factory import make_worker
+from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent import logs, workers
-from dask_gpu_mpi.agent.orders import WorkerSettings
+from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.agent.workers import Workers
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
