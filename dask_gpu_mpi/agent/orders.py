@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.options.protocols import Protocol
-
-from .worker_settings import WorkerConfiguration
+from dask_gpu_mpi.workers.settings import WorkerConfiguration
 
 __all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 

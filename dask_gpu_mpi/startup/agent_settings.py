@@ -7,8 +7,8 @@ import sys
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings
-from dask_gpu_mpi.agent.worker_settings import WorkerSettings
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
 from .messages import Start
 

@@ -18,9 +18,8 @@ FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 ELSEWHERE = {
     "__main__": "two lines; tests/pure/script/test_run.py runs it",
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
-    "agent/main": "a process with Dask in it: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
+    "agent/main": "a process with Dask in it: tests/pure/workers/test_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
-    "agent/worker_settings": "plain data, no logic",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
     "cluster/monitor": "a thread beside a script: tests/faults/test_kills.py, tests/faults/test_endings.py",
@@ -31,6 +30,7 @@ ELSEWHERE = {
     "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",
+    "workers/settings": "plain data, no logic",
 }
 
 

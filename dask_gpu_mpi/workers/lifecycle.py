@@ -15,10 +15,10 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
+from .factory import make_worker
 from .nannies import kill_at_once, listen_on_tcp, measure_less
-from .worker_factory import make_worker
-from .worker_settings import WorkerConfiguration, WorkerSettings
-from .worker_watch import closing_reason, watch_nanny
+from .restarts import closing_reason, watch_nanny
+from .settings import WorkerConfiguration, WorkerSettings
 
 __all__ = ["Workers"]
 

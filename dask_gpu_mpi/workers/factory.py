@@ -11,10 +11,10 @@ from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from .cuda_worker import make_cuda_worker, options_of_device
+from .settings import WorkerConfiguration, WorkerSettings
+from .signature import accepted_options
 from .worker_class import is_cuda_worker, worker_class_for
 from .worker_options import normalise_worker_options
-from .worker_settings import WorkerConfiguration, WorkerSettings
-from .worker_signature import accepted_options
 
 __all__ = ["make_worker"]
 
@@ -47,7 +47,7 @@ def make_worker(
     """
     import distributed
 
-    from .worker_plugins import plugins_of
+    from .plugins import plugins_of
 
     cls = worker_class_for(plan.kind, configuration.worker_class)
     options = normalise_worker_options(cls, configuration.worker_options)
