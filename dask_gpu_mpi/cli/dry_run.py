@@ -22,7 +22,7 @@ from dask_gpu_mpi.mpi.library import load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
-from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.workers.worker_options import check_options_of

@@ -26,7 +26,6 @@ ELSEWHERE = {
     "cluster/start": "starts MPI: tests/mpi, tests/faults/test_starts.py, tests/faults/test_signals.py",
     "mpi/finalize": "ends MPI: tests/mpi/test_mpi4py.py, tests/faults/test_endings.py",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
-    "mpi/library_version": "its examples, which tests/pure/test_examples.py runs",
     "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",
