@@ -43,7 +43,7 @@ package() {
 # All pure tests, in two processes beside each other: the rooms that start many Pythons and shells, and all else.
 pure() {
   local part rooms=() ignored=() log other rc=0
-  for part in agent base check cli cluster options; do
+  for part in agent base check cli cluster options workers; do
     rooms+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done

@@ -54,6 +54,7 @@ LAYERS = (
     ("cluster", "check"),
     ("script", "startup"),
     ("agent",),
+    ("workers",),
     ("plan", "mpi"),
     ("machine",),
     ("network",),

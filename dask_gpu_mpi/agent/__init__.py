@@ -1,1 +1,1 @@
-"""The process beside each rank in which Dask runs: scheduler, nannies, workers. Nothing here touches MPI."""
+"""The process beside each rank in which Dask runs: its start, fork server, scheduler and orders. Nothing here touches MPI."""

@@ -30,12 +30,12 @@ from dask_gpu_mpi.machine.gpu_probe import collect
 from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
 from dask_gpu_mpi.network.ucx import connection_config, import_ucx, transfer_config
 from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.workers import logs
+from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
-from . import logs
 from .forkserver import become_fork_server, become_resource_tracker
 from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
-from .worker_class import tasks_run_in_agent
 
 __all__ = ["run"]
 
@@ -47,7 +47,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
-    "dask_gpu_mpi.agent.worker_plugins",
+    "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
         for name in ("worker", "worker.prometheus", "prometheus", "health", "statics")
@@ -145,7 +145,7 @@ def _configure(configuration: Configuration) -> str:
     """Everything that must be settled before the fork; returns the scratch directory, which is still to be made."""
     import dask
 
-    from .worker_options import check_options_of
+    from dask_gpu_mpi.workers.worker_options import check_options_of
 
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})

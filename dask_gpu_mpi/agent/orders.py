@@ -8,8 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.workers.settings import WorkerConfiguration
 
-__all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings", "WorkerSettings"]
+__all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 
 #: Seconds until an agent that its rank sends nothing ends.
 UNCONFIGURED = 3600.0
@@ -63,14 +64,10 @@ class Answer(StrEnum):
     LOST = "agent-lost"
 
 
-@dataclass(frozen=True)
-class Configuration:
-    """The first frame: what the agent must know before it starts anything."""
+@dataclass(frozen=True, kw_only=True)
+class Configuration(WorkerConfiguration):
+    """The first frame: what the agent must know before it starts anything, and what it then knows of its workers."""
 
-    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
-    worker_class: str | type
-    #: As the user set it.
-    worker_options: dict[str, Any]
     #: Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
     local_directory: str | None
     protocol: Protocol
@@ -78,14 +75,8 @@ class Configuration:
     log_level: str
     #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
     dask_config: dict[str, Any] = field(repr=False)
-    #: Seconds that workers get to close.
-    grace: float = 2.0
     #: Seconds that removing the scratch may take.
     shutdown_timeout: float = 10.0
-    #: Where log files go, instead of standard error.
-    log_directory: str | None = None
-    #: The network interface that the user set, for workers of the user's own class.
-    interface: str | None = None
     #: When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
     #: same for all processes of a host, so that all its agents count alike.
     mpi_deadline: float = math.inf
@@ -112,21 +103,3 @@ class SchedulerSettings:
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """What all workers of a rank have in common, beside the `Configuration`: what is known only once there is a plan."""
-
-    #: The scheduler's.
-    address: str
-    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    protocol: str
-    #: Address to listen on; None where the user's class chooses by itself.
-    host: str | None
-    #: Seconds after which a worker that can't reach the scheduler gives up.
-    death_timeout: float
-    #: Bytes of each device, by UUID.
-    device_memory: dict[str, int] = field(default_factory=dict)
-    #: Seconds to wait before they are started.
-    delay: float = 0.0

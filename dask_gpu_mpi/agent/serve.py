@@ -16,12 +16,13 @@ from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import disable_gpu_transports, start_ucx_aside, stop_watching_ucx
 from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.workers import logs
+from dask_gpu_mpi.workers.lifecycle import Workers
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
-from . import logs
 from .forkserver import watch_fork_server
-from .orders import Answer, Configuration, Order, SchedulerSettings, WorkerSettings
+from .orders import Answer, Configuration, Order, SchedulerSettings
 from .scheduler import SchedulerProcess
-from .workers import Workers
 
 __all__ = ["Agent"]
 

@@ -133,7 +133,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed",
         "Worker._instances",
-        "agent/logs",
+        "workers/logs",
         _DISTRIBUTED,
         why="a worker that is closing has nothing to report",
         without="Dask's complaints at the end of a job are not silenced",
@@ -150,7 +150,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server._workdir",
-        "agent/workers",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="a worker's directory goes with the scratch, and not while the event loop waits",
         without="it goes while the event loop waits",
@@ -158,7 +158,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.diskutils",
         "WorkDir._finalizer",
-        "agent/workers",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="as `Server._workdir`",
         without="as `Server._workdir`",
@@ -166,7 +166,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.process WorkerProcess.worker_dir WorkerProcess.pid",
-        "agent/workers",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="the same for a Nanny; the process whose last output is reported, and which is killed after the grace",
         without="no last output in the report; what is left after the grace ends with the agent",
@@ -174,7 +174,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny._protocol",
-        "agent/nannies",
+        "workers/nannies",
         _DISTRIBUTED,
         why="a nanny of a worker over UCX listens on TCP",
         without="it listens over UCX, and keeps a core busy",
@@ -182,7 +182,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.periodic_callbacks",
-        "agent/nannies",
+        "workers/nannies",
         _DISTRIBUTED,
         why="a nanny does not measure its event loop",
         without="1.6 % of a core for each nanny",
@@ -190,7 +190,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.process",
         "AsyncProcess.terminate AsyncProcess.kill",
-        "agent/nannies",
+        "workers/nannies",
         _DISTRIBUTED,
         why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
         without="a worker above its memory limit is not ended by SIGTERM",
@@ -198,7 +198,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.instantiate Nanny.pid",
-        "agent/workers",
+        "workers/lifecycle",
         _DISTRIBUTED,
         why="a worker that dies again and again is removed: what has both is a nanny, and is watched",
         without="such a worker is restarted for ever",
@@ -206,7 +206,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.kill Nanny.handlers",
-        "agent/worker_watch",
+        "workers/restarts",
         _DISTRIBUTED,
         why="replaced on each nanny: a process that it was asked to end has not died",
         without="restarts by client.restart() count as deaths",
@@ -214,7 +214,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.close",
-        "agent/worker_watch",
+        "workers/restarts",
         _DISTRIBUTED,
         why="replaced on each nanny: why it closes",
         without="the workers do not start, and the job ends with one line that says so",
@@ -222,7 +222,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.config Nanny.env Nanny.worker_kwargs",
-        "agent/cuda_worker",
+        "workers/cuda_worker",
         _DISTRIBUTED,
         why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
         without="the worker is not made, and the job ends with one line that says so",
@@ -230,7 +230,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.cuda_worker",
         "CUDAWorker.nannies",
-        "agent/cuda_worker agent/workers",
+        "workers/cuda_worker workers/lifecycle",
         _DASK_CUDA,
         why="as `Nanny.config`; a worker's processes are its nannies'",
         without="the worker is not made, and the job ends with one line that says so",
@@ -238,7 +238,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "dask_cuda.plugins",
         "CPUAffinity.cores",
-        "agent/cuda_worker",
+        "workers/cuda_worker",
         _DASK_CUDA,
         why="the cores of the plan, in place of those next to the GPU",
         without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
@@ -262,7 +262,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.worker_state_machine",
         "TaskState.exception",
-        "agent/worker_plugins",
+        "workers/plugins",
         _DISTRIBUTED,
         why="an exception of a task gets a note that names its worker, host and GPU",
         without="it has none",

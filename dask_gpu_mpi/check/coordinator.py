@@ -16,7 +16,7 @@ from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 

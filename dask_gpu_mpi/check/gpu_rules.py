@@ -9,9 +9,8 @@ from dask_gpu_mpi.base.hostlist import counted, ranks_text
 from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND, RESET_COMMAND
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
-from .findings import LEAVE_OUT, problems, split_fix
 from .observations import GPUS_ON_NODE, Observations
-from .report import Evidence, Finding
+from .report import LEAVE_OUT, Evidence, Finding, problems, split_fix
 
 __all__ = ["check_gpus"]
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dask_gpu_mpi.base.hostlist import counted
 from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND
 
-from .findings import LEAVE_OUT
-from .report import Evidence, Finding
+from .report import LEAVE_OUT, Evidence, Finding
 
 __all__ = ["check_kernels"]
 

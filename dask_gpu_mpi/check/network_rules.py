@@ -8,8 +8,7 @@ from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.protocols import Protocol
 
-from .findings import LEAVE_OUT, split_fix
-from .report import Evidence, Finding, Level
+from .report import LEAVE_OUT, Evidence, Finding, Level, split_fix
 
 __all__ = ["check_clocks", "check_network", "check_ports"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -15,9 +15,22 @@ from dask_gpu_mpi.plan.plan import Plan
 from .kernel import KernelResult
 from .observations import Observations
 
-__all__ = ["Evidence", "Finding", "Level", "Listening", "Outcome", "Report"]
+__all__ = [
+    "LEAVE_OUT",
+    "Evidence",
+    "Finding",
+    "Level",
+    "Listening",
+    "Outcome",
+    "Report",
+    "merge",
+    "problems",
+    "split_fix",
+]
 
 Level = Literal["ok", "warning", "error"]
+#: A fix that several rules share.
+LEAVE_OUT = "leave the node out of the job and inform the operators of the cluster"
 
 
 @dataclass(frozen=True)
@@ -130,3 +143,36 @@ class Report:
     def exit_code(self) -> int:
         """1 with a red line, else 0."""
         return int(self.level == "error")
+
+
+def split_fix(text: str, default: str) -> tuple[str, str]:
+    """Split a message before its fix; `default` where it has none.
+
+    >>> split_fix("--interface: unknown network 'ib9' (expected eth0; lo). Fix: choose eth0", "")
+    ("--interface: unknown network 'ib9' (expected eth0; lo)", 'choose eth0')
+    >>> split_fix("no GPU", "leave the node out")
+    ('no GPU', 'leave the node out')
+    """
+    found, _, fix = text.rpartition(" Fix: ")
+    if not found and "(expected " not in text:  # the former shape: "found; fix"
+        found, _, fix = text.rpartition("; ")
+    return (found.removesuffix("."), fix) if found else (text, default)
+
+
+def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Finding]:
+    """What ranks found unusable."""
+    for rank, observed in evidence.observations.items():
+        for line, text in observed.problems:
+            if line == what:
+                yield Finding("error", what, *split_fix(text, default_fix), (rank,))
+
+
+def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """One finding where those of several ranks differ in nothing else; each with the hosts of its ranks."""
+    ranks: dict[Finding, list[int]] = {}
+    for finding in findings:
+        ranks.setdefault(replace(finding, ranks=()), []).extend(finding.ranks)
+    return tuple(
+        replace(finding, ranks=tuple(of), hosts=tuple(dict.fromkeys(filter(None, map(evidence.host, of)))))
+        for finding, of in ranks.items()
+    )

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from dask_gpu_mpi.base.hostlist import counted
 from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND
 
-from .findings import LEAVE_OUT, merge, problems, split_fix
 from .gpu_rules import check_gpus
 from .kernel_rules import check_kernels
 from .network_rules import check_clocks, check_network, check_ports
-from .report import Evidence, Finding
+from .report import LEAVE_OUT, Evidence, Finding, merge, problems, split_fix
 from .scratch_rules import check_scratch
 from .version_rules import check_known_issues, check_versions
 

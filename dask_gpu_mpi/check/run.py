@@ -21,15 +21,13 @@ from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.library_version import library_name
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.model import Options
 
 from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
-from .findings import split_fix
 from .observations import without_rank
 from .rank import CheckingRank
-from .report import Evidence, Finding, Report
+from .report import Evidence, Finding, Report, split_fix
 from .rules import apply_rules
 
 __all__ = ["run_check"]
@@ -101,7 +99,7 @@ def run_check(
     # The other ranks can't know which step rank 0 was at, and a world of one rank has no other.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
-        me.observe(options, library_name(library), problems)
+        me.observe(options, launcher_check.library_name(library), problems)
         if rank == 0:
             return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.serve(started + REPORT_TIMEOUT + GRACE)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 
-from dask_gpu_mpi.agent.worker_options import check_options_of
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
@@ -23,9 +22,10 @@ from dask_gpu_mpi.mpi.library import load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
-from dask_gpu_mpi.plan.from_options import placement_options
+from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.workers.worker_options import check_options_of
 
 from .options import usable
 

@@ -182,7 +182,7 @@ def _configured() -> dict[str, Any]:
 
 def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
-    from dask_gpu_mpi.plan.from_options import placement_options
+    from dask_gpu_mpi.plan.model import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
     from dask_gpu_mpi.plan.synthetic import hypothetical_job
 

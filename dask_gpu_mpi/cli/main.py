@@ -56,7 +56,7 @@ def _run(read_options: Callable[[], Options], program: Sequence[str]) -> None:
     from dask_gpu_mpi.script.run import check_script, prepare_script, run_script
 
     def check_client(rank: int, options: Options) -> None:
-        from dask_gpu_mpi.plan.from_options import expected_client
+        from dask_gpu_mpi.plan.roles import expected_client
 
         if rank == expected_client(options):
             check_script(program[0], cli.commands)

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .launcher_check import is_mpich_before_5
 from .library import before_finalize
-from .library_version import is_mpich_before_5
 from .rendezvous import DEADLINE, Rendezvous
 from .signals import undisturbed
 

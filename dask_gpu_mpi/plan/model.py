@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from dask_gpu_mpi.machine.gpus import Gpu
 
-__all__ = ["HostPlan", "PlacementOptions", "Role", "WorkerPlan"]
+if TYPE_CHECKING:
+    from dask_gpu_mpi.options.model import Options
+
+__all__ = ["HostPlan", "PlacementOptions", "Role", "WorkerPlan", "placement_options"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,23 @@ class PlacementOptions:
     #: Whether this job starts a scheduler, and whether it runs a script: in layout "exclusive" a rank is reserved for each.
     has_scheduler: bool = True
     has_client: bool = True
+
+
+def placement_options(options: Options, *, name: str | None = None) -> PlacementOptions:
+    """What a plan needs of all the options of a job."""
+    return PlacementOptions(
+        layout=options.layout,
+        cpu_workers=options.cpu_workers,
+        gpus_per_worker=options.gpus_per_worker,
+        require_idle_gpus=options.require_idle_gpus,
+        nthreads=options.nthreads,
+        memory_limit=options.memory_limit,
+        worker_kind=options.worker_kind,
+        name=name if name is not None else options.name,
+        scheduler_rank=options.scheduler_rank,
+        client_rank=options.client_rank,
+        has_scheduler=options.scheduler,
+    )
 
 
 @dataclass(frozen=True)

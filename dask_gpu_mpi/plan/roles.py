@@ -8,10 +8,11 @@ from itertools import pairwise
 from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers, ranks_text
 from dask_gpu_mpi.errors import PlacementError, world_too_small
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
 
 from .model import PlacementOptions
 
-__all__ = ["choose_roles", "default_client", "in_order", "reserved_ranks"]
+__all__ = ["choose_roles", "default_client", "expected_client", "in_order", "reserved_ranks"]
 
 
 def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
@@ -49,6 +50,11 @@ def default_client(layout: str, scheduler_rank: int, client_rank: int | None) ->
     if client_rank is not None:
         return client_rank
     return int(layout == "exclusive" and scheduler_rank != 1)
+
+
+def expected_client(options: Options) -> int:
+    """The rank that runs the script: the user's choice, else that of the layout."""
+    return default_client(options.layout, options.scheduler_rank, options.client_rank)
 
 
 def reserved_ranks(options: PlacementOptions, scheduler: int, client: int) -> set[int]:

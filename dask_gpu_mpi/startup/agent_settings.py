@@ -6,8 +6,9 @@ import math
 import sys
 from typing import Any
 
-from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
 from .messages import Start
 

@@ -27,7 +27,7 @@ from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.from_options import expected_client
+from dask_gpu_mpi.plan.roles import expected_client
 
 from .agent_settings import configuration
 from .channels import Channels

@@ -18,7 +18,7 @@ FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 ELSEWHERE = {
     "__main__": "two lines; tests/pure/script/test_run.py runs it",
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
-    "agent/main": "a process with Dask in it: tests/pure/agent/test_worker_factory.py, tests/mpi, tests/faults",
+    "agent/main": "a process with Dask in it: tests/pure/workers/test_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
@@ -26,10 +26,10 @@ ELSEWHERE = {
     "cluster/start": "starts MPI: tests/mpi, tests/faults/test_starts.py, tests/faults/test_signals.py",
     "mpi/finalize": "ends MPI: tests/mpi/test_mpi4py.py, tests/faults/test_endings.py",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
-    "mpi/library_version": "its examples, which tests/pure/test_examples.py runs",
     "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",
+    "workers/settings": "plain data, no logic",
 }
 
 

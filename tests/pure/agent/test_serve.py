@@ -15,7 +15,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.agent import serve
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings, WorkerSettings
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
@@ -24,6 +24,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
 PLAN = WorkerPlan(
     name="a", rank=3, host="h", kind="cpu", gpu_index=None, device=None, nthreads=1, memory_limit=0, cpus=(), resources={}

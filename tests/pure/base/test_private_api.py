@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import dask_gpu_mpi
-from dask_gpu_mpi.agent import forkserver, logs, nannies, worker_watch, workers
+from dask_gpu_mpi.agent import forkserver
 from dask_gpu_mpi.base.private_api import TABLE, PrivateName
+from dask_gpu_mpi.workers import lifecycle, logs, nannies, restarts
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
 #: Of ours, but for the table itself.
@@ -178,9 +179,9 @@ class TestWithout:
         nanny = SimpleNamespace(pid=1)
         nannies.measure_less(nanny)
         nannies.listen_on_tcp(nanny)
-        assert worker_watch._requested_ends(nanny) == set()
+        assert restarts._requested_ends(nanny) == set()
         assert vars(nanny) == {"pid": 1}
-        assert not workers._is_nanny(nanny)
+        assert not lifecycle._is_nanny(nanny)
 
     def test_the_class_of_their_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         process = importlib.import_module("distributed.process")

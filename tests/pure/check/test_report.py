@@ -1,4 +1,4 @@
-"""What a preflight works with."""
+"""What a preflight works with; messages of errors as findings, and findings of several ranks as one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report
+from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, merge, problems, split_fix
 from preflights import evidence, observed
 
 
@@ -46,3 +46,55 @@ def test_inventories_and_gpus_of_all_ranks() -> None:
     found = evidence(observed(0), observed(1, inventory=None))
     assert [inventory.rank for inventory in found.inventories] == [0]
     assert list(found.gpus) == ["GPU-h1-0", "GPU-h1-1"]
+
+
+def test_message_without_remedy() -> None:
+    assert split_fix("a; b; c", "d") == ("a; b", "c")
+    assert split_fix("a", "d") == ("a", "d")
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "fix"),
+    [
+        ("--x: bad value 'y' (expected a; b). Fix: set z", "--x: bad value 'y' (expected a; b)", "set z"),
+        (
+            "h1: NVML failed; the driver hangs. Fix: reset it; or leave",
+            "h1: NVML failed; the driver hangs",
+            "reset it; or leave",
+        ),
+        ("rank 0: full. Fix: clean; rank 1: bad. Fix: mend", "rank 0: full. Fix: clean; rank 1: bad", "mend"),
+        ("too many? Fix: take one", "too many?", "take one"),
+        ("h1: has 3 (expected 4; or 5)", "h1: has 3 (expected 4; or 5)", "default"),
+        ("no GPU", "no GPU", "default"),
+        ("", "", "default"),
+    ],
+)
+def test_a_message_is_split_before_its_fix(text: str, found: str, fix: str) -> None:
+    assert split_fix(text, "default") == (found, fix)
+
+
+def test_problems_of_one_line() -> None:
+    wrong = (("GPUs", "A. Fix: b"), ("host", "C"))
+    found = evidence(observed(0), observed(1, problems=wrong))
+    assert [*problems(found, "GPUs", "d")] == [Finding("error", "GPUs", "A", "b", (1,))]
+    assert [*problems(found, "host", "d")] == [Finding("error", "host", "C", "d", (1,))]
+    assert [*problems(found, "launcher", "d")] == []
+
+
+def test_findings_that_differ_in_their_ranks_alone_are_one() -> None:
+    one = Finding("error", "GPUs", "A", "b", (0,))
+    findings = [
+        one,
+        Finding("error", "GPUs", "B", "b", (1,)),
+        Finding("error", "GPUs", "A", "b", (1,)),
+        Finding("ok", "x", "y"),
+    ]
+    assert merge(evidence(), findings) == (
+        Finding("error", "GPUs", "A", "b", (0, 1), ("h1", "h2")),
+        Finding("error", "GPUs", "B", "b", (1,), ("h2",)),
+        Finding("ok", "x", "y"),
+    )
+    # a host that two ranks share, and one that nobody knows
+    steps = {0: ("h1", ""), 1: ("h1", "")}
+    (merged,) = merge(Evidence(3, steps=steps), [Finding("error", "x", "y", "z", (0, 1, 2))])
+    assert (merged.ranks, merged.hosts) == ((0, 1, 2), ("h1",))

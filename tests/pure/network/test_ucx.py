@@ -19,7 +19,6 @@ from dask.utils import parse_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.agent.cuda_worker import _workers_config
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
@@ -33,6 +32,7 @@ from dask_gpu_mpi.network.ucx import (
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script.dask_settings import _nest
 from dask_gpu_mpi.startup.bringup import may_be_client
+from dask_gpu_mpi.workers.cuda_worker import _workers_config
 
 PRIORITY = "distributed-ucxx.environment.sockaddr-tls-priority"
 

@@ -8,6 +8,8 @@ import pytest
 
 from dask_gpu_mpi.errors import PlacementError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from inventories import names, plan, rank
 
@@ -96,3 +98,8 @@ def test_too_few_ranks_name_what_helps() -> None:
         plan(hypothetical_job(2, 1, 0), has_scheduler=False, has_client=False, client_rank=5)
     with pytest.raises(PlacementError, match=r"ranks -1-0 answered \(expected ranks 0 to 0\)"):
         plan([rank(-1, 1), rank(0, 1)])
+
+
+def test_the_rank_that_is_expected_to_run_the_script() -> None:
+    given = [{}, {"layout": "exclusive"}, {"layout": "exclusive", "scheduler_rank": 1}, {"client_rank": 3}]
+    assert [expected_client(Options(**options)) for options in given] == [0, 1, 0, 3]

@@ -11,12 +11,12 @@ import dask
 import pytest
 from distributed import Nanny, Worker
 
-from dask_gpu_mpi.agent.orders import WorkerSettings
-from dask_gpu_mpi.agent.worker_factory import make_worker
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
 CPU = WorkerPlan(
     name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}

@@ -15,10 +15,10 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
+from .factory import make_worker
 from .nannies import kill_at_once, listen_on_tcp, measure_less
-from .orders import Configuration, WorkerSettings
-from .worker_factory import make_worker
-from .worker_watch import closing_reason, watch_nanny
+from .restarts import closing_reason, watch_nanny
+from .settings import WorkerConfiguration, WorkerSettings
 
 __all__ = ["Workers"]
 
@@ -35,8 +35,8 @@ class Workers:
 
     Parameters
     ----------
-    configuration : Configuration
-        Of the agent.
+    configuration : WorkerConfiguration
+        What the user has set for them.
     scratch : str
         The agent's directory.
     timeline : Timeline
@@ -52,7 +52,7 @@ class Workers:
 
     def __init__(
         self,
-        configuration: Configuration,
+        configuration: WorkerConfiguration,
         scratch: str,
         timeline: Timeline,
         on_failed: Callable[[str | int, str], None],

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from distributed import Nanny
 
-from dask_gpu_mpi.agent.nannies import listen_on_tcp, measure_less
+from dask_gpu_mpi.workers.nannies import listen_on_tcp, measure_less
 
 
 def test_a_server_that_measures_less_runs_and_keeps_its_other_callbacks() -> None:

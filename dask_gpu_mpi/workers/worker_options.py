@@ -13,8 +13,8 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Kind, Option
 
+from .signature import accepted_options, sets_itself
 from .worker_class import CUDA_WORKER, NANNY, import_worker_class, is_cuda_worker, is_dasks
-from .worker_signature import accepted_options, sets_itself
 
 __all__ = ["check_options_of", "check_worker_options", "normalise_worker_options"]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.agent import worker_watch as restarts
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.agent.worker_watch import DEATHS, WINDOW, closing_reason, watch_nanny
+from dask_gpu_mpi.workers import restarts
+from dask_gpu_mpi.workers.restarts import DEATHS, WINDOW, closing_reason, watch_nanny
 
 
 class Nanny:

@@ -11,16 +11,16 @@ from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from .cuda_worker import make_cuda_worker, options_of_device
-from .orders import Configuration, WorkerSettings
+from .settings import WorkerConfiguration, WorkerSettings
+from .signature import accepted_options
 from .worker_class import is_cuda_worker, worker_class_for
 from .worker_options import normalise_worker_options
-from .worker_signature import accepted_options
 
 __all__ = ["make_worker"]
 
 
 def make_worker(
-    plan: WorkerPlan, settings: WorkerSettings, configuration: Configuration, scratch: str
+    plan: WorkerPlan, settings: WorkerSettings, configuration: WorkerConfiguration, scratch: str
 ) -> Any:
     """Make the worker that `plan` describes; it starts when awaited.
 
@@ -30,8 +30,8 @@ def make_worker(
         Its line of the plan.
     settings : WorkerSettings
         What it shares with the other workers of its rank, once there is a plan.
-    configuration : Configuration
-        Of the agent: the user's class and options.
+    configuration : WorkerConfiguration
+        The user's class and options.
     scratch : str
         The agent's directory; each worker makes a directory of its own in it.
 
@@ -47,7 +47,7 @@ def make_worker(
     """
     import distributed
 
-    from .worker_plugins import plugins_of
+    from .plugins import plugins_of
 
     cls = worker_class_for(plan.kind, configuration.worker_class)
     options = normalise_worker_options(cls, configuration.worker_options)

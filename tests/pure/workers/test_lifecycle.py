@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.agent import logs, workers
-from dask_gpu_mpi.agent.orders import WorkerSettings
-from dask_gpu_mpi.agent.workers import Workers
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.workers import lifecycle, logs
+from dask_gpu_mpi.workers.lifecycle import Workers
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
 SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
 
@@ -32,7 +32,7 @@ def plan(name: str, device: str | None = None) -> WorkerPlan:
 
 
 class Nanny:
-    """What `workers` takes for a nanny: it has a process, and can start it again."""
+    """What `lifecycle` takes for a nanny: it has a process, and can start it again."""
 
     def __init__(self, process: int | None = None) -> None:
         self.pid = process
@@ -95,8 +95,8 @@ class Bench:
         def set_ending() -> None:
             self.ending += 1
 
-        monkeypatch.setattr(workers, "make_worker", make)
-        monkeypatch.setattr(workers, "kill_at_once", lambda: None)
+        monkeypatch.setattr(lifecycle, "make_worker", make)
+        monkeypatch.setattr(lifecycle, "kill_at_once", lambda: None)
         monkeypatch.setattr(logs, "set_ending", set_ending)
         self.workers = Workers(
             self.configuration, str(scratch), Timeline("agent"), lambda *given: self.failed.append(given)
@@ -222,7 +222,7 @@ def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch
     async def watch(nanny: Any) -> str:
         return "it died 5 times"
 
-    monkeypatch.setattr(workers, "watch_nanny", watch)
+    monkeypatch.setattr(lifecycle, "watch_nanny", watch)
     assert followed(bench) is True
     assert bench.failed == [("a", "it died 5 times"), ("b", "it died 5 times")]
 
@@ -234,7 +234,7 @@ def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.Monke
     async def watch(nanny: Any) -> None:
         watched.append(nanny)
 
-    monkeypatch.setattr(workers, "watch_nanny", watch)
+    monkeypatch.setattr(lifecycle, "watch_nanny", watch)
 
     class Plain(Served):
         instantiate = None

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dask_gpu_mpi.agent import logs
-from dask_gpu_mpi.agent.logs import last_output
+from dask_gpu_mpi.workers import logs
+from dask_gpu_mpi.workers.logs import last_output
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 BEGIN = """
 import logging, os, sys
 import distributed
-from dask_gpu_mpi.agent import logs
+from dask_gpu_mpi.workers import logs
 folder = sys.argv[1] if len(sys.argv) > 1 else {folder!r}
 logs.set_up({level!r}, folder, quiet_stream={quiet})
 logger = logging.getLogger("distributed.worker")

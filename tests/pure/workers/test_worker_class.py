@@ -8,14 +8,14 @@ from pathlib import Path
 import distributed
 import pytest
 
-from dask_gpu_mpi.agent.worker_class import (
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.workers.worker_class import (
     import_worker_class,
     is_cuda_worker,
     is_dasks,
     tasks_run_in_agent,
     worker_class_for,
 )
-from dask_gpu_mpi.errors import OptionError
 
 
 def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What runs inside every worker's process; apart from `logs` and `worker_factory`, since it imports Dask.
+"""What runs inside every worker's process; apart from `logs` and `factory`, since it imports Dask.
 
 `distributed` sends plugins to the process by pickle, with the worker's other options.
 """

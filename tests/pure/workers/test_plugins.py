@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from distributed.protocol import pickle
 
-from dask_gpu_mpi.agent import worker_plugins
-from dask_gpu_mpi.agent.worker_plugins import Label, LogFile, plugins_of
 from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.workers import plugins
+from dask_gpu_mpi.workers.plugins import Label, LogFile, plugins_of
 
 
 def plan(device: str | None) -> WorkerPlan:
@@ -68,7 +68,7 @@ def test_the_log_file_is_named_for_worker_host_and_gpu(
     assert isinstance(file, LogFile)
     assert (file.directory, file.file) == (str(tmp_path), name)
     calls: list[tuple[str, str]] = []
-    monkeypatch.setattr(worker_plugins, "log_to_file", lambda *given: calls.append(given))
+    monkeypatch.setattr(plugins, "log_to_file", lambda *given: calls.append(given))
     file.setup(None)  # type: ignore[arg-type]
     assert calls == [(str(tmp_path), name)]
     assert logging.getLogger("distributed") is not None

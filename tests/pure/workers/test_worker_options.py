@@ -7,13 +7,13 @@ import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
-from dask_gpu_mpi.agent.worker_class import is_cuda_worker
-from dask_gpu_mpi.agent.worker_options import (
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.workers.worker_class import is_cuda_worker
+from dask_gpu_mpi.workers.worker_options import (
     check_options_of,
     check_worker_options,
     normalise_worker_options,
 )
-from dask_gpu_mpi.errors import OptionError
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.agent import cuda_worker
-from dask_gpu_mpi.agent.cuda_worker import make_cuda_worker, options_of_device, visible_device
-from dask_gpu_mpi.agent.orders import WorkerSettings
-from dask_gpu_mpi.agent.worker_class import is_cuda_worker
-from dask_gpu_mpi.agent.worker_factory import make_worker
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.workers import cuda_worker
+from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, options_of_device, visible_device
+from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.worker_class import is_cuda_worker
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
 
