@@ -28,7 +28,7 @@ class DaskGpuMpiError(Exception):
     exit_code : int
         What the process exits with when nobody catches the error.
     reported : bool
-        True once the message has been printed on the head rank: nobody prints it again.
+        True once the message has been printed on rank 0: nobody prints it again.
     fatal : bool
         True where some ranks can't be reached: MPI can't be left in an orderly way, the job has to be aborted.
     """

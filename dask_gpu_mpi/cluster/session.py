@@ -65,7 +65,7 @@ class Session:
     address : str
         The scheduler's.
     dashboard_link : str or None
-        URL of the dashboard, as seen from the head rank's host.
+        URL of the dashboard, as seen from rank 0's host.
     ready_seconds : float
         From the start of this process's work on the cluster until all workers were there.
     """
