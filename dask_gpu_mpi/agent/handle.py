@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.launchers import scrub
@@ -52,6 +53,9 @@ PRE_SPAWN = {
 }
 
 
+#: Where Dask's users set such variables.
+_PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
+
 #: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
 KILLING = 2.0
 
@@ -79,10 +83,23 @@ def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str
 
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The rank's environment, without the launcher's identity, with what workers need from the start."""
+    """The rank's environment, without the launcher's identity, with what workers need from the start.
+
+    Raises
+    ------
+    InputError
+        What Dask's configuration sets for them is no mapping.
+    """
     loaded = sys.modules.get("dask.config")
-    configured = loaded.get("distributed.nanny.pre-spawn-environ", {}) if loaded is not None else {}
-    wanted = {key: str(value) for key, value in {**PRE_SPAWN, **configured}.items() if value is not None}
+    configured = loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None
+    if not isinstance(configured or {}, Mapping):
+        raise InputError(
+            f"configuration {_PRE_SPAWN_KEY}: invalid value {str(configured)[:40]!r} (expected names and values). "
+            "Fix: correct or remove it"
+        )
+    wanted = {
+        key: str(value) for key, value in {**PRE_SPAWN, **(configured or {})}.items() if value is not None
+    }
     return {**wanted, **scrub(environ)}
 
 

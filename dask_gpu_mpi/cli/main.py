@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except click.exceptions.Exit as end:
         sys.exit(end.exit_code)
     except click.Abort:
+        say("error: SIGINT came before the start")
         sys.exit(130)
     except click.ClickException as error:
         refused = InputError(f"command line: {error.format_message()}")

@@ -191,7 +191,7 @@ class Member:
             self._free_communicator()
         finally:
             signals.give_back()
-        if ending.lost is not None and not self.leave_open:
+        if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
         return ending.exit_code(None if signals.got is None else signals.got[0])
 

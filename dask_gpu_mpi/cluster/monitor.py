@@ -72,10 +72,10 @@ class Monitor:
         """Raise in the script the signal that another rank was sent.
 
         Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
-        knows. Our own handler ignores the second.
+        knows. Our own handler ignores the second; Python's own of SIGINT is nobody's either.
         """
         self._member.signal_elsewhere = None
-        if is_ours(number):
+        if is_ours(number) or signal.getsignal(number) is signal.default_int_handler:
             os.kill(os.getpid(), number)
 
     def _end_the_script(self) -> None:

@@ -7,13 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script.child_processes import mark_children, refuse_children
@@ -72,25 +72,19 @@ def start(
     keepalive: CudaKeepalive | None = None
     agent: AgentProcess | None = None
     try:
-        # Before everything else: it imports while this process does, and while MPI initialises.
-        if sys.executable:
-            agent = AgentProcess(environ)
         try:
+            # Before everything else: it imports while this process does, and while MPI initialises.
+            agent = _start_agent(environ)
             options = read_options()
-            if agent is None:
-                raise InputError(
-                    f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a "
-                    "Python program). Fix: set sys.executable before initialize()"
-                )
-        except InputError as error:
+            timeline.lap("read the options")
+            keepalive = start_cuda_keepalive(options, environ)
+            agent = begin_agent(agent, options, environ)
+        except (InputError, StartupError) as error:
             from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
             from dask_gpu_mpi.startup.start_context import StartContext
 
             deadline = started + WITHOUT_OPTIONS
             report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
-        timeline.lap("read the options")
-        keepalive = start_cuda_keepalive(options, environ)
-        agent = begin_agent(agent, options, environ)
         timeline.lap("start the agent")
         from dask_gpu_mpi.startup.bringup import Bringup
         from dask_gpu_mpi.startup.start_context import StartContext
@@ -119,6 +113,20 @@ def start(
     if not has_client:
         return member, None
     return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
+
+
+def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
+    if not sys.executable:
+        raise InputError(
+            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
+            "program). Fix: set sys.executable before initialize()"
+        )
+    try:
+        return AgentProcess(environ)
+    except OSError as error:
+        raise StartupError(
+            f"could not start the agent of this rank ({error.strerror}). Fix: allow more files, processes, memory (ulimit -a)"
+        ) from error
 
 
 def _open_session(session: Session, options: Options, signals: Signals) -> Session:

@@ -81,8 +81,8 @@ class Joined:
     steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
-def report_only(error: InputError, context: StartContext) -> NoReturn:
-    """The start of a rank whose options can't be used: report that through the coordinator, once for all ranks.
+def report_only(error: InputError | StartupError, context: StartContext) -> NoReturn:
+    """The start of a rank that has invalid options, or no agent: report that through the coordinator, once for all ranks.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
 from dask_gpu_mpi.agent.orders import Order
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
@@ -139,3 +140,12 @@ def test_the_scratch_of_an_agent_that_was_killed_is_removed(
     ((path, within),) = removed
     assert path == str(tmp_path)
     assert 2.0 <= within <= 10.0
+
+
+@pytest.mark.parametrize("value", [5, "FOO=1", ["FOO"]])
+def test_variables_that_are_no_mapping(value: object) -> None:
+    with (
+        dask.config.set({"distributed.nanny.pre-spawn-environ": value}),
+        pytest.raises(InputError, match=r"pre-spawn-environ: invalid value .* \(expected names and values\)"),
+    ):
+        AgentProcess(ENVIRON)

@@ -116,9 +116,12 @@ def test_what_click_refuses_on_a_login_node(job: Job, capsys: pytest.CaptureFixt
     assert job.run("jobscript", "--help") == 0
 
 
-def test_an_interrupted_command(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_command(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(*_: Any, **__: Any) -> None:
         raise click.Abort
 
     monkeypatch.setattr(cli, "main", interrupted)
     assert job.run("check") == 130  # 128 + SIGINT
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: SIGINT came before the start\n"

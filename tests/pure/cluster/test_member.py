@@ -181,9 +181,12 @@ def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
     assert rank.signal_elsewhere == 15
 
 
-def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
+def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
+    leave_open: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     heard = [of_agent("scheduler-ended", 9), [], mail("closed", (1, []), 1)]
-    rank, _ = member(*heard, rank=0, has_client=False)
+    rank, _ = member(*heard, rank=0, has_client=False, leave_open=leave_open)
     with pytest.raises(ClusterLostError, match="exit code 9"):
         rank.serve()
     assert capsys.readouterr().err.count("the cluster is lost") == 1
