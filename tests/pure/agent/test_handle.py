@@ -16,7 +16,8 @@ import pytest
 from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
-from dask_gpu_mpi.agent.orders import Order
+from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 
@@ -149,3 +150,20 @@ def test_variables_that_are_no_mapping(value: object) -> None:
         pytest.raises(InputError, match=r"pre-spawn-environ: invalid value .* \(expected names and values\)"),
     ):
         AgentProcess(ENVIRON)
+
+
+def test_answers_that_the_rank_keeps_and_those_it_hands_on(agent: AgentProcess) -> None:
+    read, write = os.pipe()
+    before, agent._reader = agent._reader, FrameReader(read)
+    for answer in (
+        (Answer.PREPARED, "/scratch"),
+        (Answer.ENDED, "its fork server has died"),
+        (Answer.READY, 2, []),
+    ):
+        write_frame(write, answer)
+    os.close(write)
+    assert agent.events() == [(Answer.PREPARED, "/scratch"), (Answer.READY, 2, [])]
+    assert agent.scratch == "/scratch"
+    assert agent.exit_text() == "its fork server has died"
+    agent._reader.close()
+    agent._reader, agent.scratch = before, None

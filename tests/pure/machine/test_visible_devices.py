@@ -82,6 +82,12 @@ def test_errors_name_the_value_and_what_is_there(value: str, words: list[str]) -
     assert "\n" not in message
 
 
+@pytest.mark.parametrize("entry", ["0x1", "gpu-1111", "UUID-123456", "GPU-", "MIG-", "-1x"])
+def test_an_entry_that_is_neither_index_nor_uuid(entry: str) -> None:
+    with pytest.raises(InputError, match=f"invalid entry '{entry}' "):
+        parse_visible(entry, FOUR)
+
+
 def test_without_any_gpu() -> None:
     assert parse_visible(None, ()) == ()
     assert parse_visible("", ()) == ()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_to, port_problem
+from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens, connect_to, port_problem
 
 TOKENS = Tokens()
 
@@ -72,3 +72,7 @@ def test_nobody_listens() -> None:
 def test_port_in_use(listener: Listener) -> None:
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", listener.port, TOKENS)
+
+
+def test_a_clock_that_was_not_compared_is_not_behind() -> None:
+    assert (Reach().ahead, Reach().round_trip) == (0.0, 0.0)
