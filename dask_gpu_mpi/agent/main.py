@@ -131,8 +131,12 @@ def run(
 def _import_dask(*, cuda: bool) -> None:
     """What every process that is forked from here shares."""
     import_config()
-    for name in (*PRELOAD, *(("dask_cuda",) if cuda else ())):
+    for name in PRELOAD:
         importlib.import_module(name)
+    if cuda:
+        # Where it is missing or broken, the first GPU worker reports it; there may be none.
+        with contextlib.suppress(Exception):
+            importlib.import_module("dask_cuda")
     for name in PRELOAD_LATER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import os
 import time
 import warnings
@@ -152,7 +153,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             order = pipe.recv()
         except (EOFError, OSError):
             order = Order.CLOSE
-        if order == Order.DASHBOARD and settings.dashboard:
+        if order == Order.DASHBOARD and settings.dashboard and importlib.util.find_spec("bokeh") is not None:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif order == Order.CLOSE:
             loop.remove_reader(pipe.fileno())
@@ -187,8 +188,6 @@ async def _attach_dashboard(scheduler: Any) -> None:
 
     They take a second of this process and of a core, for which the script would wait while it connects.
     """
-    import importlib
-
     try:
         loop = asyncio.get_running_loop()
         until = loop.time() + CLIENT_GRACE

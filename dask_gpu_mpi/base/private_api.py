@@ -34,8 +34,8 @@ class PrivateName:
 
 
 _PYTHON = "Python 3.11 to 3.13"
-_DISTRIBUTED = "distributed 2026.7.1"
-_DASK_CUDA = "dask-cuda 26.10"
+_DISTRIBUTED = "distributed 2025.9.1 to 2026.8.0"
+_DASK_CUDA = "dask-cuda 25.10 to 26.10"
 _UCXX = "ucxx and distributed-ucxx 0.52"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
+from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.options.protocols import Protocol
 
 from .known_issues import known_bad
@@ -62,4 +63,8 @@ def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
         for rank, observed in evidence.observations.items()
         for row in known_bad(observed.versions, circumstances)
     ]
+    for rank, observed in evidence.observations.items():
+        for text in untested(observed.versions):
+            what, _, fix = text.partition(". Fix: ")
+            found.append(Finding("warning", "known versions", what, fix, (rank,)))
     yield from found or [Finding("ok", "known versions", "no version that is known to be bad")]

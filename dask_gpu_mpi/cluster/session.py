@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
@@ -276,10 +278,28 @@ def announce(joined: Joined, seconds: float) -> None:
         for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
     ]
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
-    for warning in (*joined.options.warnings, *plan.warnings):
+    for warning in (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0)):
         say(f"warning: {warning}")
     if joined.cluster.dashboard:
         say(f"dashboard at {joined.cluster.dashboard}")
+    elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
+        say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def version_warnings(*, gpus: bool) -> list[str]:
+    """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    installed: dict[str, str] = {}
+    for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
+        # a package without metadata, put on PYTHONPATH, has no version, or an empty one
+        with contextlib.suppress(PackageNotFoundError):
+            installed[name] = version(name) or ""
+    warnings = untested(installed)
+    if gpus and all(installed.get(name) for name in ("distributed", "dask-cuda")):
+        with contextlib.suppress(PackageNotFoundError):
+            warnings += pin_warnings(installed, requires("rapids-dask-dependency") or ())
+    return warnings
 
 
 def current_session() -> Session | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import queue
 import threading
@@ -165,7 +166,7 @@ class Relay:
 
 def dashboard_link(options: Options, host: str, port: int | None) -> str | None:
     """Where the dashboard is, for people; None: nowhere."""
-    if not options.dashboard or port is None:
+    if not options.dashboard or port is None or importlib.util.find_spec("bokeh") is None:
         return None
     listens = options.dashboard_address.rpartition(":")[0] or host
     return f"http://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status"

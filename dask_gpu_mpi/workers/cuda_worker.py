@@ -1,6 +1,6 @@
 """A `dask_cuda.CUDAWorker` from its line of the plan.
 
-What it gets wrong when it knows nothing of ranks is put right here, and nowhere else (dask-cuda 26.10):
+What it gets wrong when it knows nothing of ranks is put right here, and nowhere else (dask-cuda 25.10 to 26.10):
 
 - it makes a worker for every visible GPU: each is made with exactly one GPU visible, by UUID, so that its name and the device
   of its limits are right, and CUDA makes a context that sees one device only (half a second instead of two on four GPUs);
@@ -56,7 +56,14 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
     switched = any(options.get(switch) is not None for switch in SWITCHES)
     # CUDAWorker sets it in this process, too, where it would make a context
     with visible_device(plan.devices[0]), users_config():
-        worker = cls(**options)
+        try:
+            worker = cls(**options)
+        except (
+            ValueError
+        ) as error:  # what one release refuses and another takes: 25.10 a maximum pool without a pool, say
+            raise InputError(
+                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}"
+            ) from error
         for nanny in worker.nannies:
             nanny.config = _workers_config(nanny.config, switched=switched)
     for nanny in worker.nannies:

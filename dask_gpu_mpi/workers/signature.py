@@ -13,7 +13,8 @@ from .worker_class import is_dasks
 
 __all__ = ["TAKEN", "accepted_options", "sets_itself"]
 
-#: What a class passes to the next one itself, so that it would be passed twice (dask-cuda 26.10, distributed 2026.7.1; tested).
+#: What a class passes to the next one itself, so that it would be passed twice
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested).
 TAKEN = {
     "CUDAWorker": frozenset({"config", "data", "env", "http_prefix", "plugins", "scheduler_ip"}),
     "Nanny": frozenset({"nanny"}),

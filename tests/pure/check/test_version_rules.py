@@ -66,3 +66,11 @@ def test_known_issues_depend_on_gpus(gpus: int) -> None:
     both = [observed(rank, versions={"dask-cuda": NOT_INSTALLED}, gpus=gpus) for rank in (0, 1)]
     found = [one for one in bad(evidence(*both)) if one.what == "known versions"]
     assert [(one.level, one.ranks) for one in found] == ([("error", (0, 1))] if gpus else [])
+
+
+def test_what_is_newer_than_tested_is_a_warning() -> None:
+    both = [observed(rank, versions={"distributed": "2027.1.0"}) for rank in (0, 1)]
+    (found,) = bad(evidence(*both))
+    assert (found.level, found.what, found.ranks) == ("warning", "known versions", (0, 1))
+    assert found.found.startswith("distributed 2027.1.0 is newer than")
+    assert found.fix == "if something fails, install one of these"

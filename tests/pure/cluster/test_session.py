@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import os
 from collections.abc import Callable
@@ -142,21 +143,68 @@ def test_a_lost_cluster_comes_first(member: Member) -> None:
     ],
 )
 def test_what_came_up(
-    kinds: list[str], nodes: list[str], line: str, capsys: pytest.CaptureFixture[str]
+    kinds: list[str],
+    nodes: list[str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workers = [SimpleNamespace(kind=kind) for kind in kinds]
     plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
-        options=SimpleNamespace(warnings=("of options",)),
+        options=SimpleNamespace(warnings=("of options",), dashboard=True),
     )
+    monkeypatch.setattr(session_module, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])
     announce(joined, 2.0)
     assert capsys.readouterr().err.splitlines() == [
         f"dask_gpu_mpi: {line}",
         "dask_gpu_mpi: warning: of options",
         "dask_gpu_mpi: warning: of the plan",
+        f"dask_gpu_mpi: warning: of versions, {'gpu' in kinds}",
         "dask_gpu_mpi: dashboard at http://d",
     ]
+    monkeypatch.setattr(session_module.importlib.util, "find_spec", lambda _: None)
+    joined.cluster.dashboard = None
+    announce(joined, 2.0)
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("dask_gpu_mpi: no dashboard: bokeh is not installed")
+    )
+    joined.options.dashboard = False
+    announce(joined, 2.0)
+    assert "dashboard" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("installed", "gpus", "expected"),
+    [
+        ({"distributed": "2026.9.0"}, False, ["distributed 2026.9.0 is newer"]),
+        ({"distributed": "2026.8.0", "dask-cuda": "26.12.0"}, False, []),
+        (
+            {"distributed": "2026.8.0", "dask-cuda": "26.12.0"},
+            True,
+            ["dask-cuda 26.12.0 is newer", "distributed 2026.8.0 does not match dask-cuda 26.12.0"],
+        ),
+        ({"distributed": "2026.1.1", "dask-cuda": "26.6.0"}, True, []),
+        ({"distributed": "2026.1.1"}, True, []),
+        ({}, True, []),
+    ],
+)
+def test_warnings_about_versions(
+    installed: dict[str, str], gpus: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["distributed==2026.1.1"])
+    found = session_module.version_warnings(gpus=gpus)
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
 
 
 def test_why_a_client_has_lost_its_scheduler_is_awaited(

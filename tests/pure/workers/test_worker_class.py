@@ -44,6 +44,30 @@ def test_import_worker_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "dgm_broken" not in sys.modules
 
 
+@pytest.mark.parametrize("cls", ["auto", "dask_cuda.CUDAWorker"])
+def test_gpu_workers_without_dask_cuda(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dask_cuda", None)
+    with pytest.raises(OptionError) as caught:
+        worker_class_for("gpu", cls)
+    for part in (
+        "GPU workers need dask-cuda",
+        "not installed",
+        "Fix: pip install 'dask-gpu-mpi[cuda12]'",
+        "distributed.Nanny",
+    ):
+        assert part in str(caught.value)
+    if cls == "auto":
+        assert worker_class_for("cpu", cls) is distributed.Nanny
+
+
+def test_the_fix_where_dask_cuda_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dask_cuda.py").write_text("import dgm_not_there")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "dask_cuda", raising=False)
+    with pytest.raises(OptionError, match=r"(?s)'dgm_not_there' is missing\. Fix: pip install"):
+        import_worker_class("dask_cuda.CUDAWorker")
+
+
 def test_cpu_workers_beside_gpu_workers_are_nannies() -> None:
     pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
     import dask_cuda

@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
+# newest, the newest on the newest Python found, and the newest Dask that is tested, on CPUs. In each, under MPICH: the main job, drop-in,
+# GPU workers of that release on emulated GPUs, the dozen faults of ci/test.sh, and the table of private API. Eight minutes at most on two cores.
+# All environments run; the exit code is 1 when any of them failed.
+# shellcheck disable=SC2329  # the functions below are called by name, by `stage`
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=ci/stages.sh
+. ci/stages.sh
+
+# NAME PYTHON EXTRAS CONSTRAINT. As base/versions has them, which tests/pure/base/test_versions.py enforces.
+releases=(
+  "rapids-25.10 python3 test,gpu dask-cuda==25.10.*"
+  "rapids-26.06 python3 test,gpu dask-cuda==26.6.*"
+  "rapids-26.10 newest test,gpu dask-cuda==26.10.*"
+  "dask-2026.8 python3 test distributed==2026.8.*"
+)
+rooms=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py tests/mpi/test_drop_in.py tests/faults)
+gpu_rooms=(tests/pure/workers
+  tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
+
+# The newest Python that starts: a name on PATH may be a stub for a version that is not there
+newest_python() {
+  local python
+  for python in python3.14 python3.13 python3.12 python3; do
+    if "$python" -c "" 2> /dev/null; then echo "$python"; return; fi
+  done
+}
+
+# make NAME PYTHON EXTRAS CONSTRAINT: the environment .venv/NAME
+make() {
+  local python=$2 extras
+  if [[ $python == newest ]]; then python=$(newest_python); fi
+  IFS=, read -ra extras <<< "$3"
+  mkdir -p .venv
+  echo "$4" > ".venv/$1.constraint"
+  PYTHON=$python PIP_CONSTRAINT=$PWD/.venv/$1.constraint bash ci/env.sh mpich ".venv/$1" "${extras[@]}"
+}
+
+# Extras change nothing where RAPIDS is installed already
+extras_change_nothing() {
+  local planned
+  planned=$(".venv/$1/bin/python" -m pip install --disable-pip-version-check --dry-run "${PWD}[gpu]") || return 1
+  planned=$(sed -n 's/^Would install //p' <<< "$planned" | tr ' ' '\n' | grep -v '^dask-gpu-mpi-' || true)
+  [[ -z $planned ]] || { echo "pip would install $planned"; return 1; }
+}
+
+# run_tests NAME EXTRAS
+run_tests() {
+  local paths=("${rooms[@]}")
+  if [[ $2 == *gpu* ]]; then paths+=("${gpu_rooms[@]}"); fi
+  ".venv/$1/bin/python" -c 'import sys, distributed; print("Python", sys.version.split()[0], "distributed", distributed.__version__)'
+  # that row alone waits for a minute, and depends on no version
+  tests "$1" -m "quick or not mpi" --deselect tests/faults/test_starts.py::test_worker_that_dies_at_each_start "${paths[@]}"
+}
+
+# One environment is made while the one before it is tested.
+making=
+next() {
+  if [[ $1 -lt ${#releases[@]} ]]; then
+    read -r name python extras constraint <<< "${releases[$1]}"
+    make "$name" "$python" "$extras" "$constraint" > ".venv/$name.log" 2>&1 &
+    making=$!
+  fi
+}
+
+made() {
+  wait "$making" && rc=0 || rc=$?
+  cat ".venv/$1.log"
+  return "$rc"
+}
+
+mkdir -p .venv
+next 0
+for index in "${!releases[@]}"; do
+  read -r name _ extras _ <<< "${releases[$index]}"
+  environment=$name
+  if ! stage "$name: environment" made "$environment"; then continue; fi
+  here=$extras
+  next $((index + 1))
+  if [[ $failed -ne 0 && ! -e .venv/$environment/made-from ]]; then continue; fi
+  stage "$environment: tests" run_tests "$environment" "$here"
+  if [[ $here == *gpu* ]]; then stage "$environment: extras" extras_change_nothing "$environment"; fi
+done
+summary

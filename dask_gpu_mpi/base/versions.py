@@ -1,0 +1,103 @@
+"""Which versions of Dask and RAPIDS are tested, and a warning where something else is installed.
+
+dask-cuda pins its Dask (through rapids-dask-dependency), so a release of RAPIDS names all three. ``ci/versions.sh`` runs the
+oldest release, one in the middle, the newest, and the newest Dask, with CPU workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["RELEASES", "TESTED", "Release", "pin_warnings", "untested"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release of RAPIDS, as its packages' metadata has it."""
+
+    rapids: str
+    #: The newest Dask that its dask-cuda takes.
+    distributed: str
+    #: Of ucxx and distributed-ucxx.
+    ucxx: str
+
+
+#: From the oldest to the newest that is supported.
+RELEASES = (
+    Release("25.10", "2025.9.1", "0.46"),
+    Release("25.12", "2025.9.2", "0.47"),
+    Release("26.02", "2026.1.1", "0.48"),
+    Release("26.04", "2026.1.1", "0.49"),
+    Release("26.06", "2026.1.1", "0.50"),
+    Release("26.08", "2026.7.1", "0.51"),
+    Release("26.10", "2026.7.1", "0.52"),
+)
+#: The oldest and the newest, by distribution. The newest distributed is tested with CPU workers only.
+TESTED = {
+    "distributed": (RELEASES[0].distributed, "2026.8"),
+    "dask-cuda": (RELEASES[0].rapids, RELEASES[-1].rapids),
+}
+
+
+def untested(versions: Mapping[str, str]) -> list[str]:
+    """Warnings about installed versions (by distribution) outside the range that is tested; patch releases are inside.
+
+    >>> untested({"distributed": "2026.9.0"})
+    ['distributed 2026.9.0 is newer than the versions this package is tested with (expected 2025.9.1 to 2026.8). \
+Fix: if something fails, install one of these']
+    >>> untested({"distributed": "2026.8.1", "dask-cuda": "26.10.0"})
+    []
+    """
+    found = []
+    for name, (oldest, newest) in TESTED.items():
+        version = versions.get(name, "")
+        numbers = _numbers(version)
+        if not numbers:
+            continue
+        newer = numbers[:2] > _numbers(newest)[:2]
+        if newer or numbers < _numbers(oldest):
+            found.append(
+                f"{name} {version} is {'newer' if newer else 'older'} than the versions this package is tested with (expected "
+                f"{oldest} to {newest}). Fix: if something fails, install one of these"
+            )
+    return found
+
+
+def pin_warnings(versions: Mapping[str, str], requirements: Iterable[str]) -> list[str]:
+    """A warning where the installed distributed is not the one that the installed dask-cuda requires.
+
+    Parameters
+    ----------
+    versions : mapping
+        Of distributed and dask-cuda.
+    requirements : iterable of str
+        Of rapids-dask-dependency, by which dask-cuda requires it.
+
+    Examples
+    --------
+    >>> pin_warnings({"distributed": "2026.8.0", "dask-cuda": "26.6.0"}, ["dask==2026.1.1", "distributed==2026.1.1"])
+    ["distributed 2026.8.0 does not match dask-cuda 26.6.0 (expected distributed==2026.1.1). \
+Fix: pip install 'distributed==2026.1.1'"]
+    """
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    with contextlib.suppress(InvalidRequirement):
+        for requirement in map(Requirement, requirements):
+            if requirement.name == "distributed" and not requirement.specifier.contains(
+                versions["distributed"], prereleases=True
+            ):
+                text = f"distributed{requirement.specifier}"
+                return [
+                    f"distributed {versions['distributed']} does not match dask-cuda {versions['dask-cuda']} (expected {text}). "
+                    f"Fix: pip install '{text}'"
+                ]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The release segment: ``(2026, 8, 0)``, or nothing where there is none."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()

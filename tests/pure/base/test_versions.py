@@ -1,0 +1,101 @@
+"""The range of versions that is tested: in the code, in ci/versions.sh, in the metadata and in the documentation."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from dask_gpu_mpi.base.versions import RELEASES, TESTED, pin_warnings, untested
+
+ROOT = Path(__file__).parents[3]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+#: What a release brings besides that an extra names, at its oldest and at its newest (resolved from the package index).
+BESIDES = {
+    "cuda-bindings": ("12.9.10", "13.5.0"),
+    "cupy-cuda12x": ("13.6.0", "14.2.0"),
+    "cupy-cuda13x": ("13.6.0", "14.2.0"),
+    "libucx-cu12": ("1.19.0", "1.21.0"),
+    "libucx-cu13": ("1.19.0", "1.21.0"),
+    "numba": ("0.61.2", "0.64.0"),
+    "numba-cuda": ("0.19.2", "0.30.4"),
+}
+
+
+@pytest.mark.parametrize("name", TESTED)
+def test_the_ends_of_the_range_are_inside(name: str) -> None:
+    for version in TESTED[name]:
+        assert untested({name: version}) == untested({name: f"{version}.0"}) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "word"),
+    [
+        ("distributed", "2026.9.0", "newer"),
+        ("distributed", "2027.1.0", "newer"),
+        ("distributed", "2025.9.0", "older"),
+        ("dask-cuda", "26.12.0", "newer"),
+        ("dask-cuda", "25.8.0", "older"),
+        ("dask-cuda", "26.12.0a12", "newer"),
+    ],
+)
+def test_outside_is_one_warning(name: str, version: str, word: str) -> None:
+    (warning,) = untested({"distributed": "2026.7.1", "dask-cuda": "26.10.0", name: version})
+    assert warning.startswith(f"{name} {version} is {word} than")
+    assert "Fix: " in warning
+
+
+@pytest.mark.parametrize("version", ["", "unknown"])
+def test_no_version_is_no_warning(version: str) -> None:
+    assert untested({"distributed": version}) == untested({}) == []
+
+
+@pytest.mark.parametrize("requirements", [[], ["not a requirement =="], ["distributed==2026.1.1", "bokeh<3"]])
+def test_what_matches_is_no_warning(requirements: list[str]) -> None:
+    assert pin_warnings({"distributed": "2026.1.1", "dask-cuda": "26.6.0"}, requirements) == []
+
+
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.rapids)
+@pytest.mark.parametrize("extra", ["", "gpu", "cuda12", "cuda13"])
+def test_pip_changes_nothing_beside_a_release_of_rapids(release: object, extra: str) -> None:
+    assert release in RELEASES
+    rapids, dask, ucxx = release.rapids, release.distributed, release.ucxx  # type: ignore[attr-defined]
+    for text in PROJECT["dependencies"] + EXTRAS.get(extra, []):
+        requirement = Requirement(text)
+        of_rapids = {"dask-cuda": rapids, "rmm-cu12": rapids, "rmm-cu13": rapids, "distributed": dask}
+        name = requirement.name
+        if name.startswith("distributed-ucxx"):
+            versions: tuple[str, ...] = (ucxx,)
+        else:
+            versions = (of_rapids[name],) if name in of_rapids else BESIDES.get(name, ())
+        assert all(requirement.specifier.contains(version) for version in versions), (text, versions)
+
+
+def test_dask_cuda_is_no_requirement() -> None:
+    """It pins its Dask: a job on CPUs takes any."""
+    names = {Requirement(text).name for text in PROJECT["dependencies"]}
+    assert not names & {"dask-cuda", "cuda-bindings", "numba"}
+    assert "distributed" in names
+
+
+def test_ci_runs_both_ends_and_one_in_the_middle() -> None:
+    script = (ROOT / "ci" / "versions.sh").read_text(encoding="utf-8")
+    run = re.findall(r'"rapids-([0-9.]+) ', script)
+    known = [release.rapids for release in RELEASES]
+    assert run[0] == known[0]
+    assert run[-1] == known[-1]
+    assert set(run[1:-1]) & set(known[1:-1])
+    assert f'"dask-{TESTED["distributed"][1]} ' in script
+
+
+def test_the_documentation_has_the_range() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    for name, ends in TESTED.items():
+        assert f"{name} {ends[0]} to {ends[1]}" in readme
+    for release in RELEASES:
+        assert f"| {release.rapids} | {release.distributed} | {release.ucxx} |" in table
