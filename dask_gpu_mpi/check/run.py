@@ -1,7 +1,7 @@
 """``check`` under a launcher: every rank observes and tests, rank 0 applies the rules; all deadlines together stay below 20 s.
 
-    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank -> LISTENING from it -> TEST to all
-    -> TESTED from all -> the report -> DONE to all
+    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank and one of each node
+    -> LISTENING from these -> TEST to all -> TESTED from all -> the report -> DONE to all
 
 What is wrong with a rank is a finding, not an error: only options that can't be used end the check at once.
 """
