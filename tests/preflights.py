@@ -20,6 +20,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.network.node_pairs import Node
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
@@ -32,6 +33,7 @@ __all__ = [
     "bad",
     "evidence",
     "gpu",
+    "nodes",
     "observed",
     "only",
     "reaching",
@@ -118,6 +120,11 @@ def observed(
         ecc={f"GPU-{host}-{index}": 0 for index in range(gpus)},
     )
     return replace(made, **more)
+
+
+def nodes(number: int) -> tuple[Node, ...]:
+    """As many nodes, of ranks that listen."""
+    return tuple(Node(f"h{rank + 1}", rank, f"10.0.0.{rank + 1}", port=4712) for rank in range(number))
 
 
 def evidence(*found: Observations, **more: Any) -> Evidence:

@@ -14,6 +14,7 @@ from dask_gpu_mpi.mpi.gathering import FLUSH, gather, report_to_all
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.interfaces import choose_addresses
+from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node, peers_by_rank, worker_ports
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import placement_options
@@ -21,7 +22,7 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 
 from .observations import Observations
-from .rank import CheckingRank, Kind, RankTest
+from .rank import CheckingRank, Kind, ListenOrder, RankTest
 from .report import Evidence, Listening, Report
 from .rules import apply_rules
 
@@ -31,7 +32,7 @@ __all__ = ["OBSERVE_TIMEOUT", "REPORT_TIMEOUT", "CheckCoordinator"]
 OBSERVE_TIMEOUT, REPORT_TIMEOUT = 10.0, 15.0
 #: Seconds before the report at which kernels are killed, so that their ranks can still respond.
 KERNEL_MARGIN = 1.5
-#: Seconds for the scheduler's rank to open its ports.
+#: Seconds for the scheduler's rank and one of each node to open their ports.
 LISTEN_TIMEOUT = 2.0
 
 
@@ -117,8 +118,8 @@ class CheckCoordinator:
         except InputError as error:
             evidence = replace(evidence, network_problem=str(error))
         else:
-            listening = self._listen(head, addresses[head], tokens, options)
-            evidence = replace(evidence, address=addresses[head], listening=listening)
+            listening, nodes = self._listen(evidence, addresses, tokens, options)
+            evidence = replace(evidence, address=addresses[head], listening=listening, nodes=nodes)
         self._start_tests(evidence, tokens)
         tests = self._gather(Kind.TESTED, range(self.mailbox.size), self.started + REPORT_TIMEOUT)
         return replace(evidence, tests=tests, silent=self._missing(tests))
@@ -126,24 +127,40 @@ class CheckCoordinator:
     def _missing(self, answers: Mapping[int, object]) -> tuple[int, ...]:
         return tuple(rank for rank in range(self.mailbox.size) if rank not in answers)
 
-    def _listen(self, head: int, address: str, tokens: Tokens, options: Options) -> Listening:
-        """Have the scheduler's rank listen where the scheduler would."""
-        payload = (address, options.scheduler_port or 0, tokens, _dashboard(options))
-        self.mailbox.send(head, Kind.LISTEN, payload)
-        answers = self._gather(Kind.LISTENING, [head], time.monotonic() + LISTEN_TIMEOUT)
-        found: Listening = answers.get(head, Listening(error="no response"))
-        return found
+    def _listen(
+        self, evidence: Evidence, addresses: Mapping[int, str], tokens: Tokens, options: Options
+    ) -> tuple[Listening, tuple[Node, ...]]:
+        """Have the scheduler's rank listen where the scheduler would, and one rank of each node where its workers would."""
+        head = evidence.scheduler_rank
+        firsts = [observed[0] for observed in evidence.by_host().values()]
+        nodes = [Node(first.host, first.rank, addresses[first.rank]) for first in firsts]
+        workers = {node.rank: (node.tokens, worker_ports(options)) for node in nodes if len(nodes) > 1}
+        scheduler = (tokens, options.scheduler_port or 0, _dashboard(options))
+        asked = sorted({head, *workers})
+        for rank in asked:
+            order = ListenOrder(addresses[rank], scheduler if rank == head else None, workers.get(rank))
+            self.mailbox.send(rank, Kind.LISTEN, order)
+        answers = self._gather(Kind.LISTENING, asked, time.monotonic() + LISTEN_TIMEOUT)
+        silent = Listening(error="no response")
+        listening = tuple(
+            replace(node, port=answers.get(node.rank, silent).workers)
+            for node in nodes
+            if node.rank in workers
+        )
+        return answers.get(head, silent), listening
 
     def _start_tests(self, evidence: Evidence, tokens: Tokens) -> None:
-        """Have each rank connect to the scheduler's address, and run a kernel on the GPUs of its workers."""
+        """Have each rank connect to the scheduler's address and to other nodes, and run a kernel on the GPUs of its workers."""
         gpus: dict[int, list[str]] = {}
         for worker in evidence.plan.workers if evidence.plan is not None and self.kernel else ():
             if worker.device is not None:
                 gpus.setdefault(worker.rank, []).append(worker.device)
         port = evidence.listening.port if evidence.listening is not None else 0
+        peers = peers_by_rank(evidence.nodes, MOST_IN_CHECK)
         seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
         for rank in range(self.mailbox.size):
-            test = RankTest(evidence.address, port, tokens, tuple(gpus.get(rank, ())), seconds)
+            uuids = tuple(gpus.get(rank, ()))
+            test = RankTest(evidence.address, port, tokens, uuids, seconds, peers.get(rank, ()))
             self.mailbox.send(rank, Kind.TEST, test)
 
     def _plan(self, options: Options, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:

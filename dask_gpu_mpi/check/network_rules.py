@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dask_gpu_mpi.base.hostlist import counted, fold_names
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, count_pairs
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.protocols import Protocol
 
 from .report import LEAVE_OUT, Evidence, Finding, Level, split_fix
 
-__all__ = ["check_clocks", "check_network", "check_ports"]
+__all__ = ["check_clocks", "check_network", "check_node_pairs", "check_ports"]
 
 #: Seconds by which clocks may differ without a warning.
 CLOCK_TOLERANCE = 1.0
@@ -62,6 +64,35 @@ def check_network(evidence: Evidence) -> Iterator[Finding]:
             "ok", "network",
             f"all ranks reach {scheduler} at {evidence.address} (round trip {slowest:.1f} ms at most)",
         )  # fmt: skip
+
+
+def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
+    """All nodes must reach each other: their workers exchange data."""
+    nodes = evidence.nodes
+    for node in nodes:
+        if not node.port:
+            yield Finding(
+                "warning", "node pairs", f"workers can't listen at {node.address}: no other node could connect to it",
+                "choose other ports with worker_options (worker_port)", (node.rank,),
+            )  # fmt: skip
+    if not nodes or not evidence.tests:
+        return
+    fix = (
+        "open the workers' ports between these nodes in the firewall, choose another network with interface (--interface), or "
+        "leave a node out of the job"
+    )
+    lost = {rank: test.lost for rank, test in evidence.tests.items() if test.lost}
+    for rank, missed in lost.items():
+        for error in dict.fromkeys(one.error for one in missed):
+            hosts = fold_names(one.host for one in missed if one.error == error)
+            found = f"can't reach {hosts}: {error}; workers that exchange data would wait for each other"
+            yield Finding("error", "node pairs", found, fix, (rank,))
+    if not lost:
+        tested, total = count_pairs(len(nodes), MOST_IN_CHECK)
+        which = "all" if tested == total else f"a ring and a sample of {total}"
+        yield Finding(
+            "ok", "node pairs", f"{counted(tested, 'pair')} of nodes ({which}) connected in both directions"
+        )
 
 
 def check_clocks(evidence: Evidence) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.mpi.gathering import FAIL, gather
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
+from dask_gpu_mpi.network.node_pairs import Node, connect_to_peers, listen_for_peers
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
 from dask_gpu_mpi.options.model import Options
 
@@ -19,7 +21,7 @@ from .kernel import run_kernels
 from .observations import observe
 from .report import Listening, Outcome
 
-__all__ = ["CheckingRank", "Kind", "RankTest"]
+__all__ = ["CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
 
 class Kind(StrEnum):
@@ -29,9 +31,9 @@ class Kind(StrEnum):
     STEP = "step"
     #: Every rank to rank 0: its `Observations`, or a `Failure`.
     OBSERVED = "observed"
-    #: Rank 0 to the scheduler's rank: ``(address, port, tokens, where the dashboard would listen)``.
+    #: Rank 0 to the scheduler's rank and to one of each node: `ListenOrder`.
     LISTEN = "listen"
-    #: The scheduler's rank to rank 0: `Listening`.
+    #: These to rank 0: `Listening`.
     LISTENING = "listening"
     #: Rank 0 to all: a `RankTest`.
     TEST = "test"
@@ -39,6 +41,17 @@ class Kind(StrEnum):
     TESTED = "tested"
     #: Rank 0 to all: the exit code.
     DONE = "done"
+
+
+@dataclass(frozen=True)
+class ListenOrder:
+    """Where a rank is to listen."""
+
+    address: str
+    #: In the scheduler's place, at which port, and where the dashboard would listen; None: it is not the scheduler's rank.
+    scheduler: tuple[Tokens, int, tuple[str, int] | None] | None = None
+    #: In the place of workers, at one of these ports; None: another rank of the node does, or there is only one node.
+    workers: tuple[Tokens, Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,8 @@ class RankTest:
     gpus: tuple[str, ...]
     #: Until the kernels must have ended.
     seconds: float
+    #: Other nodes to connect to.
+    peers: tuple[Node, ...] = ()
 
 
 class CheckingRank:
@@ -64,7 +79,7 @@ class CheckingRank:
         self.step = "reading its options"
         self._mailbox = mailbox
         self._environ = environ
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._pool = ThreadPoolExecutor(1)
         self._testing: Future[Outcome] | None = None
 
@@ -87,9 +102,11 @@ class CheckingRank:
     def on_mail(self, mail: Mail) -> None:
         """Do what rank 0 asks for."""
         if mail.kind == Kind.LISTEN:
-            self._mailbox.send(0, Kind.LISTENING, self._listen(*mail.payload))
+            self._mailbox.send(0, Kind.LISTENING, self._listen(mail.payload))
         elif mail.kind == Kind.TEST:
-            self._begin_step("running a kernel on its GPUs, and connecting to the scheduler's address")
+            self._begin_step(
+                "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
+            )
             self._testing = self._pool.submit(self._test, mail.payload)
         elif mail.kind == FAIL:
             raise mail.payload.error(reported=True)
@@ -100,23 +117,32 @@ class CheckingRank:
             self._mailbox.send(0, Kind.TESTED, self._testing.result())
             self._testing = None
 
-    def _listen(
-        self, address: str, port: int, tokens: Tokens, dashboard: tuple[str, int] | None
-    ) -> Listening:
-        blocked = port_problem(*dashboard) if dashboard is not None else ""
-        try:
-            self._listener = Listener(address, port, tokens)
-        except OSError as error:
-            return Listening(error=error.strerror or str(error), dashboard=blocked)
-        return Listening(self._listener.port, dashboard=blocked)
+    def _listen(self, order: ListenOrder) -> Listening:
+        port = workers = 0
+        error = dashboard = ""
+        if order.scheduler is not None:
+            tokens, wanted, place = order.scheduler
+            dashboard = port_problem(*place) if place is not None else ""
+            try:
+                self._listeners.append(Listener(order.address, wanted, tokens))
+                port = self._listeners[-1].port
+            except OSError as refused:
+                error = refused.strerror or str(refused)
+        if order.workers is not None:
+            tokens, ports = order.workers
+            with contextlib.suppress(OSError):
+                self._listeners.append(listen_for_peers(order.address, ports, tokens))
+                workers = self._listeners[-1].port
+        return Listening(port, error, dashboard, workers)
 
     def _test(self, test: RankTest) -> Outcome:
         # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(2) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
+            lost = pool.submit(connect_to_peers, test.peers, timeout)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Outcome(reach, kernels.result())
+            return Outcome(reach, kernels.result(), lost.result())
 
     def serve(self, deadline: float) -> int:
         """Serve rank 0 until it sends the exit code.
@@ -141,5 +167,5 @@ class CheckingRank:
     def close(self) -> None:
         """Stop listening and testing."""
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()

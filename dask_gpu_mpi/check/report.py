@@ -8,6 +8,7 @@ from typing import Literal
 
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan
@@ -60,6 +61,8 @@ class Listening:
     error: str = ""
     #: Why the dashboard's port can't be used; empty: it can, or the user wants none.
     dashboard: str = ""
+    #: Where it listens for other nodes, in the place of its workers; 0: nowhere.
+    workers: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,8 @@ class Outcome:
 
     reach: Reach | None = None
     kernels: tuple[KernelResult, ...] = ()
+    #: Other nodes that it has not reached.
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class Evidence:
     #: Where the dashboard would listen.
     dashboard_address: str = ""
     listening: Listening | None = None
+    #: Where a rank of each node listens for the others; empty: there is one node, or no address is known.
+    nodes: tuple[Node, ...] = ()
     tests: Mapping[int, Outcome] = field(default_factory=dict)
     #: Ranks that did not respond in time.
     silent: tuple[int, ...] = ()

@@ -12,7 +12,7 @@ from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND
 
 from .gpu_rules import check_gpus
 from .kernel_rules import check_kernels
-from .network_rules import check_clocks, check_network, check_ports
+from .network_rules import check_clocks, check_network, check_node_pairs, check_ports
 from .report import LEAVE_OUT, Evidence, Finding, merge, problems, split_fix
 from .scratch_rules import check_scratch
 from .version_rules import check_known_issues, check_versions
@@ -26,7 +26,7 @@ def apply_rules(evidence: Evidence) -> tuple[Finding, ...]:
     if evidence.observations:
         for rule in (
             check_versions, check_known_issues, check_gpus, check_placement, check_kernels,
-            check_ports, check_network, check_clocks, check_scratch,
+            check_ports, check_network, check_node_pairs, check_clocks, check_scratch,
         ):  # fmt: skip
             found += rule(evidence)
     return merge(evidence, found)

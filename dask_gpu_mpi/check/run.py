@@ -1,7 +1,7 @@
 """``check`` under a launcher: every rank observes and tests, rank 0 applies the rules; all deadlines together stay below 20 s.
 
-    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank -> LISTENING from it -> TEST to all
-    -> TESTED from all -> the report -> DONE to all
+    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank and one of each node
+    -> LISTENING from these -> TEST to all -> TESTED from all -> the report -> DONE to all
 
 What is wrong with a rank is a finding, not an error: only options that can't be used end the check at once.
 """
@@ -74,6 +74,7 @@ def run_check(
     try:
         mpi = load_mpi(environ, host)
     except InputError as error:
+        _refuse(options, error.reported)
         return _alone(error, error.reported, show)
     started = time.monotonic()
     world = mpi.COMM_WORLD
@@ -84,7 +85,9 @@ def run_check(
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
         if size == 1:  # each rank is a world of its own
-            return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
+            silent = launcher_check.wait_for_rank_0_to_report(environ)
+            _refuse(options, silent)
+            return _alone(error, silent, show)
         problems.append(("launcher", without_rank(str(error))))
     try:
         mailbox = Mailbox(world, host, started + OBSERVE_TIMEOUT, deadline_name=DEADLINE_NAME)
@@ -107,6 +110,13 @@ def run_check(
         if watch is not None:
             watch.cancel()
         me.close()
+
+
+def _refuse(options: Options | InputError, silent: bool) -> None:
+    """Options that can't be used come first, also on a rank that has no connection to the others."""
+    if isinstance(options, InputError):
+        options.reported = silent
+        raise options
 
 
 def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:

@@ -73,7 +73,14 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
     deadline = time.monotonic() + timeout
     look = _start_look() if isinstance(options, Options) and options.worker_kind != "cpu" else None
     host = socket.gethostname()
-    mailbox = Mailbox(load_mpi(os.environ, host).COMM_WORLD, host, deadline)
+    try:
+        world = load_mpi(os.environ, host).COMM_WORLD
+    except InputError as no_mpi:
+        if isinstance(options, InputError):  # the first to be put right
+            options.reported = no_mpi.reported
+            raise options from None
+        raise
+    mailbox = Mailbox(world, host, deadline)
     answer: Inventory | Failure
     try:
         answer = _inspect(usable(options), mailbox, look, deadline - nvml_grace(timeout))

@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         refused = InputError(f"command line: {error.format_message()}")
-        if arguments[:1] == ["jobscript"]:  # on a login node, where there are no ranks
+        if _is_without_ranks(arguments):
             fail(refused)
 
         def refuse() -> Options:
@@ -105,3 +105,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         _run(refuse, ())
     sys.exit(0)
+
+
+def _is_without_ranks(arguments: Sequence[str]) -> bool:
+    """Whether this command has no other ranks, with which it would agree on one report, nor needs MPI: on a login node."""
+    if arguments[:1] == ["plan"]:
+        return any(word.partition("=")[0] == "--nodes" for word in arguments)
+    return arguments[:1] == ["jobscript"]

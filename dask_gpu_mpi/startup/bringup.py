@@ -90,7 +90,10 @@ def report_only(error: InputError | StartupError, context: StartContext) -> NoRe
         The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
     """
     with _uncollected(), context.ending_in_order(None):
-        channels = context.meet(None)
+        try:
+            channels = context.meet(None)
+        except InputError as no_mpi:
+            raise _first(error, no_mpi) from None
         _register_failure(Failure.of(error), channels, context, interface=None, shared=())
 
 
@@ -147,7 +150,11 @@ class Bringup:
                     load_ucx_first()
                 except InputError as error:
                     unloaded = Failure.of(error)
-            channels = context.meet(self._agent)
+            try:
+                channels = context.meet(self._agent)
+            except InputError as no_mpi:
+                self._check_without_mpi(no_mpi)
+                raise
             shared = shared_options(options)
             prepared = unloaded or self._prepare(channels)
             if isinstance(prepared, Failure):
@@ -163,6 +170,15 @@ class Bringup:
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)
+
+    def _check_without_mpi(self, no_mpi: InputError) -> None:
+        """Whether this rank can do what it is for, as far as its launcher shows which rank it is."""
+        launched = launchers.detect(self._context.environ)
+        try:
+            if self._check is not None:
+                self._check((launched and launched.rank) or 0)
+        except InputError as error:
+            raise _first(error, no_mpi) from None
 
     def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
         """The inventory of this rank, and, on rank 0, the coordinator; or why this rank can't take part."""
@@ -243,6 +259,12 @@ def _register_failure(
     channels.send(COORDINATOR, Kind.REGISTRATION, registration)
     until_up(channels, context, coordinator, None)
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
+
+
+def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError | StartupError:
+    """What the user has to put right before the MPI library, which this rank has not, or not of this launcher."""
+    error.reported = no_mpi.reported
+    return error
 
 
 @contextlib.contextmanager

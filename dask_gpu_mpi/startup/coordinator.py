@@ -7,7 +7,7 @@ A state machine without MPI, processes or clocks of its own: it is given message
 
 Over several hosts, between the plan and the scheduler, the reachability test:
 
-    LISTEN to one -> LISTENING from it -> CONNECT to all -> REACHED from all
+    LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
 
 Any FAILED, or the deadline, ends in one report and FAIL to all.
 """
@@ -23,7 +23,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Tokens
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
@@ -32,6 +32,7 @@ from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_li
 
 from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
+from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
 
 __all__ = ["Coordinator", "Job"]
@@ -57,35 +58,6 @@ class Job:
     configured: Collection[str] = ()
     #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
-
-
-class ReachabilityTest:
-    """Every rank connects to where the scheduler is, or will be."""
-
-    def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
-        self._size = size
-        self._send = send
-        self._tokens: Tokens | None = None
-        #: Ranks that have connected.
-        self.reached: set[int] = set()
-        #: Whether ranks are connecting now.
-        self.under_way = False
-
-    def listen(self, rank: int, address: str | None) -> None:
-        """Have the scheduler's rank listen at its address."""
-        self._tokens = Tokens()
-        self._send(rank, Kind.LISTEN, (address, self._tokens))
-
-    def connect(self, target: str, where: str) -> None:
-        """Have every rank connect to ``host:port``; `where`: what that is, for reports."""
-        self.under_way = True
-        for rank in range(self._size):
-            self._send(rank, Kind.CONNECT, (target, where, self._tokens))
-
-    def on_reached(self, rank: int) -> bool:
-        """A rank has connected; True with the last."""
-        self.reached.add(rank)
-        return len(self.reached) == self._size
 
 
 class Coordinator(FailureCoordinator):
@@ -135,11 +107,11 @@ class Coordinator(FailureCoordinator):
         if source is None:
             return False
         if kind == Kind.LISTENING:
-            self._on_listening(payload)
+            if self._test.on_listening(source, payload) and not self._test.connect():
+                self._start_scheduler()  # whose error says better why nobody can listen there
         elif kind == Kind.REACHED:
-            if self._test.on_reached(source) and not self._failures:
-                self._test.under_way = False
-                self._start_scheduler()
+            if self._test.on_reached(source, payload) and not self._failures:
+                self._all_reached()
         elif kind == Kind.ADDRESS:
             self._on_address(*payload)
         elif kind == Kind.READY:
@@ -194,13 +166,13 @@ class Coordinator(FailureCoordinator):
         if target is not None:
             self._config = target.config | settings
             if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
-                self._test.connect(target.address.partition("://")[2], "of another job")
+                self._test.connect_to_running(target.address.partition("://")[2])
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._on_address(target.address, None)
             return
         self._config = self._job.credentials() | settings
         if len(set(machines)) > 1:
-            self._test.listen(plan.scheduler.rank, self._listen[plan.scheduler.rank])
+            self._test.listen(plan, self._listen)
         else:
             self._start_scheduler()
 
@@ -218,13 +190,12 @@ class Coordinator(FailureCoordinator):
 
     # -- the scheduler ------------------------------------------------------------------------------------------
 
-    def _on_listening(self, target: str) -> None:
-        assert self.plan is not None  # it was asked for after the plan
-        role = self.plan.scheduler
-        if target:
-            self._test.connect(target, f"rank {role.rank} on {role.host}")
+    def _all_reached(self) -> None:
+        self._test.under_way = False
+        if (failure := self._test.failure()) is not None:
+            self._end_with(failure)
         else:
-            self._start_scheduler()  # whose error says better why nobody can listen there
+            self._start_scheduler()
 
     def _start_scheduler(self) -> None:
         assert self.plan is not None  # the scheduler is started after it

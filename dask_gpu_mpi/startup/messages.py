@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.node_pairs import Node
+from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["COORDINATOR", "Cluster", "Kind", "Registration", "Start"]
+__all__ = ["COORDINATOR", "Cluster", "Connect", "Kind", "Listen", "Listening", "Registration", "Start"]
 
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
@@ -24,13 +26,13 @@ class Kind(StrEnum):
 
     #: Every rank to the coordinator: a `Registration`.
     REGISTRATION = "registration"
-    #: Coordinator to the scheduler's rank: ``(address, tokens)``, listen there for the reachability test.
+    #: Coordinator to the scheduler's rank and to a rank of each node: a `Listen`, for the reachability test.
     LISTEN = "listen"
-    #: Scheduler's rank to the coordinator: ``"host:port"``; empty where it can't listen.
+    #: These to the coordinator: a `Listening`.
     LISTENING = "listening"
-    #: Coordinator to all: ``(target, where, tokens)``, connect to it.
+    #: Coordinator to all: a `Connect`.
     CONNECT = "connect"
-    #: Every rank to the coordinator: it has connected.
+    #: Every rank to the coordinator: it has connected to the scheduler's host; with the peers (`Lost`) that it has not reached.
     REACHED = "reached"
     #: Coordinator to the scheduler's rank: ``(address to listen on, Dask configuration, UUID of a GPU)``.
     SCHEDULER = "scheduler"
@@ -66,6 +68,38 @@ class Registration:
     failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
+
+
+@dataclass(frozen=True)
+class Listen:
+    """Where a rank is to listen for the reachability test, and for whom."""
+
+    address: str | None
+    #: In the scheduler's place; None: it is not the scheduler's rank.
+    scheduler: Tokens | None = None
+    #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
+    workers: Tokens | None = None
+
+
+class Listening(NamedTuple):
+    """The ports of a `Listen`; 0: it can't, or is not to."""
+
+    scheduler: int = 0
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Connect:
+    """To whom a rank is to connect."""
+
+    #: ``"host:port"`` of the scheduler.
+    scheduler: str
+    #: What that is, for reports.
+    where: str
+    #: None: a running scheduler listens there.
+    tokens: Tokens | None
+    #: Other nodes.
+    peers: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)

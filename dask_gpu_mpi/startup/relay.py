@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import queue
-import threading
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_only, connect_to
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.model import Options
 
 from .agent_settings import scheduler_settings, worker_settings
 from .channels import Channels, Event
+from .connecting import Connecting
 from .messages import COORDINATOR, Kind, Start
 
 __all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
@@ -35,28 +32,15 @@ class SchedulerStart:
         self._config: dict[str, Any] | None = None
         #: Path and scheduler id of the scheduler file, once it is written.
         self.file: tuple[str, str] | None = None
-        self._listener: Listener | None = None
 
     @property
     def started(self) -> bool:
         """Whether the scheduler lives in this rank's agent."""
         return self._config is not None
 
-    def listen(self, address: str, tokens: Tokens) -> None:
-        """Listen at the address of the scheduler to come, for the reachability test."""
-        try:
-            self._listener = Listener(address, self._options.scheduler_port or 0, tokens)
-        except OSError:
-            self._channels.send(COORDINATOR, Kind.LISTENING, "")
-        else:
-            self._channels.send(COORDINATOR, Kind.LISTENING, f"{address}:{self._listener.port}")
-
     def start(self, listen: str, config: dict[str, Any], device: str) -> None:
         """Have the agent start it."""
         self._config = config
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
         self._channels.order(Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device))
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:
@@ -97,14 +81,15 @@ class Relay:
         self.start: Start | None = None
         #: What the agent reported of workers already, for `Member`, which counts them.
         self.early: list[Event] = []
-        #: What came of connecting to the scheduler's host, once it is known.
-        self._connected: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+        self._connecting = Connecting(options)
 
     def poll(self) -> None:
-        """Report what came of connecting to the scheduler's host, once that is known."""
-        with contextlib.suppress(queue.Empty):
-            failure = self._connected.get_nowait()
-            self._channels.send(COORDINATOR, Kind.FAILED if failure else Kind.REACHED, failure)
+        """Report what came of the reachability test, once that is known."""
+        result = self._connecting.result()
+        if isinstance(result, Failure):
+            self._fail(result)
+        elif result is not None:
+            self._channels.send(COORDINATOR, Kind.REACHED, result)
 
     def on_event(self, event: Event) -> None:
         """Do what the coordinator wants, and report what the agent has done."""
@@ -112,11 +97,11 @@ class Relay:
         if event.source is None:
             self._on_agent(kind, payload)
         elif kind == Kind.LISTEN:
-            self.scheduler.listen(*payload)
+            self._channels.send(COORDINATOR, Kind.LISTENING, self._connecting.listen(payload))
         elif kind == Kind.CONNECT:
-            # In a thread: it may take seconds, and rank 0 has messages of others to handle.
-            threading.Thread(target=self._connect, args=payload, daemon=True).start()
+            self._connecting.connect(payload)
         elif kind == Kind.SCHEDULER:
+            self._connecting.close_scheduler()
             self.scheduler.start(*payload)
         elif kind == Kind.START:
             self._start_workers(payload)
@@ -140,18 +125,9 @@ class Relay:
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
 
-    def _connect(self, target: str, where: str, tokens: Tokens | None) -> None:
-        host, _, port = target.rpartition(":")
-        host = host.strip("[]")
-        error = connect_to(host, int(port), tokens).error if tokens else connect_only(host, int(port))
-        text = (
-            f"could not reach the scheduler's host at {target} ({where}): {error}. Fix: choose a network that leads there with "
-            "interface (--interface), or open the port in the firewall"
-        )
-        self._connected.put(Failure(text, 2) if error else None)
-
     def _start_workers(self, start: Start) -> None:
         self.start = start
+        self._connecting.close()
         self._timeline.lap("wait for the plan and the scheduler")
         if start.workers:
             start_workers(self._channels, self._options, start)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 from clusters import COMMAND
 from harness import Mpi, TestBed
@@ -42,3 +45,50 @@ def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> 
     assert [(one["what"], one["ranks"], one["hosts"]) for one in found] == [("network", [2], ["h3"])]
     assert f"rank 0 on h1 at 10.77.0.1:{PORT}" in found[0]["found"]
     assert "--interface" in found[0]["remedy"]
+
+
+#: Of workers; in a job whose nodes h2 and h3, which have no scheduler, do not reach each other there, whatever MPI can do.
+WORKER_PORT = "1787"
+OPTIONS = ["--worker-options", f'{{"worker_port": {WORKER_PORT}}}']
+
+
+@contextlib.contextmanager
+def apart(hosts: TestBed, one: int, other: int) -> Iterator[None]:
+    """Workers of these two hosts do not reach each other."""
+    rules = []
+    for here, there in ((one, other), (other, one)):
+        rule = ["to", f"10.77.0.{there}", "ipproto", "tcp", "dport", WORKER_PORT, "unreachable"]
+        rules.append((hosts.hosts[here - 1], rule))
+        subprocess.run(hosts.on(rules[-1][0], ["ip", "rule", "add", *rule]), check=True)
+    try:
+        yield
+    finally:
+        for host, rule in rules:
+            subprocess.run(hosts.on(host, ["ip", "rule", "del", *rule]), check=True)
+
+
+def test_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed) -> None:
+    with apart(hosts, 2, 3):
+        done = mpirun.run([*CHECK, *OPTIONS], 3, bed=hosts, env=environ())
+    found = [found for found in json.loads(done.check(1).stdout)["findings"] if found["level"] == "error"]
+    assert [(one["what"], one["ranks"], one["hosts"], one["found"].split(":")[0]) for one in found] == [
+        ("node pairs", [1], ["h2"], "can't reach h3"),
+        ("node pairs", [2], ["h3"], "can't reach h2"),
+    ]
+
+
+def test_a_job_over_hosts_that_do_not_reach_each_other(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    """A shuffle would wait for them: the job does not start."""
+    script = tmp_path / "script.py"
+    script.write_text("print('the script runs')")
+    with apart(hosts, 2, 3):
+        done = mpirun.run([*COMMAND, *OPTIONS, script], 3, bed=hosts, env=environ())
+    assert done.rc == 2, done.stderr
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert "no connection between nodes: from h2 to h3 (" in report
+    assert "from h3 to h2 (" in report
+    assert "Traceback" not in done.stderr
+    assert "the script runs" not in done.stdout
+    # workers get the port on which their node was tried
+    done = mpirun.run([*COMMAND, *OPTIONS, script], 3, bed=hosts, env=environ()).check()
+    assert "the script runs" in done.stdout

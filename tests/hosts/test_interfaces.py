@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ pytestmark = pytest.mark.one_mpi
 SCRIPT = TELL + "\nfrom distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 
 
-#: Open MPI itself is to use the network that works.
+#: Open MPI itself is to use the network that works, and brings no more of the environment to other hosts than it is told.
 MPI_NETWORK: dict[str, str | None] = {
+    "PYTHONPATH": os.environ.get("PYTHONPATH"),
     "OMPI_MCA_btl_tcp_if_include": "eth0",
     "PRTE_MCA_prte_if_include": "eth0",
 }

@@ -18,6 +18,7 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.node_pairs import Lost
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox, observed
@@ -33,10 +34,12 @@ class Job:
         self.mailbox.on_send = self.answer
         self.rank = CheckingRank(self.mailbox, {}, "h1")
         self.rank._test = lambda test: Outcome(Reach())  # type: ignore[method-assign]
-        self.rank._listen = lambda *where: Listening(4711)  # type: ignore[method-assign]
+        self.rank._listen = lambda order: Listening(4711, workers=4712)  # type: ignore[method-assign]
         self.mine = observed(0, gpus=0, interfaces=NETWORK)
         self.other = observed(1, gpus=0, interfaces=NETWORK)
         self.outcome: Outcome | None = Outcome(Reach())
+        #: Of the other rank; None: it does not answer.
+        self.listening: Listening | None = Listening(workers=4713)
         mine = {"kernel": True, "expect_gpus": None, "has_client": True, "started": time.monotonic(), **more}
         self.head = CheckCoordinator(self.mailbox, self.rank, options, **mine)
         self.reports: list[Report] = []
@@ -49,6 +52,8 @@ class Job:
     def answer(self, rank: int, kind: str, payload: Any) -> None:
         if kind == Kind.TEST and self.outcome is not None:
             self.mailbox.mails.append(Mail(rank, Kind.TESTED, self.outcome))
+        if kind == Kind.LISTEN and self.listening is not None:
+            self.mailbox.mails.append(Mail(rank, Kind.LISTENING, self.listening))
 
     def run(self) -> int:
         return self.head.run(self.reports.append)
@@ -90,18 +95,30 @@ def test_all_is_well(jobs: Any) -> None:
         [0, 1],
         [0, 1],
     )
-    assert (evidence.address, evidence.listening, evidence.port) == ("10.0.0.1", Listening(4711), 0)
+    assert (evidence.address, evidence.listening, evidence.port) == (
+        "10.0.0.1",
+        Listening(4711, workers=4712),
+        0,
+    )
     assert [worker.kind for worker in evidence.plan.workers] == ["cpu", "cpu"]
     assert evidence.steps[1] == ("h2", "the GPUs")
     assert job.sent(Kind.DONE) == [(-1, 0)]
     assert 0 <= job.report.seconds < 10
-    ((rank, (address, port, _, dashboard)),) = job.sent(Kind.LISTEN)
-    assert (rank, address, port, dashboard) == (0, "10.0.0.1", 0, ("127.0.0.1", 8787))
+    (rank, mine), (other, its) = job.sent(Kind.LISTEN)
+    assert (rank, mine.address, mine.scheduler[1:]) == (0, "10.0.0.1", (0, ("127.0.0.1", 8787)))
+    assert (other, its.address, its.scheduler) == (1, "10.0.0.1", None)
+    assert [list(one.workers[1]) for one in (mine, its)] == [[0], [0]]
     tests: list[tuple[int, RankTest]] = job.sent(Kind.TEST)
     assert [(rank, test.address, test.port, test.gpus) for rank, test in tests] == [
         (0, "10.0.0.1", 4711, ()), (1, "10.0.0.1", 4711, ()),
     ]  # fmt: skip
     assert 10 < tests[0][1].seconds <= 13.5
+    assert [[(peer.host, peer.port) for peer in test.peers] for _, test in tests] == [
+        [("h2", 4713)],
+        [("h1", 4712)],
+    ]
+    assert [(node.host, node.port) for node in evidence.nodes] == [("h1", 4712), ("h2", 4713)]
+    assert tests[0][1].peers[0].tokens == its.workers[0]
 
 
 def test_red_report_is_the_exit_code_of_all(jobs: Any) -> None:
@@ -112,6 +129,33 @@ def test_red_report_is_the_exit_code_of_all(jobs: Any) -> None:
     cpus = jobs(Options(worker_class="distributed.Nanny"), expect_gpus=2)
     cpus.start()
     assert cpus.run() == 0  # without GPU workers no rank looks for GPUs
+
+
+def test_ranks_of_one_node_connect_to_the_scheduler_only(jobs: Any) -> None:
+    job = jobs(Options(scheduler_rank=1, worker_options={"worker_port": "4000:4001"}))
+    job.other = replace(job.other, host="h1", boot_id="h1")
+    job.listening = Listening(4711)
+    job.start()
+    assert job.run() == 0
+    assert [(rank, order.workers) for rank, order in job.sent(Kind.LISTEN)] == [(1, None)]
+    assert job.report.evidence.nodes == ()
+    assert [test.peers for _, test in job.sent(Kind.TEST)] == [(), ()]
+
+
+def test_workers_listen_on_ports_that_the_user_has_chosen(jobs: Any) -> None:
+    job = jobs(Options(worker_options={"worker_port": "4000:4001"}))
+    job.start()
+    job.run()
+    assert [list(order.workers[1]) for _, order in job.sent(Kind.LISTEN)] == [[4000, 4001]] * 2
+
+
+def test_node_that_does_not_reach_another(jobs: Any) -> None:
+    job = jobs()
+    job.outcome = Outcome(Reach(), lost=(Lost("h1", "no answer within 5 s"),))
+    job.start()
+    assert job.run() == 1
+    (found,) = [one for one in job.report.findings if one.level == "error"]
+    assert (found.what, found.ranks, found.hosts) == ("node pairs", (1,), ("h2",))
 
 
 def test_port_and_rank_of_the_scheduler(jobs: Any) -> None:
@@ -164,10 +208,16 @@ def test_nodes_without_a_common_network(jobs: Any) -> None:
 def test_scheduler_of_a_rank_that_does_not_listen(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coordinator, "LISTEN_TIMEOUT", 0.1)
     job = jobs(Options(scheduler_rank=1))
+    job.listening = None
     job.start()
     assert job.run() == 1
     assert job.report.evidence.listening == Listening(error="no response")
-    assert [rank for rank, _ in job.sent(Kind.LISTEN)] == [1]
+    assert [(rank, order.scheduler is None) for rank, order in job.sent(Kind.LISTEN)] == [
+        (0, True),
+        (1, False),
+    ]
+    # to a node that does not listen nobody connects
+    assert [[peer.host for peer in test.peers] for _, test in job.sent(Kind.TEST)] == [[], ["h1"]]
 
 
 def test_plan_that_can_not_be_made(jobs: Any) -> None:

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from dask_gpu_mpi.check.report import Listening
+from dask_gpu_mpi.check.report import Evidence, Listening
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.node_pairs import Lost
 from dask_gpu_mpi.network.reachability import Reach
-from preflights import bad, evidence, only, reaching
+from preflights import bad, evidence, nodes, observed, only, reaching
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:
@@ -116,3 +117,59 @@ def test_clocks_are_compared_with_that_of_rank_0_for_certificates() -> None:
 def test_rank_0_whose_clock_is_unknown_counts_as_right(ahead: float, level: str) -> None:
     found = bad(reaching(r0=Reach("Connection refused"), r1=Reach("", ahead)))
     assert [(one.what, one.level) for one in found] == [("network", "error"), ("clocks", level)]
+
+
+SILENT = "no answer within 5 s"
+
+
+def missing(**lost: tuple[Lost, ...]) -> Evidence:
+    """Three hosts, of which some do not reach others."""
+    found = [observed(rank) for rank in range(3)]
+    good = evidence(*found, nodes=nodes(3))
+    tests = {rank: replace(test, lost=lost.get(f"r{rank}", ())) for rank, test in good.tests.items()}
+    return replace(good, tests=tests)
+
+
+def test_all_nodes_reach_each_other() -> None:
+    (green,) = [one for one in apply_rules(missing()) if one.what == "node pairs"]
+    assert (green.level, green.found) == ("ok", "3 pairs of nodes (all) connected in both directions")
+
+
+def test_of_many_nodes_a_sample_is_tested() -> None:
+    (green,) = [one for one in apply_rules(evidence(nodes=nodes(1000))) if one.what == "node pairs"]
+    assert green.found == "32000 pairs of nodes (a ring and a sample of 499500) connected in both directions"
+
+
+def test_pairs_that_do_not_are_named() -> None:
+    findings = bad(missing(r1=(Lost("h3", SILENT),), r2=(Lost("h2", SILENT),)))
+    assert [(one.what, one.level, one.ranks, one.hosts) for one in findings] == [
+        ("node pairs", "error", (1,), ("h2",)),
+        ("node pairs", "error", (2,), ("h3",)),
+    ]
+    assert [one.found.partition(";")[0] for one in findings] == [
+        f"can't reach h3: {SILENT}",
+        f"can't reach h2: {SILENT}",
+    ]
+    assert "--interface" in findings[0].fix
+
+
+def test_a_node_that_nobody_reaches_has_one_line() -> None:
+    gone = (Lost("h3", SILENT),)
+    findings = bad(missing(r0=gone, r1=gone, r2=(Lost("h1", SILENT), Lost("h2", "refused"))))
+    assert [(one.ranks, one.found.partition(";")[0]) for one in findings] == [
+        ((0, 1), f"can't reach h3: {SILENT}"),
+        ((2,), f"can't reach h1: {SILENT}"),
+        ((2,), "can't reach h2: refused"),
+    ]
+
+
+def test_a_node_on_which_workers_can_not_listen() -> None:
+    first, second = nodes(2)
+    finding = only(evidence(nodes=(first, replace(second, port=0))))
+    assert (finding.what, finding.level, finding.ranks) == ("node pairs", "warning", (1,))
+    assert second.address in finding.found
+
+
+def test_pairs_that_were_not_tested_are_not_reported() -> None:
+    good = evidence(nodes=nodes(2), tests={})
+    assert [one for one in apply_rules(good) if one.what == "node pairs"] == []

@@ -14,11 +14,12 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.check import rank as module
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.rank import CheckingRank, Kind, RankTest
+from dask_gpu_mpi.check.rank import CheckingRank, Kind, ListenOrder, RankTest
 from dask_gpu_mpi.check.report import Listening, Outcome
 from dask_gpu_mpi.errors import InputError, OptionError, StartupError
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
 from preflights import MockMailbox
@@ -69,12 +70,17 @@ def test_listener_and_test_of_the_schedulers_rank(rank: CheckingRank, mailbox: A
     tokens = Tokens()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         dashboard = taken.getsockname()
-        rank.on_mail(Mail(0, Kind.LISTEN, ("127.0.0.1", 0, tokens, dashboard)))
+        order = ListenOrder("127.0.0.1", (tokens, 0, dashboard), (tokens, (0,)))
+        rank.on_mail(Mail(0, Kind.LISTEN, order))
     listening: Listening = mailbox.sent[-1][2]
     assert (mailbox.sent[-1][:2], listening.error) == ((0, Kind.LISTENING), "")
     assert listening.port > 0
+    assert listening.workers not in (0, listening.port)
     assert "in use" in listening.dashboard
-    rank.on_mail(Mail(0, Kind.TEST, RankTest("127.0.0.1", listening.port, tokens, (), 10.0)))
+    peers = tuple(
+        Node(host, 0, "127.0.0.1", of, listening.workers) for host, of in (("h1", tokens), ("h3", Tokens()))
+    )
+    rank.on_mail(Mail(0, Kind.TEST, RankTest("127.0.0.1", listening.port, tokens, (), 10.0, peers)))
     assert rank.step.startswith("running a kernel")
     deadline = time.monotonic() + 10
     while mailbox.sent[-1][1] != Kind.TESTED and time.monotonic() < deadline:
@@ -84,13 +90,16 @@ def test_listener_and_test_of_the_schedulers_rank(rank: CheckingRank, mailbox: A
     ((to, outcome),) = [(to, payload) for to, kind, payload in mailbox.sent if kind == Kind.TESTED]
     assert to == 0
     assert (outcome.reach.error, outcome.kernels) == ("", ())
+    assert outcome.lost == (Lost("h3", "something else answers there"),)
     # a rank with no address to connect to
     assert rank._test(RankTest("", 0, tokens, (), 10.0)) == Outcome(None, ())
 
 
 def test_port_that_is_taken(rank: CheckingRank, mailbox: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        rank.on_mail(Mail(0, Kind.LISTEN, ("127.0.0.1", taken.getsockname()[1], Tokens(), None)))
+        port = taken.getsockname()[1]
+        order = ListenOrder("127.0.0.1", (Tokens(), port, None), (Tokens(), (port,)))
+        rank.on_mail(Mail(0, Kind.LISTEN, order))
     assert mailbox.sent == [(0, Kind.LISTENING, Listening(0, "Address already in use", ""))]
 
 

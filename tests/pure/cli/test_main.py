@@ -110,6 +110,17 @@ def test_what_click_refuses_is_reported_for_all_ranks(job: Job) -> None:
     assert not isinstance(job.options, Options)
 
 
+@pytest.mark.parametrize("nodes", [["--nodes", "2"], ["--nodes=2"]])
+def test_a_plan_of_hypothetical_nodes_needs_no_ranks_to_refuse_options(
+    job: Job, nodes: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert job.run("plan", *nodes, "--protocol", "ucx") == 2
+    assert capsys.readouterr().err == "dask_gpu_mpi: error: command line: No such option '--protocol'.\n"
+    assert job.did == []
+    job.run("plan", "--protocol", "ucx")  # of the ranks that there are one reports
+    assert job.did == ["prepare"]
+
+
 def test_what_click_refuses_on_a_login_node(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.run("jobscript", "--noodles") == 2
     assert (job.did, capsys.readouterr().err.count("dask_gpu_mpi: error: command line: ")) == ([], 1)

@@ -10,12 +10,13 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
+from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration, Start
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHARED = (("layout", "shared"),)
@@ -238,9 +239,10 @@ def crowded(size: int, **changes: Any) -> Driver:
     driver = Driver(size, **changes)
     for rank in range(size):
         driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
-    driver.tell(0, Kind.LISTENING, "10.0.0.0:5")
     for rank in range(size):
-        driver.tell(rank, Kind.REACHED)
+        driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
+    for rank in range(size):
+        driver.tell(rank, Kind.REACHED, ())
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     return driver
 
@@ -250,12 +252,23 @@ def proving(size: int) -> Driver:
     driver = Driver(size)
     for rank in range(size):
         driver.tell(rank, Kind.REGISTRATION, registration(rank, size, f"h{rank}"))
-    ((rank, kind, (address, tokens)),) = driver.sent
-    assert (rank, kind, address) == (0, Kind.LISTEN, "10.0.0.0")
-    driver.tell(0, Kind.LISTENING, "10.0.0.0:5")
-    proofs = driver.sent[1:]
+    listens = [payload for _, _, payload in driver.sent]
+    assert driver.kinds() == [(rank, Kind.LISTEN) for rank in range(size)]
+    assert [listen.address for listen in listens] == [f"10.0.0.{rank}" for rank in range(size)]
+    assert [listen.scheduler is not None for listen in listens] == [rank == 0 for rank in range(size)]
+    for rank in range(size):
+        assert len(driver.sent) == size, "all listen before any connects"
+        driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
+    proofs = driver.sent[size:]
     assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(size)]
-    assert {payload for *_, payload in proofs} == {("10.0.0.0:5", "rank 0 on h0", tokens)}
+    for rank, _, to in proofs:
+        assert (to.scheduler, to.where, to.tokens) == ("10.0.0.0:5", "rank 0 on h0", listens[0].scheduler)
+        peers = {(peer.host, peer.rank, peer.address, peer.port, peer.tokens) for peer in to.peers}
+        assert peers == {
+            (f"h{other}", other, f"10.0.0.{other}", 6, listens[other].workers)
+            for other in range(size)
+            if other != rank
+        }
     return driver
 
 
@@ -266,6 +279,51 @@ def test_the_scheduler_starts_when_all_reach_its_host() -> None:
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
     driver.tell(1, Kind.REACHED)
     assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, ""))
+
+
+def test_nodes_that_do_not_reach_each_other_are_named() -> None:
+    """A shuffle would wait for them: nothing is started."""
+    driver = proving(4)
+    sent = len(driver.sent)
+    driver.tell(0, Kind.REACHED, ())
+    driver.tell(2, Kind.REACHED, (Lost("h3", "no answer within 5 s"),))
+    driver.tell(1, Kind.REACHED, ())
+    assert driver.coordinator.outcome is None
+    driver.tell(3, Kind.REACHED, (Lost("h2", "no answer within 5 s"),))
+    error = driver.coordinator.outcome
+    assert isinstance(error, InputError)
+    text = "no connection between nodes: from h2 to h3 (no answer within 5 s), from h3 to h2 (no answer within 5 s) (expected"
+    assert str(error).startswith(text)
+    assert "Fix: " in str(error)
+    assert len(driver.sent) == sent
+
+
+def test_nodes_without_workers_do_not_matter_but_for_the_schedulers() -> None:
+    driver = Driver(4, layout="exclusive")
+    for rank in range(4):  # h0: the scheduler; h1: the client; h2: both workers
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 4, f"h{min(rank, 2)}"))
+    listens = {rank: payload for rank, _, payload in driver.sent}
+    assert {rank: listen.workers is not None for rank, listen in listens.items()} == {0: True, 2: True}
+    for rank in (2, 0):
+        driver.tell(rank, Kind.LISTENING, Listening(5, 6))
+    connects = [payload for _, kind, payload in driver.sent if kind == Kind.CONNECT]
+    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], [], ["h0"], []]
+
+
+def test_a_node_that_can_not_listen_is_for_its_workers_to_report() -> None:
+    driver = Driver(3)
+    for rank in range(3):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 3, f"h{rank}"))
+    for rank in range(3):
+        driver.tell(rank, Kind.LISTENING, Listening(5, 0 if rank == 1 else 6))
+    connects = [payload for _, kind, payload in driver.sent if kind == Kind.CONNECT]
+    assert [[peer.host for peer in to.peers] for to in connects] == [["h2"], ["h2", "h0"], ["h0"]]
+
+
+def test_of_many_nodes_each_connects_to_some() -> None:
+    driver = crowded(200)
+    connects = [payload for _, kind, payload in driver.sent if kind == Kind.CONNECT]
+    assert {len(to.peers) for to in connects} == {MOST_AT_START}
 
 
 def test_all_that_do_not_reach_it_are_named() -> None:
@@ -339,7 +397,8 @@ def test_a_port_that_is_taken_is_the_schedulers_to_tell() -> None:
     driver = Driver(2)
     for rank in range(2):
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, f"h{rank}"))
-    driver.tell(0, Kind.LISTENING, "")
+    for rank in range(2):
+        driver.tell(rank, Kind.LISTENING, Listening(0, 6))
     assert driver.kinds()[-1] == (0, Kind.SCHEDULER)
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.channels import Event
-from dask_gpu_mpi.startup.messages import Kind, Start
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 
 WORKER = WorkerPlan(
@@ -140,15 +141,16 @@ def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path
 def test_a_rank_reaches_the_schedulers_host() -> None:
     tokens = Tokens()
     scheduler, heard = relay()
-    scheduler.on_event(Event(0, Kind.LISTEN, ("127.0.0.1", tokens)))
-    ((to, kind, target),) = heard.sent
-    assert (to, kind) == (0, Kind.LISTENING)
+    scheduler.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", tokens)))
+    ((to, kind, ports),) = heard.sent
+    assert (to, kind, ports.workers) == (0, Kind.LISTENING, 0)
+    target = f"127.0.0.1:{ports.scheduler}"
     rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, (target, "rank 0 on h", tokens)))
-    assert until_reported(rank, channels) == (0, Kind.REACHED, None)
+    rank.on_event(Event(0, Kind.CONNECT, Connect(target, "rank 0 on h", tokens)))
+    assert until_reported(rank, channels) == (0, Kind.REACHED, ())
     # the scheduler takes the port over
     scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "")))
-    again = Listener("127.0.0.1", int(target.rpartition(":")[2]), tokens)
+    again = Listener("127.0.0.1", ports.scheduler, tokens)
     again.close()
 
 
@@ -156,7 +158,7 @@ def test_a_rank_that_does_not_reach_it_reports_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, (f"127.0.0.1:{port}", "rank 0 on h", Tokens())))
+    rank.on_event(Event(0, Kind.CONNECT, Connect(f"127.0.0.1:{port}", "rank 0 on h", Tokens())))
     to, kind, failure = until_reported(rank, channels)
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
     assert failure.text.startswith(
@@ -167,8 +169,29 @@ def test_a_rank_that_does_not_reach_it_reports_that() -> None:
 def test_a_port_that_is_taken_is_the_schedulers_to_report() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         rank, channels = relay(scheduler_port=server.getsockname()[1])
-        rank.on_event(Event(0, Kind.LISTEN, ("127.0.0.1", Tokens())))
-    assert channels.sent == [(0, Kind.LISTENING, "")]
+        rank.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", Tokens())))
+    assert channels.sent == [(0, Kind.LISTENING, (0, 0))]
+
+
+def test_the_peers_that_a_rank_does_not_reach() -> None:
+    tokens = Tokens()
+    here, heard = relay()
+    here.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", tokens, tokens)))
+    ports = heard.sent[0][2]
+    assert 0 not in ports
+    up = Node("h2", 2, "127.0.0.1", tokens, ports.workers)
+    strange = Node("h3", 3, "127.0.0.1", Tokens(), ports.workers)
+    rank, channels = relay()
+    to = Connect(f"127.0.0.1:{ports.scheduler}", "rank 0 on h", tokens, (up, strange))
+    rank.on_event(Event(0, Kind.CONNECT, to))
+    lost = (Lost("h3", "something else answers there"),)
+    assert until_reported(rank, channels) == (0, Kind.REACHED, lost)
+    # the scheduler has its port, the workers get theirs when they start
+    here.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "")))
+    with pytest.raises(OSError, match="in use"):
+        Listener("127.0.0.1", ports.workers, tokens)
+    here.on_event(Event(0, Kind.START, start()))
+    Listener("127.0.0.1", ports.workers, tokens).close()
 
 
 @pytest.mark.parametrize(
