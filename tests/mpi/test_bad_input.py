@@ -528,6 +528,15 @@ def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, 
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.parametrize("words", [["-m", "none_such.mod"], ["-m"], ["-c"]])
+def test_module_or_code_that_is_none(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], 2, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    error_line(
+        done, "no module named 'none_such.mod'" if words[1:] else f"Option '{words[0]}' requires an argument"
+    )
+    nothing_left(mpirun, tmp_path)
+
+
 @pytest.mark.parametrize("words", [["--cpu-workers", "1", "plan"], ["plam"]])
 def test_command_that_was_taken_for_a_script(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
     done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], None, timeout=LIMIT, env=QUICK, cwd=tmp_path)
