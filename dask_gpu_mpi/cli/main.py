@@ -71,7 +71,10 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
         program.prepare()
     try:
         member, session = start(
-            read_options, check=check_client if words else None, has_client=program is not None
+            read_options,
+            check=check_client if words else None,
+            has_client=program is not None,
+            by_command=True,
         )
         if session is None or program is None:
             code = member.serve()

@@ -91,7 +91,7 @@ def test_other_ranks_serve(job: Job, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_cluster_without_a_script(job: Job, is_client: bool, capsys: pytest.CaptureFixture[str]) -> None:
     job.is_client = is_client
     assert job.run() == 7
-    assert (job.did, job.given) == (["prepare"], {"check": None, "has_client": False})
+    assert (job.did, job.given) == (["prepare"], {"check": None, "has_client": False, "by_command": True})
     assert capsys.readouterr().err == ("dask_gpu_mpi: ended\n" if is_client else "")
 
 
@@ -113,7 +113,7 @@ def test_what_click_refuses_is_reported_for_all_ranks(job: Job) -> None:
     assert isinstance(job.options, InputError)
     assert "command line: " in str(job.options)
     assert "--layuot" in str(job.options)
-    assert job.given == {"check": None, "has_client": False}
+    assert job.given == {"check": None, "has_client": False, "by_command": True}
     job.run("--layout", "shard", "my.py")
     assert "shard" in str(job.options)
     assert not isinstance(job.options, Options)
