@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.hints import show
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -228,24 +229,33 @@ def execute(
     return result
 
 
-def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
-    """A ``distributed.Client`` of the cluster that wrote this scheduler file, TLS included.
+def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any) -> Client:
+    """A ``distributed.Client`` of this job's cluster, or of the cluster that wrote this scheduler file, TLS included.
 
     Parameters
     ----------
-    scheduler_file : str or path
-        As given to ``--scheduler-file``.
+    scheduler_file : str or path, optional
+        As given to ``--scheduler-file``. None, in a job's script and in processes that it has forked: the job's cluster, as a
+        plain ``Client()``; but where there is no cluster, an error instead of a ``LocalCluster``.
     **kwargs
         For ``distributed.Client``.
 
     Raises
     ------
     InputError
-        There is no such file, or it is none.
+        There is no such file, or it is none; or there is neither a file nor a cluster of this process.
     """
     import dask
     from distributed import Client, Security
 
+    if scheduler_file is None:
+        address = dask.config.get("scheduler-address", None)
+        if address is None:
+            raise InputError(
+                "connect: this process has no cluster (expected a running job's script, or a process that it has forked). Fix: "
+                "start the job with --scheduler-file FILE, and call connect(FILE)"
+            )
+        return Client(address, **kwargs)
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
