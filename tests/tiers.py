@@ -15,6 +15,7 @@ MPICH = ("mpich",)
 QUICK = {
     # the main job: the command, initialize(), each layout, with and without a launcher, and how it looks to dask-mpi's users
     "mpi/test_main_job.py::test_command_with_four_ranks": BOTH,
+    "mpi/test_main_job.py::test_command_with_what_python_runs[module]": MPICH,
     "mpi/test_main_job.py::test_initialize_with_two_ranks_and_workers_in_the_agents": BOTH,
     "mpi/test_main_job.py::test_command_without_a_launcher_and_a_class_beside_the_script": MPICH,
     "mpi/test_main_job.py::test_exclusive_layout_and_a_class_of_the_script": MPICH,

@@ -67,6 +67,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the standard resource tracker: 117 files and 9 MiB more for each rank; the rank removes the scratch",
     ),
     *_of(
+        "runpy",
+        "_run_module_as_main",
+        "script/run",
+        _PYTHON,
+        why="-m MODULE, a folder and a zip file run as Python's main program runs them, in a __main__ that stays",
+        without="threads that outlive the main program, and pickle, no longer find what __main__ had",
+    ),
+    *_of(
         "subprocess",
         "_args_from_interpreter_flags",
         "agent/handle",

@@ -10,7 +10,7 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
-from .options import RUN_CONTEXT, fail, resolve_texts, run_parameters, split_run
+from .options import RUN_CONTEXT, RunCommand, fail, resolve_texts, run_parameters, split_run
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 
-@click.command(context_settings=RUN_CONTEXT)
+@click.command(cls=RunCommand, context_settings=RUN_CONTEXT)
 @run_parameters
 @click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")
 @click.option(

@@ -14,7 +14,7 @@ from dask_gpu_mpi.options.model import Options
 
 from .check import check
 from .jobscript import jobscript
-from .options import RUN_CONTEXT, fail, read_texts, run_parameters, split_run
+from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_parameters, split_run
 from .plan import plan
 
 __all__ = ["cli", "main"]
@@ -35,7 +35,7 @@ def cli() -> None:
     """Dask on every GPU of a batch job.
 
     \b
-    mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT [ARGS]...]
+    mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT | -m MODULE | -c CODE] [ARGS]...
 
     turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
@@ -43,39 +43,47 @@ def cli() -> None:
     open_missing()
 
 
-@cli.command(context_settings=RUN_CONTEXT)
+@cli.command(cls=RunCommand, context_settings=RUN_CONTEXT)
 @run_parameters
 def run(program: tuple[str, ...], **given: Any) -> None:
-    """Start the cluster, run SCRIPT on its client rank, end with its exit code."""
+    """Start the cluster, run SCRIPT on its client rank, end with its exit code.
+
+    SCRIPT is a file, a folder or zip file with __main__.py, -m MODULE or -c CODE, as for python.
+    """
     given, program = split_run(given, program)
     _run(lambda: read_texts(given), program)
 
 
-def _run(read_options: Callable[[], Options], program: Sequence[str]) -> None:
+def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     from dask_gpu_mpi.cluster.start import prepare_process, start
-    from dask_gpu_mpi.script.run import check_script, prepare_script, run_script
+    from dask_gpu_mpi.script.program import Program
+    from dask_gpu_mpi.script.run import run_script
 
     def check_client(rank: int, options: Options) -> None:
         from dask_gpu_mpi.plan.roles import expected_client
 
-        if rank == expected_client(options):
-            check_script(program[0], cli.commands)
+        if program is not None and rank == expected_client(options):
+            program.check(cli.commands)
 
     prepare_process()
-    if program:
-        prepare_script(program[0], program[1:])
+    program = Program.of(words) if words else None
+    if program is not None:
+        program.prepare()
     try:
         member, session = start(
-            read_options, check=check_client if program else None, has_client=bool(program)
+            read_options,
+            check=check_client if words else None,
+            has_client=program is not None,
+            by_command=True,
         )
-        if session is None:
+        if session is None or program is None:
             code = member.serve()
-            if not program and member.joined.start.is_client:
+            if program is None and member.joined.start.is_client:
                 say("ended")
             sys.exit(code)
     except DaskGpuMpiError as error:
         fail(error)
-    run_script(program[0])
+    run_script(program)
 
 
 for command in (plan, check, jobscript):

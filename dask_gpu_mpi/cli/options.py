@@ -17,6 +17,7 @@ from dask_gpu_mpi.options.table import OPTIONS
 
 __all__ = [
     "RUN_CONTEXT",
+    "RunCommand",
     "click_option",
     "fail",
     "option_decorators",
@@ -32,6 +33,33 @@ __all__ = [
 RUN_CONTEXT = {"allow_interspersed_args": False}
 #: An address instead of a script: it has a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
+
+
+class RunCommand(click.Command):
+    """A command whose options end at ``-m MODULE`` or ``-c CODE``, as Python's own: what follows is the program's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's, with ``--`` before them."""
+        return super().parse_args(ctx, _end_options(ctx, self.get_params(ctx), args))
+
+
+def _end_options(ctx: click.Context, parameters: Sequence[click.Parameter], args: list[str]) -> list[str]:
+    takes_value = {
+        flag
+        for parameter in parameters
+        if isinstance(parameter, click.Option) and not parameter.is_flag
+        for flag in parameter.opts
+    }
+    index = 0
+    while index < len(args) and args[index].startswith("-") and args[index] not in ("-", "--"):
+        start, rest = args[index][:2], args[index][2:]
+        if start in ("-m", "-c"):
+            words = [start, *([rest] if rest else []), *args[index + 1 :]]
+            if len(words) == 1:
+                raise click.UsageError(f"Option {start!r} requires an argument.", ctx)
+            return [*args[:index], "--", *words]
+        index += 2 if args[index] in takes_value else 1
+    return args
 
 
 def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], Any]:
@@ -92,8 +120,10 @@ def fail(error: DaskGpuMpiError) -> NoReturn:
 
 
 def run_parameters(function: Any) -> Any:
-    """What `run` takes: all options of the table, the script and its arguments."""
-    program = click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT [ARGS]...]")
+    """What `run` takes (with `RunCommand`): all options of the table, the script and its arguments."""
+    program = click.argument(
+        "program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]..."
+    )
     return option_decorators()(program(function))
 
 
@@ -107,7 +137,9 @@ def parse_run(arguments: Sequence[str]) -> dict[str, Any]:
     click.exceptions.Exit
         It asks for help.
     """
-    command = click.command("run", context_settings=RUN_CONTEXT)(run_parameters(lambda **_: None))
+    command = click.command("run", cls=RunCommand, context_settings=RUN_CONTEXT)(
+        run_parameters(lambda **_: None)
+    )
     with command.make_context("run", list(arguments)) as context:
         return dict(context.params)
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.options.hints import show
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.script import excepthook
 
-from .start import prepare_process, refuse_second, start
+from .start import command_session, prepare_process, refuse_second, start
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -83,6 +88,9 @@ def initialize(
     Called by all ranks. On the client rank it returns when all workers are there, and a plain ``distributed.Client()`` connects.
     All other ranks stay inside until the script ends on the client rank, however it ends, and then exit with code 0.
 
+    In a script that ``python -m dask_gpu_mpi`` runs it returns the session that is there already; options that differ from the
+    command's have no effect, and a warning names them.
+
     Arguments up to `exit` are dask-mpi's, in dask-mpi's order and meaning.
 
     Parameters
@@ -136,6 +144,9 @@ def initialize(
         The cluster did not come up; uncaught, one report and exit code 1.
     """
     explicit = _specified(locals()) | options  # first: these are the arguments alone
+    if (running := command_session()) is not None:
+        _warn_of_other_options(explicit, running[1], whole_world=comm is None, exits=exit)
+        return running[0]
     prepare_process()
     member, session = start(_reader(explicit), comm=comm, leave_open=not exit)
     if session is not None:
@@ -218,24 +229,33 @@ def execute(
     return result
 
 
-def connect(scheduler_file: str | os.PathLike[str], **kwargs: Any) -> Client:
-    """A ``distributed.Client`` of the cluster that wrote this scheduler file, TLS included.
+def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any) -> Client:
+    """A ``distributed.Client`` of this job's cluster, or of the cluster that wrote this scheduler file, TLS included.
 
     Parameters
     ----------
-    scheduler_file : str or path
-        As given to ``--scheduler-file``.
+    scheduler_file : str or path, optional
+        As given to ``--scheduler-file``. None, in a job's script and in processes that it has forked: the job's cluster, as a
+        plain ``Client()``; but where there is no cluster, an error instead of a ``LocalCluster``.
     **kwargs
         For ``distributed.Client``.
 
     Raises
     ------
     InputError
-        There is no such file, or it is none.
+        There is no such file, or it is none; or there is neither a file nor a cluster of this process.
     """
     import dask
     from distributed import Client, Security
 
+    if scheduler_file is None:
+        address = dask.config.get("scheduler-address", None)
+        if address is None:
+            raise InputError(
+                "connect: this process has no cluster (expected a running job's script, or a process that it has forked). Fix: "
+                "start the job with --scheduler-file FILE, and call connect(FILE)"
+            )
+        return Client(address, **kwargs)
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
 
     target = read_scheduler_file(scheduler_file)
@@ -260,3 +280,32 @@ def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
     """What reads the options, in a process that may still start a cluster."""
     refuse_second()
     return functools.partial(resolve, explicit, source="keyword")
+
+
+def _warn_of_other_options(
+    explicit: Mapping[str, Any], actual: Options, *, whole_world: bool, exits: bool
+) -> None:
+    """Name what a call of `initialize` asks for that the command's cluster is not; raises an OptionError as any call does."""
+    wanted = resolve(explicit, source="keyword")
+    names = {"nanny": "worker_class", "exclusive_workers": "layout"}
+    fields = dict.fromkeys(names.get(name, name) for name in explicit)
+    differ = [
+        f"{name}={show(getattr(wanted, name))} (the cluster has {show(getattr(actual, name))})"
+        for name in fields
+        if _comparable(name, wanted) != _comparable(name, actual)
+    ]
+    differ += ["comm"] * (not whole_world) + ["exit=False"] * (not exits)
+    if differ:
+        say(
+            "warning: initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
+            f"{', '.join(differ)}. Fix: give these options to the command, or run the script without it"
+        )
+
+
+def _comparable(name: str, options: Options) -> Any:
+    """An option's value; the class itself where the command line names it by its dotted path."""
+    value = getattr(options, name)
+    if name == "worker_class" and isinstance(value, str):
+        with contextlib.suppress(ValueError, ImportError, AttributeError):
+            return pkgutil.resolve_name(value)
+    return value

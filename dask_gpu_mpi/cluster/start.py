@@ -25,10 +25,12 @@ if TYPE_CHECKING:
     from .member import Member
     from .session import Session
 
-__all__ = ["prepare_process", "refuse_second", "start"]
+__all__ = ["command_session", "prepare_process", "refuse_second", "start"]
 
 #: This process's part in its last cluster.
 _member: Member | None = None
+#: Whether the command started that cluster, and not the script.
+_by_command = False
 
 
 def start(
@@ -38,6 +40,7 @@ def start(
     leave_open: bool = False,
     has_client: bool = True,
     check: Callable[[int, Options], None] | None = None,
+    by_command: bool = False,
 ) -> tuple[Member, Session | None]:
     """Join the cluster; a session on the client rank, None elsewhere and without a script.
 
@@ -54,13 +57,15 @@ def start(
         Whether some rank runs a script.
     check : callable, optional
         ``check(rank, options)`` raises an InputError where this rank can't do what it is for.
+    by_command : bool
+        Whether ``python -m dask_gpu_mpi`` starts it: `initialize` in its script returns that session (`command_session`).
 
     Raises
     ------
     DaskGpuMpiError
         It did not come up; the same error on all ranks.
     """
-    global _member
+    global _member, _by_command
     refuse_children()
     started = time.monotonic()
     signals = Signals()
@@ -105,6 +110,7 @@ def start(
     finally:
         if keepalive is not None:
             keepalive.release()
+    _by_command = by_command
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
     member.write_timeline()  # of the start, in case nobody gets so far as to write the end
     if not joined.start.is_client:
@@ -150,6 +156,16 @@ def _open_session(session: Session, options: Options, signals: Signals) -> Sessi
     return session
 
 
+def command_session() -> tuple[Session, Options] | None:
+    """The open session that ``python -m dask_gpu_mpi`` has started for this script, and its options; None: there is none."""
+    if _member is None or not _by_command:
+        return None
+    from .session import current_session
+
+    session = current_session()
+    return None if session is None or session.closed else (session, _member.joined.options)
+
+
 def refuse_second() -> None:
     """One cluster at a time.
 
@@ -160,8 +176,8 @@ def refuse_second() -> None:
     """
     if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(
-            "initialize() was called a second time in this job: one cluster at a time; call it once (a script that "
-            "`python -m dask_gpu_mpi` runs has its cluster already)"
+            "initialize or execute: called a second time in this job (expected once: one cluster at a time). Fix: remove this "
+            "call, or end the first cluster before it, with initialize(exit=False) and session.close()"
         )
 
 

@@ -486,7 +486,7 @@ def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
     nothing_left(mpirun)
 
 
-TWICE = "initialize() was called a second time", "call it once"
+TWICE = "initialize or execute: called a second time", "expected once"
 
 
 def only_error(done: CompletedJob, *says: str) -> None:
@@ -511,20 +511,21 @@ def test_initialize_twice(mpirun: Mpi) -> None:
     nothing_left(mpirun)
 
 
-def test_initialize_in_a_script_that_has_its_cluster_already(mpirun: Mpi, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(script_of(""))
-    program = ["python", "-m", "dask_gpu_mpi", "--no-dashboard", str(script)]
-    only_error(mpirun.run(program, 2, timeout=LIMIT, env=QUICK), *TWICE, "python -m dask_gpu_mpi")
-    nothing_left(mpirun, tmp_path)
-
-
 @pytest.mark.parametrize("ranks", [None, 2])
 @pytest.mark.parametrize(("path", "what"), [("none.py", "does not exist"), (".", "is a directory")])
 def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, ranks: int | None) -> None:
     program = ["python", "-m", "dask_gpu_mpi", path]
     done = mpirun.run(program, ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
     error_line(done, repr(path), what, repr(str(tmp_path)))
+    nothing_left(mpirun, tmp_path)
+
+
+@pytest.mark.parametrize("words", [["-m", "none_such.mod"], ["-m"], ["-c"]])
+def test_module_or_code_that_is_none(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], 2, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    error_line(
+        done, "no module named 'none_such.mod'" if words[1:] else f"Option '{words[0]}' requires an argument"
+    )
     nothing_left(mpirun, tmp_path)
 
 

@@ -400,3 +400,64 @@ if session:
     done = mpirun.run(program, 2, timeout=60).check()
     assert facts(done)["code"] == 4
     assert done.stderr.count("ended after") == 2
+
+
+#: A script for both: `mpirun python script.py`, and `mpirun python -m dask_gpu_mpi script.py`.
+BOTH_WAYS = f"""{TELL}
+import distributed
+from dask_gpu_mpi import current_session, initialize
+session = initialize(nthreads=1, worker_class=distributed.Nanny, dashboard=False)
+with session.client() as client:
+    tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), same=session is current_session())
+"""
+RUNNING = "initialize: the cluster was started by `python -m dask_gpu_mpi`; no effect: "
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "warns"),
+    [
+        ("--nthreads 1 --no-dashboard --worker-class distributed.Nanny", "", None),
+        (
+            "--nthreads 1",
+            "",
+            "dashboard=False (the cluster has True), worker_class=<class 'distributed.nanny.Nanny'> (the cluster has 'auto')",
+        ),
+        (
+            "--nthreads 1 --no-dashboard --worker-class distributed.Nanny",
+            "initialize(protocol='tcp', exit=False)",
+            "protocol='tcp' (the cluster has 'tls'), exit=False. Fix: give these options to the command",
+        ),
+    ],
+    ids=["alike", "different", "another call"],
+)
+@pytest.mark.one_mpi
+def test_initialize_below_the_command(
+    mpirun: Mpi, tmp_path: Path, options: str, call: str, warns: str | None
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BOTH_WAYS + call)
+    done = mpirun.run([*COMMAND, *options.split(), str(script)], 2).check()
+    assert facts(done) == {"workers": 2, "same": True}
+    assert only_our_lines(done.stderr)
+    warnings = [line for line in done.stderr.splitlines() if RUNNING in line]
+    assert len(warnings) == (warns is not None)
+    assert warns is None or warns in warnings[0]
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("initialize(nthreds=1)", "unknown option 'nthreds'"),
+        ("initialize().close(); initialize()", "initialize or execute: called a second time"),
+        ("execute(print)", "initialize or execute: called a second time"),
+    ],
+)
+def test_what_is_refused_below_the_command(mpirun: Mpi, tmp_path: Path, call: str, says: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"from dask_gpu_mpi import execute, initialize\n{call}\nprint('on')\n")
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
+    assert done.stdout == ""
+    assert only_our_lines(done.stderr)
+    (line,) = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert says in line

@@ -121,6 +121,25 @@ def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     assert "{" not in table.stdout
 
 
+@pytest.mark.parametrize("kind", ["module", "code", "folder"])
+def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -> None:
+    """Functions and classes of ``__main__`` reach the workers, whose import path has what the program's has."""
+    script = write_script(tmp_path)
+    program, beside = [str(tmp_path)], str(tmp_path / "__main__.py")
+    if kind == "folder":
+        script.rename(beside)
+    elif kind == "module":
+        program, beside = ["-m", "analysis"], str(script)
+    else:
+        program, beside = ["-c", "__file__ = 'none'\n" + SCRIPT], "none"
+    done = mpirun.run([*COMMAND, "--no-dashboard", *program, "--nthreads", "3"], 2, cwd=tmp_path).check()
+    told = facts(done)
+    check_tasks(told, done.stdout, 2)
+    assert told["argv"] == [{"code": "-c", "module": str(script)}.get(kind, program[0]), "--nthreads", "3"]
+    assert told["file"] == beside
+    assert only_our_lines(done.stderr)
+
+
 def test_initialize_with_one_rank_and_a_nanny(mpirun: Mpi, tmp_path: Path) -> None:
     before = """
 import dask, distributed

@@ -15,6 +15,7 @@ from dask_gpu_mpi.cluster import start as module
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script import run as script
+from dask_gpu_mpi.script.program import Program
 
 
 class Job:
@@ -30,9 +31,9 @@ class Job:
         monkeypatch.setattr(module, "prepare_process", lambda: self.did.append("prepare"))
         monkeypatch.setattr(module, "start", self.start)
         monkeypatch.setattr(
-            script, "prepare_script", lambda path, rest: self.did.append(f"argv {path} {list(rest)}")
+            Program, "prepare", lambda it: self.did.append(f"argv {it.text} {list(it.arguments)}")
         )
-        monkeypatch.setattr(script, "run_script", lambda path: self.did.append(f"run {path}"))
+        monkeypatch.setattr(script, "run_script", lambda it: self.did.append(f"run {it.text}"))
 
     def start(self, read_options: Any, **given: Any) -> tuple[Any, Any]:
         self.given = given
@@ -72,6 +73,14 @@ def test_the_client_runs_the_script(job: Job, command: tuple[str, ...]) -> None:
     assert (job.options.nthreads, job.given["has_client"]) == (2, True)
 
 
+@pytest.mark.parametrize("option", ["-m", "-c"])
+def test_the_client_runs_a_module_or_code(job: Job, option: str) -> None:
+    job.session = object()
+    job.run("--nthreads", "2", option, "text", "-m", "--nthreads", "3")
+    assert job.did == ["prepare", "argv text ['-m', '--nthreads', '3']", "run text"]
+    assert job.options.nthreads == 2
+
+
 def test_other_ranks_serve(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     assert job.run("my.py") == 7
     assert "run my.py" not in job.did
@@ -82,7 +91,7 @@ def test_other_ranks_serve(job: Job, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_cluster_without_a_script(job: Job, is_client: bool, capsys: pytest.CaptureFixture[str]) -> None:
     job.is_client = is_client
     assert job.run() == 7
-    assert (job.did, job.given) == (["prepare"], {"check": None, "has_client": False})
+    assert (job.did, job.given) == (["prepare"], {"check": None, "has_client": False, "by_command": True})
     assert capsys.readouterr().err == ("dask_gpu_mpi: ended\n" if is_client else "")
 
 
@@ -104,7 +113,7 @@ def test_what_click_refuses_is_reported_for_all_ranks(job: Job) -> None:
     assert isinstance(job.options, InputError)
     assert "command line: " in str(job.options)
     assert "--layuot" in str(job.options)
-    assert job.given == {"check": None, "has_client": False}
+    assert job.given == {"check": None, "has_client": False, "by_command": True}
     job.run("--layout", "shard", "my.py")
     assert "shard" in str(job.options)
     assert not isinstance(job.options, Options)

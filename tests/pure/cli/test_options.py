@@ -33,6 +33,29 @@ def test_what_comes_after_the_script_is_the_scripts() -> None:
     assert words == ("script.py", "--nthreads", "3", "--flag")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("-m mod --nthreads 3 -c", "-m mod --nthreads 3 -c"),
+        ("-mmod -x", "-m mod -x"),
+        ("-cpass --help", "-c pass --help"),
+        ("--no-dashboard --nthreads=2 -m -c", "-m -c"),
+        ("--nthreads 2 -c pass", "-c pass"),
+        ("--name -m s.py -m x", "s.py -m x"),  # the value of an option
+        ("-- -mmod", "-mmod"),
+        ("s.py -m mod", "s.py -m mod"),
+    ],
+)
+def test_options_end_at_a_module_or_code(arguments: str, words: str) -> None:
+    assert parse_run(arguments.split())["program"] == tuple(words.split())
+
+
+@pytest.mark.parametrize("option", ["-m", "-c"])
+def test_a_module_or_code_is_missing(option: str) -> None:
+    with pytest.raises(click.UsageError, match=f"Option '{option}' requires an argument"):
+        parse_run(["--nthreads", "2", option])
+
+
 @pytest.mark.parametrize("address", ["tcp://h1:8786", "tls://10.0.0.1:8786", "h1:8786"])
 def test_dask_mpis_way_to_name_a_scheduler(address: str) -> None:
     options, words = resolved("--no-scheduler", address, "script.py")
