@@ -271,7 +271,7 @@ def announce(joined: Joined, seconds: float) -> None:
     """Print what came up, and where the dashboard is."""
     plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
-    gpus = sum(worker.kind == "gpu" for worker in plan.workers)
+    gpus = len({device for worker in plan.workers for device in worker.devices})
     workers, hosts = len(plan.workers), len(plan.hosts)
     counts = [
         f"{number} {noun}{'s' * (number != 1)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import sys
@@ -676,6 +677,14 @@ def test_mpi4py_that_is_not_there(mpirun: Mpi, tmp_path: Path) -> None:
     script.write_text(script_of(None))
     done = mpirun.run(["python", "-m", "dask_gpu_mpi", str(script)], None, timeout=LIMIT, env=QUICK)
     error_line(done, "No module named 'mpi4py'", "pip install")
+
+
+def test_a_python_without_what_the_package_needs(mpirun: Mpi, tmp_path: Path) -> None:
+    """As on a node with another Python: the launcher would not name it."""
+    (tmp_path / "click.py").write_text("raise ModuleNotFoundError(\"No module named 'click'\")")
+    env = QUICK | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", "check"], None, timeout=LIMIT, env=env)
+    error_line(done, HOST, "No module named 'click'", "one environment on all nodes", sys.executable)
 
 
 def test_scheduler_file_goes_with_a_cluster_that_did_not_start(mpirun: Mpi, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 #: What other folders of tests start, or what has nothing to test; the tests of each module that has its own are in
 #: ``tests/pure/<room>/test_<module>.py``.
 ELSEWHERE = {
-    "__main__": "two lines; tests/pure/script/test_run.py runs it",
+    "__main__": "a few lines; tests/pure/script/test_run.py and tests/mpi/test_bad_input.py run it",
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
     "agent/main": "a process with Dask in it: tests/pure/workers/test_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",

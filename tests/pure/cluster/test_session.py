@@ -135,21 +135,22 @@ def test_a_lost_cluster_comes_first(member: Member) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "nodes", "line"),
+    ("devices", "nodes", "line"),
     [
-        (["gpu"], ["a"], "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
-        (["gpu", "gpu", "cpu"], ["a", "b"], "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
-        (["cpu"], ["a"], "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
+        (["u"], ["a"], "1 worker on 1 host, 1 GPU, ready after 2.0 s"),
+        (["u", "v", ""], ["a", "b"], "3 workers on 2 hosts, 2 GPUs, ready after 2.0 s"),
+        (["u v"], ["a"], "1 worker on 1 host, 2 GPUs, ready after 2.0 s"),
+        ([""], ["a"], "1 worker on 1 host, 0 GPUs, ready after 2.0 s"),
     ],
 )
 def test_what_came_up(
-    kinds: list[str],
+    devices: list[str],
     nodes: list[str],
     line: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers = [SimpleNamespace(kind=kind) for kind in kinds]
+    workers = [SimpleNamespace(devices=tuple(of.split())) for of in devices]
     plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
