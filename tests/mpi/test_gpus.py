@@ -111,6 +111,25 @@ finally:
     check_workers(told, GPUS, {"0-0": GPUS[:1]})
 
 
+def test_gpus_without_dask_cuda(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    """One report with the fix, and CPU workers for who asks for them."""
+    (tmp_path / "dask_cuda.py").write_text("raise ModuleNotFoundError('no dask_cuda', name='dask_cuda')\n")
+    (tmp_path / "script.py").write_text(
+        "from distributed import Client\nprint(len(Client().scheduler_info()['workers']))\n"
+    )
+    environ = gpu_environ(libdir, GPUS) | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    refused = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=environ)
+    assert (refused.rc, refused.leaked) == (2, ())
+    assert (
+        refused.stderr.count("GPU workers need dask-cuda, which is not installed here. Fix: pip install") == 1
+    )
+    assert "Traceback" not in refused.stderr
+    done = mpirun.run(
+        [*COMMAND, "--worker-class", "distributed.Nanny", str(tmp_path / "script.py")], 2, env=environ
+    ).check()
+    assert done.stdout.split() == ["2"]
+
+
 def hanging_nvml(tmp_path: Path) -> dict[str, str | None]:
     """The environment of a host whose driver hangs."""
     source = tmp_path / "nvml.c"
