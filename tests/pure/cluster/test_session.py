@@ -150,7 +150,7 @@ def test_what_came_up(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    workers = [SimpleNamespace(devices=tuple(of.split())) for of in devices]
+    workers = [SimpleNamespace(kind="gpu" if of else "cpu", devices=tuple(of.split())) for of in devices]
     plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
