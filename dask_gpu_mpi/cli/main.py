@@ -14,6 +14,7 @@ from dask_gpu_mpi.options.model import Options
 
 from .check import check
 from .jobscript import jobscript
+from .launch import launch
 from .options import RUN_CONTEXT, fail, read_texts, run_parameters, split_run
 from .plan import plan
 
@@ -36,6 +37,8 @@ def cli() -> None:
 
     \b
     mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT [ARGS]...]
+
+    dask-gpu-mpi launch [-n N] [OPTIONS] [SCRIPT [ARGS]...]
 
     turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
@@ -78,7 +81,7 @@ def _run(read_options: Callable[[], Options], program: Sequence[str]) -> None:
     run_script(program[0])
 
 
-for command in (plan, check, jobscript):
+for command in (launch, plan, check, jobscript):
     cli.add_command(command)
 
 
@@ -96,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except click.ClickException as error:
         refused = InputError(f"command line: {error.format_message()}")
-        if arguments[:1] == ["jobscript"]:  # on a login node, where there are no ranks
+        if arguments[:1] in (["jobscript"], ["launch"]):  # where there are no ranks
             fail(refused)
 
         def refuse() -> Options:
