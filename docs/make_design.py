@@ -51,7 +51,7 @@ TIP = (
 #: The rooms from top to bottom, as import-linter holds them (pyproject.toml).
 LAYERS = (
     ("cli",),
-    ("cluster", "check"),
+    ("cluster", "check", "launch"),
     ("script", "startup"),
     ("agent",),
     ("workers",),

@@ -48,6 +48,8 @@ QUICK = {
     "mpi/test_check.py::test_gpus": MPICH,
     "mpi/test_check.py::test_version_that_differs_on_one_rank": MPICH,
     "mpi/test_check.py::test_bad_input[2]": MPICH,
+    # the one command
+    "mpi/test_launch.py::test_everything_ends_with_launch[15]": BOTH,
     # clusters that others use, who gets in, and what is printed
     "mpi/test_joining.py::test_cluster_by_its_address": MPICH,
     "mpi/test_security.py": MPICH,

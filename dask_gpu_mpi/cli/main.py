@@ -14,6 +14,7 @@ from dask_gpu_mpi.options.model import Options
 
 from .check import check
 from .jobscript import jobscript
+from .launch import launch
 from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_parameters, split_run
 from .plan import plan
 
@@ -36,6 +37,8 @@ def cli() -> None:
 
     \b
     mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT | -m MODULE | -c CODE] [ARGS]...
+
+    dask-gpu-mpi launch [-n N] [OPTIONS] [SCRIPT [ARGS]...]
 
     turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
@@ -86,7 +89,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     run_script(program)
 
 
-for command in (plan, check, jobscript):
+for command in (launch, plan, check, jobscript):
     cli.add_command(command)
 
 
@@ -119,4 +122,4 @@ def _is_without_ranks(arguments: Sequence[str]) -> bool:
     """Whether this command has no other ranks, with which it would agree on one report, nor needs MPI: on a login node."""
     if arguments[:1] == ["plan"]:
         return any(word.partition("=")[0] == "--nodes" for word in arguments)
-    return arguments[:1] == ["jobscript"]
+    return arguments[:1] in (["jobscript"], ["launch"])

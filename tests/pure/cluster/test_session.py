@@ -162,7 +162,7 @@ def test_what_came_up(
         f"dask_gpu_mpi: {line}",
         "dask_gpu_mpi: warning: of options",
         "dask_gpu_mpi: warning: of the plan",
-        f"dask_gpu_mpi: warning: of versions, {'gpu' in kinds}",
+        f"dask_gpu_mpi: warning: of versions, {any(devices)}",
         "dask_gpu_mpi: dashboard at http://d",
     ]
     monkeypatch.setattr(session_module.importlib.util, "find_spec", lambda _: None)

@@ -1,0 +1,189 @@
+"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.launch`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dask_gpu_mpi.errors import DaskGpuMpiError, LauncherError
+from dask_gpu_mpi.launch.launchers import CHOICES
+
+from .options import RUN_CONTEXT, RunCommand, fail, run_parameters
+
+__all__ = ["launch"]
+
+#: Seconds for `flux getattr` and `squeue`.
+ASK_TIMEOUT = 20.0
+
+
+# fmt: off
+#: What `launch` has beside the options of `run`.
+LAUNCH_OPTIONS = (
+    click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), metavar="N",
+                 help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
+    click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong."),
+    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check."),
+    click.option("--requeue", "restarts", type=click.IntRange(min=0), default=0, metavar="N",
+                 help="After exit code 75, a checkpoint, have the batch system run the job again, N times at most."),
+    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv)."),
+    click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
+    click.option("--launcher", type=click.Choice(CHOICES), help="Command that starts the ranks. Default: the batch system's, if "
+                 "it fits the MPI library, else the mpirun of the library."),
+    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs."),
+    click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
+)
+# fmt: on
+
+
+def _launch_options(function: Any) -> Any:
+    for option in reversed(LAUNCH_OPTIONS):
+        function = option(function)
+    return function
+
+
+@click.command(cls=RunCommand, context_settings=RUN_CONTEXT)
+@_launch_options
+@run_parameters
+@click.pass_context
+def launch(
+    context: click.Context,
+    /,
+    ranks: int | None,
+    preflight: bool,
+    expect_gpus: int | None,
+    restarts: int,
+    container: str | None,
+    hosts: str | None,
+    launcher: str | None,
+    mpi: str | None,
+    dry_run: bool,
+    program: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Start MPI ranks and run SCRIPT on the cluster that they become: in a job of Slurm, PBS, LSF or Flux, or on this machine.
+
+    Finds the launcher that fits the MPI library of mpi4py and the batch system, and its options. Options of `run` come before
+    SCRIPT. Exits with the script's exit code.
+    """
+    from dask_gpu_mpi.launch.command import Request
+
+    try:
+        request = Request(
+            options=run_options(context.command.params, given),
+            program=program,
+            check=preflight,
+            expect_gpus=expect_gpus,
+            container=container or "",
+            log_directory=given["log_directory"] or "",
+            local_directory=given["local_directory"] or "",
+        )
+        code = _launch(request, ranks, restarts, hosts, launcher or "", mpi or "", dry_run)
+    except DaskGpuMpiError as error:
+        fail(error)
+    sys.exit(code)
+
+
+def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) -> tuple[str, ...]:
+    """The words of a command line for these values of options."""
+    words: list[str] = []
+    for parameter in parameters:
+        value = given.get(parameter.name or "")
+        if value is None or not isinstance(parameter, click.Option):
+            continue
+        if isinstance(value, bool):
+            words.append(parameter.opts[0] if value else parameter.secondary_opts[0])
+        else:
+            words += [parameter.opts[0], str(value)]
+    return tuple(words)
+
+
+def _launch(
+    request: Any, ranks: int | None, restarts: int, hosts: str | None, launcher: str, mpi: str, dry_run: bool
+) -> int:
+    from dask_gpu_mpi.launch import allocation as places
+    from dask_gpu_mpi.launch.command import as_text, decide, python_command
+    from dask_gpu_mpi.launch.execute import run_launch
+    from dask_gpu_mpi.launch.launchers import choose_launcher, find_launchers
+    from dask_gpu_mpi.launch.mpi_library import ask_library
+    from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
+
+    environ = dict(os.environ)
+    _refuse_ranks(environ)
+    named = places.parse_hosts(hosts, _read) if hosts is not None else ()
+    where = places.find_allocation(environ, ranks=ranks, hosts=named, read=_read, flux=_flux)
+    cwd = os.getcwd()
+    library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
+    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm")
+    starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
+    commands = decide(
+        request,
+        environ,
+        where,
+        library,
+        starter,
+        meeting,
+        python=sys.executable,
+        cwd=cwd,
+        root=os.geteuid() == 0,
+        job_end=_slurm_end(where.requeue_as, environ) if where.system == "slurm" else "",
+    )
+    if dry_run:
+        click.echo(as_text(commands, str(where), f"{library.name}: {starter.kind}"))
+        return 0
+    job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)
+    return run_launch(commands, environ, (lambda: requeue(job, environ)) if restarts else lambda: None)
+
+
+def _refuse_ranks(environ: dict[str, str]) -> None:
+    from dask_gpu_mpi.mpi.launchers import detect, speaks
+
+    launched = detect(environ)
+    if launched is not None and (launched.size or 1) > 1:
+        error = LauncherError(
+            f"launch: this is already rank {launched.rank} of {launched.size} of {launched.name}. Fix: `dask-gpu-mpi run` below "
+            "a launcher, or `dask-gpu-mpi launch` without one"
+        )
+        error.reported = not speaks(environ)
+        raise error
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _ask(*command: str, **environ: str) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=ASK_TIMEOUT,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _flux(attribute: str) -> str:
+    return _ask("flux", "getattr", attribute)
+
+
+def _slurm_end(job: str, environ: dict[str, str]) -> str:
+    """The end of the job, in seconds since the epoch; of parts that end at different times, the first."""
+    from datetime import datetime
+
+    if environ.get("SLURM_JOB_END_TIME"):
+        return ""
+    ends = _ask("squeue", "-h", "-j", job, "-o", "%e", SLURM_TIME_FORMAT="standard").split()
+    try:
+        return str(int(min(map(datetime.fromisoformat, ends)).timestamp()))
+    except ValueError:  # no limit, no answer
+        return ""

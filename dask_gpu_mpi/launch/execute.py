@@ -1,0 +1,133 @@
+"""Runs the commands of a job: one child at a time, which hears of signals and of the end of this process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import LauncherError
+
+from .command import Launch
+
+__all__ = ["Runner", "run_launch"]
+
+#: Signals that end a job, and those before its walltime.
+END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+#: Seconds in which a launcher that has had the signal itself (`timeout`, batch systems: the whole group) has ended or is ending.
+HEARD_ITSELF = 1.0
+#: Seconds between two looks at the child, should a SIGCHLD be lost.
+POLL = 1.0
+#: si_code of signals that the kernel has sent: by a terminal, to the whole foreground group (sigaction(2)).
+SI_KERNEL = 0x80
+
+
+class Runner:
+    """Runs children in the foreground, one after the other, and forwards signals to them.
+
+    From its entry on, signals wait until they are asked for: none can come between the start of a child and its handler.
+    """
+
+    def __init__(self, *, forwards_end: bool, forwards_warning: bool) -> None:
+        self._end = forwards_end
+        self._warning = forwards_warning
+        # nohup: who ignores a signal goes on doing so
+        ignored = {number for number in (*END, *WARNING) if signal.getsignal(number) is signal.SIG_IGN}
+        self._signals = {*END, *WARNING, signal.SIGCHLD} - ignored
+        self._mask: set[int] = set()
+        #: The signal that ended the job; None: none has come.
+        self.stopped_by: signal.Signals | None = None
+
+    def __enter__(self) -> Runner:
+        self._mask = set(signal.pthread_sigmask(signal.SIG_BLOCK, self._signals))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+        """Run a command until it has ended; returns its exit code, 128 + N after signal N.
+
+        Raises
+        ------
+        LauncherError
+            It can't be started.
+        """
+        parent = os.getpid()
+
+        def prepare() -> None:
+            die_with_parent(parent, signal.SIGTERM)  # a launcher that is told cleans up its nodes
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+        try:
+            child = subprocess.Popen(command, env=dict(environ), preexec_fn=prepare)
+        except OSError as error:
+            raise LauncherError(f"launch: could not start {command[0]}: {error.strerror}") from None
+        deadline: float | None = None
+        while child.poll() is None:
+            wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))
+            got = signal.sigtimedwait(self._signals, wait)
+            if deadline is not None and time.monotonic() >= deadline:
+                deadline = None
+                child.send_signal(
+                    signal.SIGTERM if self.stopped_by == signal.SIGHUP else self.stopped_by or signal.SIGTERM
+                )
+            if got is None or got.si_signo == signal.SIGCHLD:
+                continue
+            if got.si_signo in WARNING:
+                if self._warning:
+                    child.send_signal(got.si_signo)
+                continue
+            first, self.stopped_by = self.stopped_by is None, signal.Signals(got.si_signo)
+            if first and self._end and got.si_code != SI_KERNEL:
+                deadline = time.monotonic() + HEARD_ITSELF
+        code = child.returncode
+        return 128 - code if code < 0 else code
+
+
+def run_launch(
+    launch: Launch, environ: Mapping[str, str], requeue: Callable[[], int | None] = lambda: None
+) -> int:
+    """Run the preflight, if there is one, and the job.
+
+    Parameters
+    ----------
+    launch : Launch
+        What to run.
+    environ : mapping
+        The environment of this process.
+    requeue : callable
+        Called after exit code 75, unless the job was cancelled; returns the exit code, None: 75.
+
+    Returns
+    -------
+    int
+        Exit code of the preflight if it fails, else the job's.
+    """
+    child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
+    if launch.make:
+        Path(launch.make).mkdir(parents=True, exist_ok=True)
+    if launch.mark:
+        Path(launch.mark).unlink(missing_ok=True)  # of the run before a requeue
+    with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
+        if launch.check and ((code := runner.run(launch.check, child)) or runner.stopped_by):
+            return code or 128 + (runner.stopped_by or 0)
+        code = runner.run(launch.run, child)
+    if runner.stopped_by is not None:
+        return code
+    if code == 0 and launch.mark and not os.path.exists(launch.mark):
+        say(
+            f"launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing); a node was "
+            "lost. Fix: look for the node in the batch system's log, and submit the job again"
+        )
+        return 1
+    if code == 75:
+        answer = requeue()
+        return code if answer is None else answer
+    return code

@@ -1,0 +1,57 @@
+"""`launch` over two nodes: in the environment of a PBS job, and by `--hosts`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, workers_of
+from harness import MARK, TESTBED, Mpi, TestBed
+
+SCRIPT = (
+    TELL
+    + """
+from distributed import Client
+
+client = Client()
+tell(workers=looks(client), mine=client.run(lambda: os.environ.get("MINE")))
+sys.exit(7)
+"""
+)
+
+
+@pytest.mark.parametrize("where", ["PBS", "--hosts"])
+def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> None:
+    (tmp_path / "analysis.py").write_text(SCRIPT)
+    (tmp_path / "nodes").write_text("h1\nh2\n")
+    rsh = str(TESTBED / "on-rsh")
+    env = {
+        "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
+        # what stands in for ssh, in place of a site's own
+        "PRTE_MCA_plm_ssh_agent": rsh,
+        "HYDRA_LAUNCHER": "ssh",
+        "HYDRA_LAUNCHER_EXEC": rsh,
+        "TESTBED_PASS": f"{MARK} PYTHONFAULTHANDLER",
+        "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        "MINE": "a b",
+    }
+    if where == "PBS":
+        env |= {
+            "PBS_JOBID": "7.server",
+            "PBS_NODEFILE": str(tmp_path / "nodes"),
+            "NCPUS": "8",
+            "OMP_NUM_THREADS": "8",
+        }
+        options = []
+    else:
+        options = ["--hosts", "h1,h2"]
+    line = hosts.on("h1", [sys.executable, *COMMAND[1:], "launch", *options, str(tmp_path / "analysis.py")])
+    done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(7)
+    told = facts(done)
+    assert sorted(row["host"] for row in workers_of(told).values()) == ["h1", "h2"]
+    # Open MPI brings no variable to another node by itself
+    assert set(told["mine"].values()) == {"a b"}
+    assert (tmp_path / "logs" / "7.server" / "ended").exists() == (where == "PBS")

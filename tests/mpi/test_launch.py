@@ -1,0 +1,63 @@
+"""`launch` on one machine, with the mpirun that lies beside this Python."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts
+from harness import Mpi
+
+LAUNCH = (*COMMAND, "launch")
+#: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.
+BARE = {"OMPI_ALLOW_RUN_AS_ROOT": None, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": None, "PATH": "/usr/bin:/bin"}
+SCRIPT = (
+    TELL
+    + """
+from distributed import Client
+client = Client()
+tell(workers=len(client.scheduler_info(n_workers=-1)["workers"]), argv=sys.argv[1:], mine=os.environ["MINE"])
+sys.exit(int(sys.argv[1]))
+"""
+)
+WAITS = """
+import time
+print("up", flush=True)
+time.sleep(300)
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    (folder / "analysis.py").write_text(text)
+    return str(folder / "analysis.py")
+
+
+@pytest.mark.slow
+def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
+    mpirun: Mpi, tmp_path: Path
+) -> None:
+    ranks = len(os.sched_getaffinity(0)) + 2
+    line = [*LAUNCH, "-n", str(ranks), "--check", "--interface", "lo", write(tmp_path, SCRIPT), "7", "a b"]
+    done = mpirun.run(line, None, env={**BARE, "MINE": "x y"}, timeout=110).check(7)
+    assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
+    assert "ok: 0 errors" in done.stdout
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
+    line = [*LAUNCH, "-n", "2", "--interface", "lo", write(tmp_path, WAITS)]
+    job = mpirun.start(line, None, env=BARE)
+    job.wait_for("^up")
+    job.signal(number)
+    done = job.wait(grace=10)  # no process is left behind
+    assert done.rc != 0
+    assert done.seconds < 60
+
+
+def test_preflight_that_fails_ends_it(mpirun: Mpi, tmp_path: Path) -> None:
+    line = [*LAUNCH, "--check", "--expect-gpus", "64", "--interface", "lo", write(tmp_path, WAITS)]
+    done = mpirun.run(line, None, env=BARE).check(1)
+    assert "up" not in done.stdout.split()

@@ -1,0 +1,103 @@
+"""The command `launch`; what it decides: tests/pure/launch, its jobs: tests/mpi/test_launch.py."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+import pytest
+
+from dask_gpu_mpi.cli.main import main
+from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, scrub
+
+BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
+
+
+@pytest.fixture(autouse=True)
+def no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in {*BATCH, *(os.environ.keys() - scrub(os.environ).keys())}:
+        monkeypatch.delenv(name, raising=False)
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["launch", *arguments])
+    return int(caught.value.code or 0)
+
+
+def words(output: str) -> list[str]:
+    return shlex.split(output, comments=True)
+
+
+def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [
+        "--interface",
+        "lo",
+        "--no-dashboard",
+        "--worker-options",
+        '{"a": "b c"}',
+        "my.py",
+        "-n",
+        "--check",
+    ]
+    assert (
+        run(
+            "--no-dashboard",
+            "-n3",
+            "--dry-run",
+            "--worker-options",
+            '{"a": "b c"}',
+            "--interface",
+            "lo",
+            *given[5:],
+        )
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert out.startswith("# this machine: 1 node, 3 MPI ranks\n")
+    found = words(out)
+    assert found[found.index("dask_gpu_mpi") + 1 :] == ["run", *given]
+    assert "--check" not in found[: found.index("run")]
+
+
+def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--hosts", "h1,h2:2", "--dry-run", "--check", "my.py") == 0
+    found = words(capsys.readouterr().out)
+    assert found.count("h1:1,h2:2") == 2
+    assert found.index("check") < found.index("&&") < found.index("run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--nodes", "2", "my.py"], "No such option"),
+        (["-n", "0", "my.py"], "0 is not in the range"),
+        (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
+        (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
+    ],
+)
+def test_usage_error_is_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/gone")
+    assert run(*arguments) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_below_a_launcher_it_is_refused_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sample = dict(LAUNCHERS[0].sample)
+    for name, value in sample.items():
+        monkeypatch.setenv(name, value)
+    assert run("my.py") == 2
+    assert capsys.readouterr().err == ""  # rank 0 says it
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "0")
+    assert run("my.py") == 2
+    assert (
+        "this is already rank 0 of 4 of Open MPI's mpirun. Fix: `dask-gpu-mpi run`" in capsys.readouterr().err
+    )

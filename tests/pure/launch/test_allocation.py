@@ -1,0 +1,120 @@
+"""Where `launch` runs, over what real batch systems set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.launch.allocation import Allocation, Host, find_allocation, parse_hosts
+
+FILES = {"/nodes": "h1\nh1\nh2\nh2\n", "/empty": "\n"}
+SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
+PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "/nodes", "NCPUS": "8"}
+LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "/nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
+
+
+def read(path: str) -> str:
+    if path not in FILES:
+        raise FileNotFoundError(2, "No such file or directory", path)
+    return FILES[path]
+
+
+def two(ranks: int) -> tuple[Host, ...]:
+    return (Host("h1", ranks), Host("h2", ranks))
+
+
+@pytest.mark.parametrize(
+    ("environ", "ranks", "expected"),
+    [
+        ({}, None, Allocation("local", 1, 1)),
+        ({}, 4, Allocation("local", 1, 4)),
+        (SLURM, None, Allocation("slurm", 2, 2, job="42", requeue_as="42")),
+        (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, None, Allocation("slurm", 2, 8, job="42", requeue_as="42")),
+        (SLURM, 3, Allocation("slurm", 2, 3, job="42", requeue_as="42")),
+        (SLURM, 1, Allocation("slurm", 1, 1, job="42", requeue_as="42")),
+        # salloc
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"},
+            None,
+            Allocation("slurm", 3, 3, job="7", requeue_as="7"),
+        ),
+        (
+            SLURM | {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"},
+            None,
+            Allocation("slurm", 2, 2, job="42", requeue_as="40_3"),
+        ),
+        (
+            {"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "2", "SLURM_JOB_NUM_NODES_HET_GROUP_1": "2"},
+            None,
+            Allocation("slurm", 3, 3, job="7", requeue_as="7", parts=2),
+        ),
+        (PBS, None, Allocation("pbs", 2, 4, two(2), "42.server", "42.server")),
+        (PBS, 2, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
+        (PBS, 1, Allocation("pbs", 1, 1, (Host("h1", 1),), "42.server", "42.server")),
+        # Torque: a line for each core
+        (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
+        (LSF, None, Allocation("lsf", 2, 2, two(1), "42", "42")),
+        (LSF | {"LSB_JOBINDEX": "3"}, 4, Allocation("lsf", 2, 4, two(2), "42_3", "42_3")),
+    ],
+)
+def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
+    assert find_allocation(environ, ranks=ranks, read=read) == expected
+
+
+def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
+    """A login node has the system's instance; below Slurm there may be one as well."""
+    environ = {"FLUX_URI": "local:///run/flux/local", **SLURM}
+    assert find_allocation(environ).system == "slurm"
+    answers = {"jobid": "f42", "size": "3"}
+    found = find_allocation(environ, flux=lambda name: answers[name])
+    assert found == Allocation("flux", 3, 3, job="f42", requeue_as="f42")
+
+
+def test_nodes_of_the_command_line_win() -> None:
+    found = find_allocation(PBS, hosts=[Host("a", 1), Host("b", 2)], read=read)
+    assert found == Allocation("hosts", 2, 3, (Host("a", 1), Host("b", 2)))
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        (
+            PBS | {"PBS_NODEFILE": "/gone"},
+            r"PBS_NODEFILE=/gone: can't be read .*Fix: run `launch` inside the job",
+        ),
+        (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: names no node"),
+        (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
+    ],
+)
+def test_what_can_not_be_used(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        find_allocation(environ, read=read)
+
+
+def test_parse_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("h1  # the first\n\nh2:2\nh1\n")
+    assert parse_hosts("h1,h2:2", read) == (Host("h1", 1), Host("h2", 2))
+    assert parse_hosts(str(file), lambda path: Path(path).read_text()) == (Host("h1", 2), Host("h2", 2))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("h1,h 2", "invalid node 'h 2'"),
+        ("h1:0", "invalid node 'h1:0'"),
+        ("-x", "invalid node '-x'"),
+        (",", "names no node"),
+        ("/gone", "--hosts /gone: can't be read"),
+    ],
+)
+def test_hosts_that_can_not_be_used(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        parse_hosts(text, read)
+
+
+def test_one_line_for_the_user() -> None:
+    assert str(Allocation("local", 1, 4)) == "this machine: 1 node, 4 MPI ranks"
+    assert str(Allocation("slurm", 2, 1, job="42")) == "Slurm job 42: 2 nodes, 1 MPI rank"

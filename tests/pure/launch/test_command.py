@@ -1,0 +1,219 @@
+"""The commands of `launch`, over launchers, batch systems and options."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.launch.allocation import Allocation, Host
+from dask_gpu_mpi.launch.command import Launch, Request, as_text, decide
+from dask_gpu_mpi.launch.launchers import Kind, Starter
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+
+BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
+TWO = (Host("h1", 1), Host("h2", 1))
+UNEVEN = (Host("h1", 2), Host("h2", 1))
+SLURM = Allocation("slurm", 2, 2, job="42", requeue_as="42")
+PBS = Allocation("pbs", 2, 2, TWO, job="42.s", requeue_as="42.s")
+FORWARD = "-x DASK_GPU_MPI__WALLTIME_SIGNAL -x PATH"
+ALWAYS = "--kill-on-bad-exit=0 --wait=30"
+
+
+def made(
+    where: Allocation,
+    kind: Kind,
+    mpi: str = "",
+    *,
+    environ: dict[str, str] | None = None,
+    library: str = "",
+    options: tuple[str, ...] = (),
+    program: tuple[str, ...] = ("my.py", "a b"),
+    cwd: str = "/work",
+    root: bool = False,
+    **request: Any,
+) -> Launch:
+    return decide(
+        Request(options, program, **request),
+        BATCH if environ is None else environ,
+        where,
+        MpiLibrary(library),
+        Starter(kind, kind),
+        mpi,
+        python="/v/python",
+        cwd=cwd,
+        root=root,
+    )
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "mpi", "expected"),
+    [
+        # one rank a node, all its cores and GPUs for it
+        (
+            SLURM,
+            "srun",
+            "pmix",
+            f"--mpi=pmix --cpu-bind=none --nodes=2 --ntasks=2 --ntasks-per-node=1 {ALWAYS}",
+        ),
+        (SLURM, "srun", "", f"--cpu-bind=none --nodes=2 --ntasks=2 --ntasks-per-node=1 {ALWAYS}"),
+        (
+            Allocation("slurm", 2, 3),
+            "srun",
+            "",
+            f"--cpu-bind=none --nodes=2 --ntasks=3 --ntasks-per-node=2 {ALWAYS}",
+        ),
+        (
+            Allocation("slurm", 3, 3, parts=2),
+            "srun",
+            "pmi2",
+            f"--mpi=pmi2 --cpu-bind=none --het-group=0-1 {ALWAYS}",
+        ),
+        (SLURM, "openmpi", "", f"-np 2 --map-by ppr:1:node --bind-to none {FORWARD}"),
+        (SLURM, "hydra", "", "-n 2 -ppn 1 -bind-to none"),
+        (PBS, "openmpi", "", "-np 2 --host h1:1,h2:1 --map-by slot --bind-to none -x PATH"),
+        (PBS, "hydra", "", "-n 2 -hosts h1:1,h2:1 -bind-to none"),
+        (PBS, "intel", "", "-n 2 -hosts h1,h2 -ppn 1 -bind-to none"),
+        (PBS, "pals", "", "-n 2 --ppn 1 --cpu-bind none"),
+        (Allocation("hosts", 2, 3, UNEVEN), "hydra", "", "-n 3 -hosts h1:2,h2:1 -bind-to none"),
+        (Allocation("lsf", 2, 4, UNEVEN), "jsrun", "", "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none"),
+        (
+            Allocation("flux", 2, 2),
+            "flux",
+            "pmix",
+            "run --nodes=2 --tasks-per-node=1 --exclusive -o cpu-affinity=off -o gpu-affinity=off -o pmi=pmix",
+        ),
+        (
+            Allocation("flux", 2, 3),
+            "flux",
+            "",
+            "run --nodes=2 --ntasks=3 --exclusive -o cpu-affinity=off -o gpu-affinity=off",
+        ),
+        # a laptop: more ranks than cores, and all variables are there
+        (Allocation("local", 1, 4), "openmpi", "", "-np 4 --map-by slot:OVERSUBSCRIBE --bind-to none"),
+        (Allocation("local", 1, 4), "hydra", "", "-n 4 -bind-to none"),
+    ],
+)
+def test_options_of_the_launcher(where: Allocation, kind: Kind, mpi: str, expected: str) -> None:
+    words = made(where, kind, mpi).run
+    assert shlex.join(words[: words.index("/v/python")]) == f"{kind} {expected}"
+
+
+def test_step_beside_the_shell_of_an_interactive_job() -> None:
+    assert "--overlap" in made(SLURM, "srun", environ={}).run
+    assert "--overlap" not in made(SLURM, "srun").run
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "mpi", "message"),
+    [
+        (
+            Allocation("slurm", 3, 3, parts=2),
+            "srun",
+            "pmix",
+            "heterogeneous jobs of Slurm .* srun --mpi=pmix",
+        ),
+        (Allocation("slurm", 3, 3, parts=2), "hydra", "", "heterogeneous jobs of Slurm .* hydra"),
+        (Allocation("lsf", 2, 3, UNEVEN), "jsrun", "", "jsrun can't start 3 ranks on 2 nodes"),
+    ],
+)
+def test_refused(where: Allocation, kind: Kind, mpi: str, message: str) -> None:
+    with pytest.raises(LauncherError, match=message):
+        made(where, kind, mpi)
+
+
+def test_preflight_has_the_options_of_the_job() -> None:
+    launch = made(PBS, "pals", check=True, expect_gpus=4, options=("--interface", "ib0"))
+    inner = launch.check[launch.check.index("/v/python") :]
+    assert inner[1:] == (
+        "-m",
+        "dask_gpu_mpi",
+        "check",
+        "--expect-gpus=4",
+        "--interface",
+        "ib0",
+        "my.py",
+        "a b",
+    )
+    assert made(PBS, "pals").check == ()
+
+
+def test_log_folder_of_the_job() -> None:
+    def logs(where: Allocation, **given: Any) -> tuple[str, list[str]]:
+        launch = made(where, "openmpi", **given)
+        return launch.logs, [
+            launch.run[i + 1] for i, word in enumerate(launch.run) if word == "--log-directory"
+        ]
+
+    assert logs(SLURM) == ("logs/42", ["logs/42"])
+    assert logs(SLURM, options=("--log-directory", "mine"), log_directory="mine") == ("mine", ["mine"])
+    assert logs(SLURM, environ={"DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}) == ("theirs", [])
+    assert logs(Allocation("local", 1, 4)) == ("", [])
+
+
+def test_mark_of_a_job_that_has_completed() -> None:
+    """Open MPI's mpirun exits with 0 when it has lost a daemon, of which there is none on one node."""
+    assert made(SLURM, "openmpi").mark == "logs/42/ended"
+    assert made(SLURM, "srun").mark == made(PBS, "hydra").mark == ""
+    assert made(Allocation("slurm", 1, 1, job="42"), "openmpi").mark == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "kind", "environ", "end", "warning"),
+    [
+        (SLURM, "srun", BATCH, False, True),  # Slurm tells the ranks itself
+        (SLURM, "srun", {}, True, True),
+        (SLURM, "openmpi", BATCH, True, True),
+        (PBS, "openmpi", {}, True, True),
+        (Allocation("lsf", 2, 2, TWO), "openmpi", {}, False, False),  # LSF tells all processes
+        (Allocation("local", 1, 4), "hydra", {}, True, True),
+    ],
+)
+def test_who_is_told_of_signals(
+    where: Allocation, kind: Kind, environ: dict[str, str], end: bool, warning: bool
+) -> None:
+    launch = made(where, kind, environ=environ)
+    assert (launch.forwards_end, launch.forwards_warning) == (end, warning)
+
+
+def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
+    code, scratch = tmp_path / "code", tmp_path / "scratch"
+    for folder in (code, scratch, tmp_path / "cwd"):
+        folder.mkdir()
+    script = code / "my.py"
+    script.touch()
+    launch = made(
+        PBS,
+        "hydra",
+        container="im age.sif",
+        program=(str(script), "x"),
+        cwd=str(tmp_path / "cwd"),
+        environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": str(scratch)},
+    )
+    at = launch.run.index("apptainer")
+    binds = [f"--bind={tmp_path / name}" for name in ("code", "cwd", "cwd/logs/42.s", "scratch")]
+    assert list(launch.run[at : at + 9]) == ["apptainer", "exec", "--nv", *binds, "im age.sif", "python"]
+    assert launch.make == "logs/42.s"
+    # workers make it on each node: nothing to bind here
+    gone = made(PBS, "hydra", container="i", environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": "/gone"})
+    assert not any("/gone" in word for word in gone.run)
+
+
+def test_text_to_paste(tmp_path: Path) -> None:
+    launch = Launch(
+        {"ADDED": "a 'b'\nc", "REMOVED": None},
+        check=("sh", "-c", 'echo "$ADDED${REMOVED-gone}"'),
+        run=("printf", "%s|", "a b", "$HOME", "é'"),
+        make=str(tmp_path / "made here"),
+    )
+    text = as_text(launch, "a note")
+    assert text.startswith("# a note\nexport ADDED=")
+    done = subprocess.run(
+        ["bash", "-c", text], env={"REMOVED": "1", "PATH": "/usr/bin:/bin"}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, "a 'b'\ncgone\na b|$HOME|é'|")
+    assert (tmp_path / "made here").is_dir()

@@ -1,0 +1,125 @@
+"""What `launch` changes in the environment, and what Open MPI forwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_gpu_mpi.launch.allocation import Allocation, Host, System
+from dask_gpu_mpi.launch.environment import forwarded, launch_environment
+from dask_gpu_mpi.launch.launchers import Kind, Starter
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+
+SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
+
+
+def changes(
+    environ: dict[str, str],
+    system: System = "local",
+    kind: Kind = "hydra",
+    *,
+    nodes: int = 2,
+    library: str = "MPICH Version: 5.0.2",
+    root: bool = False,
+) -> dict[str, str | None]:
+    hosts = tuple(Host(f"h{i}", 1) for i in range(nodes))
+    where = Allocation(system, nodes, nodes, hosts)
+    return launch_environment(environ, where, MpiLibrary(library), Starter(kind, "x"), root=root)
+
+
+def test_nothing_on_a_laptop_but_leave_for_root() -> None:
+    assert changes({"PATH": "/bin", "OMP_NUM_THREADS": "8", "CUDA_VISIBLE_DEVICES": "1"}) == {}
+    assert changes({}, root=True) == {}
+    leave = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    assert changes({}, kind="openmpi", root=True) == leave
+    assert changes(leave, kind="openmpi", root=True) == {}  # what is so already is not said again
+
+
+def test_shell_that_is_a_rank_starts_none_below_itself() -> None:
+    """``srun --pty bash``."""
+    environ = {
+        "SLURM_JOB_ID": "42",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_NTASKS": "1",
+        "PMI_FD": "9",
+    }
+    gone = {name for name, value in changes(environ, "slurm", "srun").items() if value is None}
+    assert gone == {"SLURM_STEP_ID", "SLURM_PROCID", "PMI_FD"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "nodes", "expected"),
+    [
+        ({"OMP_NUM_THREADS": "8", "NCPUS": "8"}, 2, {"OMP_NUM_THREADS": None}),
+        ({"OMP_NUM_THREADS": "1", "NCPUS": "8"}, 2, {}),  # the user's
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 2, {"CUDA_VISIBLE_DEVICES": None}),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}, 1, {}),  # true on the only node
+        ({"CUDA_VISIBLE_DEVICES": ""}, 2, {}),  # the job has no GPU
+    ],
+)
+def test_pbs(environ: dict[str, str], nodes: int, expected: dict[str, str | None]) -> None:
+    assert changes(environ, "pbs", nodes=nodes) == expected
+
+
+def test_cray_leaves_gpus_to_dask() -> None:
+    assert changes({}, "pbs", "pals") == {"MPICH_GPU_SUPPORT_ENABLED": "0"}
+    assert changes({}, "slurm", "srun", library="MPI VERSION    : CRAY MPICH version 8.1") == {
+        "MPICH_GPU_SUPPORT_ENABLED": "0",
+        **SIGNAL,
+    }
+
+
+@pytest.mark.parametrize("system", ["slurm", "lsf", "flux"])
+def test_signal_before_the_walltime(system: System) -> None:
+    assert changes({}, system, "srun") == SIGNAL
+    assert changes({"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR2"}, system, "srun") == {}
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "expected"),
+    [
+        ({}, "srun", {}),
+        # no rank is hidden a GPU of its node
+        ({"SLURM_GPU_BIND": "single:1"}, "srun", {"SLURM_GPU_BIND": None}),
+        (
+            {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres:gpu:1"},
+            "srun",
+            {"SLURM_GPUS_PER_TASK": None, "SLURM_TRES_PER_TASK": None, "SLURM_GPUS_PER_NODE": "4"},
+        ),
+        # daemons of mpirun: all cores; Hydra copies this node's GPUs to all
+        ({}, "hydra", {"SLURM_CPU_BIND": "none", "CUDA_VISIBLE_DEVICES": None}),
+        ({}, "openmpi", {"SLURM_CPU_BIND": "none"}),
+        # of an exclusive job this node has all GPUs, not those that were requested
+        (
+            {"SLURM_GPUS_PER_NODE": "a100:2"},
+            "openmpi",
+            {"SLURM_CPU_BIND": "none", "SLURM_GPUS_ON_NODE": "2", "CUDA_VISIBLE_DEVICES": "0,1"},
+        ),
+        ({"SLURM_GPUS_PER_NODE": "4"}, "openmpi", {"SLURM_CPU_BIND": "none"}),
+        ({"SLURM_GPUS_PER_NODE": "8"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_GPUS_PER_NODE": None}),
+        ({"SLURM_GPUS": "a100:4,h100:2"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_GPUS": "2"}),
+    ],
+)
+def test_slurm(more: dict[str, str], kind: Kind, expected: dict[str, str | None]) -> None:
+    assert changes(SLURM | more, "slurm", kind) == expected | SIGNAL
+
+
+def test_open_mpi_forwards_what_is_not_of_one_node() -> None:
+    environ = {
+        "PATH": "/bin",
+        "DASK_GPU_MPI__INTERFACE": "ib0",
+        "MINE": "a\nb",
+        "VIRTUAL_ENV": "/v",
+        "PBS_JOBID": "42",
+        "TMPDIR": "/tmp/42",
+        "HOSTNAME": "h1",
+        "SLURM_JOB_ID": "42",
+        "PMIX_RANK": "0",
+        "OMPI_MCA_btl": "self",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "BASH_FUNC_module%%": "() { :; }",
+        "SSH_CLIENT": "1.2.3.4",
+    }
+    assert forwarded(environ) == ["DASK_GPU_MPI__INTERFACE", "MINE", "PATH", "PBS_JOBID", "VIRTUAL_ENV"]
+    assert forwarded({"CUDA_VISIBLE_DEVICES": ""}) == ["CUDA_VISIBLE_DEVICES"]

@@ -1,0 +1,161 @@
+"""How `launch` runs its commands: exit codes, signals, and the end of `launch` itself. Each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCH = """
+import os, sys
+from dask_gpu_mpi.launch.command import Launch
+from dask_gpu_mpi.launch.execute import run_launch
+python = (sys.executable, "-c")
+check, run = ((*python, text) if text else () for text in sys.argv[1:3])
+def requeue():
+    print("requeued", flush=True)
+sys.exit(run_launch(Launch({"ADDED": "yes", "GONE": None}, check, run, **eval(sys.argv[3])), os.environ, requeue))
+"""
+#: A launcher that says what it hears.
+HEARS = """
+import os, signal, sys, time
+def heard(number, _):
+    os.write(1, f"heard {signal.Signals(number).name}\n".encode())  # print may be at work already
+    if number in (signal.SIGTERM, signal.SIGINT):
+        time.sleep(1.5)  # a launcher takes its time: it must not hear twice
+        sys.exit(9)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, heard)
+print("up", os.getpid(), flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, check, textwrap.dedent(run), more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "GONE": "1"},
+        start_new_session=group,
+    )
+
+
+def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:
+    job = start(run, check=check, more=more)
+    output, _ = job.communicate(timeout=30)
+    return job.returncode, output
+
+
+@pytest.mark.parametrize(
+    ("run", "check", "rc", "output"),
+    [
+        ("import sys; sys.exit(7)", "", 7, ""),
+        ("import os; os.kill(os.getpid(), 9)", "", 137, ""),
+        (
+            "import os; print(os.environ['ADDED'], 'GONE' in os.environ)",
+            "print('checked')",
+            0,
+            "checked\nyes False\n",
+        ),
+        ("print('the job')", "import sys; sys.exit(1)", 1, ""),
+        ("import sys; sys.exit(75)", "", 75, "requeued\n"),
+    ],
+)
+def test_exit_code(run: str, check: str, rc: int, output: str) -> None:
+    assert ran(run, check=check) == (rc, output)
+
+
+def up(job: subprocess.Popen[str]) -> int:
+    assert job.stdout is not None
+    word, pid = job.stdout.readline().split()
+    assert word == "up"
+    return int(pid)
+
+
+@pytest.mark.parametrize(
+    ("number", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT"), (signal.SIGHUP, "SIGTERM")]
+)
+def test_the_end_is_forwarded_once(number: int, name: str) -> None:
+    job = start(HEARS)
+    up(job)
+    job.send_signal(number)
+    job.send_signal(number)
+    output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (9, f"heard {name}\n")
+
+
+def test_launcher_that_has_heard_it_itself_is_not_told_again() -> None:
+    """As by `timeout`, which tells the whole group."""
+    job = start(HEARS.replace("time.sleep(1.5)", "pass"))
+    up(job)
+    os.killpg(job.pid, signal.SIGTERM)
+    output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (9, "heard SIGTERM\n")
+
+
+def test_signal_before_the_walltime() -> None:
+    job = start(HEARS)
+    up(job)
+    job.send_signal(signal.SIGUSR1)
+    assert job.stdout is not None
+    assert job.stdout.readline() == "heard SIGUSR1\n"
+    job.send_signal(signal.SIGTERM)
+    assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 9)
+
+
+def test_batch_system_that_tells_the_ranks_itself() -> None:
+    job = start(HEARS, more="{'forwards_end': False, 'forwards_warning': False}")
+    pid = up(job)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        job.send_signal(number)
+    time.sleep(1.5)  # longer than a forwarded signal would take
+    os.kill(pid, signal.SIGINT)
+    output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (9, "heard SIGINT\n")
+
+
+def test_job_that_was_cancelled_is_not_requeued_nor_started_after_its_preflight() -> None:
+    job = start(HEARS.replace("sys.exit(9)", "sys.exit(75)"))
+    up(job)
+    job.send_signal(signal.SIGTERM)
+    assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 75)
+    job = start("print('the job')", check=HEARS.replace("sys.exit(9)", "sys.exit(0)"))
+    up(job)
+    job.send_signal(signal.SIGTERM)
+    assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 143)
+
+
+def test_launcher_ends_with_launch() -> None:
+    job = start(HEARS)
+    up(job)
+    job.kill()
+    output, _ = job.communicate(timeout=30)  # the child has the pipe, too: it has ended
+    assert output == "heard SIGTERM\n"
+
+
+def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
+    mark = tmp_path / "ended"
+    mark.touch()  # of the run before
+    more = repr({"mark": str(mark)})
+    rc, output = ran("pass", more=more)
+    assert rc == 1
+    assert "exited with code 0, but the job has not completed" in output
+    assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
+
+
+def test_command_that_can_not_be_started() -> None:
+    from dask_gpu_mpi.errors import LauncherError
+    from dask_gpu_mpi.launch.command import Launch
+    from dask_gpu_mpi.launch.execute import run_launch
+
+    with pytest.raises(LauncherError, match="launch: could not start /gone/mpirun: No such file"):
+        run_launch(Launch({}, (), ("/gone/mpirun",)), dict(os.environ))

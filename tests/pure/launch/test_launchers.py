@@ -1,0 +1,127 @@
+"""Which launcher starts the ranks: over batch systems, MPI libraries, and what is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.launch.allocation import Allocation, System
+from dask_gpu_mpi.launch.launchers import Found, Starter, choose_launcher, find_launchers
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+
+OPEN_MPI, MPICH = MpiLibrary("Open MPI v5.0.11, package: ..."), MpiLibrary("MPICH Version:      5.0.2")
+INTEL = MpiLibrary("Intel(R) MPI Library 2021.18 for Linux* OS")
+CRAY = MpiLibrary("MPI VERSION    : CRAY MPICH version 8.1.28.15")
+BOTH = (Starter("openmpi", "/o/mpirun"), Starter("hydra", "/m/mpirun"), Starter("hydra", "/m/mpiexec"))
+COMMANDS = {name: f"/usr/bin/{name}" for name in ("srun", "flux", "jsrun")}
+ALL = Found(COMMANDS, BOTH, frozenset({"none", "pmi2", "pmix", "pmix_v4"}))
+
+
+def choose(system: System, library: MpiLibrary, found: Found = ALL, **given: str) -> tuple[str, str]:
+    starter, mpi = choose_launcher(Allocation(system, 2, 2), library, found, **given)
+    return starter.path, mpi
+
+
+@pytest.mark.parametrize(
+    ("system", "library", "expected"),
+    [
+        ("local", OPEN_MPI, ("/o/mpirun", "")),
+        ("local", MPICH, ("/m/mpirun", "")),
+        ("local", INTEL, ("/m/mpirun", "")),
+        ("hosts", OPEN_MPI, ("/o/mpirun", "")),
+        ("pbs", MPICH, ("/m/mpirun", "")),
+        ("slurm", OPEN_MPI, ("/usr/bin/srun", "pmix")),
+        ("slurm", MPICH, ("/usr/bin/srun", "pmi2")),
+        ("slurm", INTEL, ("/usr/bin/srun", "pmi2")),
+        ("slurm", CRAY, ("/usr/bin/srun", "")),
+        ("slurm", MpiLibrary(""), ("/usr/bin/srun", "")),
+        ("lsf", OPEN_MPI, ("/usr/bin/jsrun", "")),
+        ("flux", OPEN_MPI, ("/usr/bin/flux", "pmix")),
+        ("flux", MPICH, ("/usr/bin/flux", "")),
+    ],
+)
+def test_launcher_of_the_batch_system_or_of_the_library(
+    system: System, library: MpiLibrary, expected: tuple[str, str]
+) -> None:
+    assert choose(system, library) == expected
+
+
+def test_mpirun_where_srun_has_no_plugin_for_the_library() -> None:
+    found = Found(COMMANDS, BOTH, frozenset({"none", "pmi2"}))
+    assert choose("slurm", OPEN_MPI, found) == ("/o/mpirun", "")
+    assert choose("slurm", MPICH, found) == ("/usr/bin/srun", "pmi2")
+    with pytest.raises(
+        LauncherError, match=r"srun has no plugin pmix \(it has none, pmi2\), and no mpirun of Open MPI"
+    ):
+        choose("slurm", OPEN_MPI, Found(COMMANDS, BOTH[1:], frozenset({"none", "pmi2"})))
+    # not asked, or no answer
+    assert choose("slurm", OPEN_MPI, Found(COMMANDS, BOTH)) == ("/usr/bin/srun", "pmix")
+
+
+def test_the_user_chooses() -> None:
+    assert choose("slurm", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
+    assert choose("slurm", MPICH, launcher="mpiexec") == ("/m/mpiexec", "")
+    assert choose("slurm", OPEN_MPI, mpi="pmix_v4") == ("/usr/bin/srun", "pmix_v4")
+    assert choose("lsf", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
+    with pytest.raises(LauncherError, match="--launcher srun: command srun not found"):
+        choose("slurm", OPEN_MPI, Found({}, BOTH), launcher="srun")
+
+
+def test_pals_before_another_mpiexec() -> None:
+    found = Found({}, (Starter("hydra", "/m/mpirun"), Starter("pals", "/opt/cray/pals/mpiexec")))
+    for library in (MPICH, CRAY):
+        assert choose("pbs", library, found) == ("/opt/cray/pals/mpiexec", "")
+
+
+def test_mpirun_of_another_library_is_refused() -> None:
+    expected = r"no mpirun of Open MPI v5.0.11 was found \(found: /m/mpirun \(hydra\).*Fix: load the module"
+    with pytest.raises(LauncherError, match=expected):
+        choose("local", OPEN_MPI, Found({}, BOTH[1:]))
+
+
+VERSIONS = {
+    "wheel": "HYDRA build details:\n    Version: 5.0.2",
+    "site": "mpirun (Open MPI) 4.1.4",
+    "library": "mpirun (Open MPI) 5.0.11",
+    "broken": "Segmentation fault",
+}
+
+
+def test_find_launchers(tmp_path: Path) -> None:
+    """First those of Python's environment (wheels), then the library's own, then the others."""
+    for folder in VERSIONS:
+        file = tmp_path / folder / "bin" / "mpirun"
+        file.parent.mkdir(parents=True)
+        file.touch(0o755)
+    (tmp_path / "site" / "bin" / "srun").touch(0o755)
+    (tmp_path / "site" / "bin" / "mpiexec").touch(0o644)  # not executable
+
+    def ask(command: Sequence[str], environ: Mapping[str, str]) -> str:
+        if command[1] == "--mpi=list":
+            return "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix\nspecific pmix plugin versions available: pmix_v4\n"
+        return VERSIONS[Path(command[0]).parent.parent.name]
+
+    environ = {"PATH": f"{tmp_path}/site/bin:{tmp_path}/broken/bin:{tmp_path}/wheel/bin"}
+    library = MpiLibrary("", str(tmp_path / "library" / "lib" / "libmpi.so.40"))
+    python = str(tmp_path / "wheel" / "bin" / "python")
+    found = find_launchers(environ, library, python, slurm=True, ask=ask)
+    assert found.commands == {"srun": str(tmp_path / "site" / "bin" / "srun")}
+    assert [(one.kind, Path(one.path).parent.parent.name) for one in found.mpiruns] == [
+        ("hydra", "wheel"),
+        ("openmpi", "library"),
+        ("openmpi", "site"),
+    ]
+    assert found.srun_mpi is not None
+    assert {"none", "pmi2", "pmix", "pmix_v4"} <= found.srun_mpi
+    assert find_launchers(environ, library, python, slurm=False, ask=ask).srun_mpi is None
+
+
+def test_launchers_are_really_asked(tmp_path: Path) -> None:
+    for name, text in (("mpirun", "echo 'mpirun (Open MPI) 5.0.11'"), ("mpiexec", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    found = find_launchers({"PATH": str(tmp_path)}, MpiLibrary(""), "/gone/python", slurm=False)
+    assert found.mpiruns == (Starter("openmpi", str(tmp_path / "mpirun")),)

@@ -1,0 +1,39 @@
+"""The MPI library is asked for in a child."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.errors import MpiMissingError
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary, ask_library
+
+
+def test_ask_library() -> None:
+    """Below a launcher as well: the child is no rank."""
+    library = ask_library([sys.executable], {**os.environ, "PMI_FD": "77", "PMI_RANK": "0", "PMI_SIZE": "2"})
+    assert library.family in ("openmpi", "mpich")
+    assert Path(library.file).is_file()
+    assert "mpi4py.MPI" not in sys.modules
+
+
+def test_name() -> None:
+    assert MpiLibrary("Open MPI v5.0.11, package: x\0").name == "Open MPI v5.0.11"
+    assert MpiLibrary("").name == "an unknown MPI library"
+
+
+def test_no_library(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    for text, why in (
+        ("echo noise; echo 'RuntimeError: cannot load MPI library' >&2; exit 1", "cannot load MPI library"),
+        ("exit 3", "exit code 3"),
+    ):
+        python.write_text(f"#!/bin/sh\n{text}\n")
+        python.chmod(0o755)
+        with pytest.raises(MpiMissingError, match=rf"finds no MPI library \(.*{why}\). Fix: "):
+            ask_library([str(python)], {})
+    with pytest.raises(MpiMissingError, match="could not run /gone/python"):
+        ask_library(["/gone/python"], {})

@@ -1,0 +1,125 @@
+"""What follows exit code 75, by batch system."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from dask_gpu_mpi.launch.allocation import Allocation, System
+from dask_gpu_mpi.launch.requeue import Requeue, job_script, pbs_resources, requeue
+
+QSTAT = """Job Id: 42.server
+    Job_Name = dask-gpu-mpi
+    Account_Name = mine
+    Resource_List.ncpus = 128
+    Resource_List.place = scatter:excl
+    Resource_List.select = 2:ncpus=64:mpiprocs=1:ngpus=4
+    Resource_List.walltime = 01:00:00
+"""
+
+
+class Commands:
+    """Records what would be run."""
+
+    def __init__(self, answers: Mapping[str, str] | None = None, rc: int = 0) -> None:
+        self.answers, self.rc = answers or {}, rc
+        self.ran: list[list[str]] = []
+        self.environ: Mapping[str, str] = {}
+
+    def __call__(
+        self, command: Sequence[str], environ: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        self.ran.append(list(command))
+        self.environ = environ
+        return subprocess.CompletedProcess(
+            list(command), self.rc, self.answers.get(command[0], ""), "denied\n"
+        )
+
+
+def job(system: System, limit: int = 10, **given: str) -> Requeue:
+    return Requeue(Allocation(system, 2, 2, job="42", requeue_as="40_3"), limit, **given)
+
+
+def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Commands()
+    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "9"}, run) is None
+    assert run.ran == [["scontrol", "requeue", "40_3"]]
+    run = Commands()
+    assert requeue(job("slurm"), {"SLURM_RESTART_COUNT": "10"}, run) is None
+    assert run.ran == []
+    assert "not requeued: 10 restarts so far (--requeue 10)" in capsys.readouterr().err
+    requeue(job("slurm"), {}, Commands(rc=1))
+    assert "not requeued: scontrol requeue exited with code 1: denied" in capsys.readouterr().err
+
+
+def test_pbs_submits_a_job_of_the_same_shape(capsys: pytest.CaptureFixture[str]) -> None:
+    run = Commands({"qstat": QSTAT})
+    environ = {
+        "PBS_O_QUEUE": "batch",
+        "DGM_RESTART": "3",
+        "DGM_PROGRAM": "my.py a,b",
+        "DASK_X": "1",
+        "OTHER": "1",
+    }
+    assert requeue(job("pbs", script="/spool/42.SC"), environ, run) is None
+    shape = [
+        "-lplace=scatter:excl",
+        "-lselect=2:ncpus=64:mpiprocs=1:ngpus=4",
+        "-lwalltime=01:00:00",
+        "-Amine",
+    ]
+    assert run.ran[0] == ["qstat", "-fw", "40_3"]
+    assert run.ran[1] == [
+        "qsub",
+        "-q",
+        "batch",
+        *shape,
+        "-v",
+        "DASK_X,DGM_PROGRAM,DGM_RESTART",
+        "/spool/42.SC",
+    ]
+    assert run.environ["DGM_RESTART"] == "4"
+    for given in ({"limit": 3, "script": "x"}, {"limit": 10, "script": ""}):
+        run = Commands()
+        assert requeue(Requeue(Allocation("pbs", 1, 1), **given), environ, run) is None  # type: ignore[arg-type]
+        assert run.ran == []
+    err = capsys.readouterr().err
+    assert "3 restarts so far" in err
+    assert "the job script was not found" in err
+
+
+def test_pbs_resources_of_no_answer() -> None:
+    assert pbs_resources("") == []
+
+
+def test_lsf_requeues_by_the_exit_code(tmp_path: Path) -> None:
+    """Without limit: a file counts."""
+    given = job("lsf", limit=2, logs=str(tmp_path / "logs"))
+    assert [requeue(given, {}, Commands()) for _ in range(3)] == [None, None, 1]
+    (tmp_path / "file").touch()
+    assert requeue(job("lsf", logs=str(tmp_path / "file")), {}, Commands()) == 1
+
+
+@pytest.mark.parametrize(("system", "name"), [("flux", "Flux"), ("local", "this machine")])
+def test_nobody_to_requeue(system: System, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert requeue(job(system), {}, Commands()) is None
+    assert f"not requeued: {name} requeues no job" in capsys.readouterr().err
+
+
+def test_command_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PATH", "/gone")
+    requeue(job("slurm"), {})
+    assert "not requeued: scontrol requeue exited with code 127" in capsys.readouterr().err
+
+
+def test_job_script(tmp_path: Path) -> None:
+    script = tmp_path / "42.SC"
+    code = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    script.write_text(f'{sys.executable} -c "{code}"\ntrue\n')
+    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+    assert done.stdout.strip() == str(script)
+    assert job_script(0) == ""
