@@ -26,7 +26,7 @@ sys.exit(run_launch(Launch({"ADDED": "yes", "GONE": None}, check, run, **eval(sy
 HEARS = """
 import os, signal, sys, time
 def heard(number, _):
-    os.write(1, f"heard {signal.Signals(number).name}\n".encode())  # print may be at work already
+    os.write(1, f"heard {signal.Signals(number).name}\\n".encode())  # print may be at work already
     if number in (signal.SIGTERM, signal.SIGINT):
         time.sleep(1.5)  # a launcher takes its time: it must not hear twice
         sys.exit(9)
