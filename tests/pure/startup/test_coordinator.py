@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration, Start
+from inventories import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHARED = (("layout", "shared"),)
@@ -55,7 +57,7 @@ class Driver:
         self.size = size
         layout = changes.pop("layout", "shared")
         job = Job(
-            "tls",
+            changes.pop("protocol", "tls"),
             lambda inventories, has_client: make_plan(
                 inventories, PlacementOptions(layout=layout, has_client=has_client)
             ),
@@ -96,6 +98,22 @@ def test_the_way_to_a_cluster() -> None:
     # only the client rank is given the plan and the credentials
     assert driver.sent[-1][2].plan is None
     assert driver.sent[-1][2].config == {}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "gpus", "device"),
+    [("ucx", (0, 1), "GPU-0000"), ("ucx", (), ""), ("tls", (0, 1), "")],
+)
+def test_the_device_of_the_scheduler(protocol: str, gpus: tuple[int, ...], device: str) -> None:
+    """Where a client's objects come over UCX: on the first GPU of its node."""
+    driver = Driver(1, protocol=protocol)
+    found = registration(0, 1)
+    assert found.inventory is not None
+    driver.tell(
+        0, Kind.REGISTRATION, replace(found, inventory=replace(found.inventory, gpus=tuple(map(gpu, gpus))))
+    )
+    ((rank, kind, (_, _, sent)),) = driver.sent
+    assert (rank, kind, sent) == (0, Kind.SCHEDULER, device)
 
 
 def test_a_bare_event_of_the_agent_is_not_for_it() -> None:
