@@ -46,6 +46,8 @@ def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) ->
         text=True,
         env={**os.environ, "GONE": "1"},
         start_new_session=group,
+        # a shell's background jobs ignore it, and so would this one
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 

@@ -58,10 +58,8 @@ def test_of_many_nodes_a_ring_and_a_sample(most: int, more: int) -> None:
     assert found == pairs(number, most), "the same in every run"
 
 
-def test_a_thousand_nodes_are_chosen_in_no_time() -> None:
-    started = time.monotonic()
+def test_a_thousand_nodes_make_64_connections_each() -> None:
     assert sum(pairs(1000, MOST_IN_CHECK).values()) == 64_000
-    assert time.monotonic() - started < 2
 
 
 def test_one_node_has_no_peers() -> None:
