@@ -143,7 +143,7 @@ def test_agent_too_often(mpirun: Mpi) -> None:
         job,
         3,
         3.0,
-        says=("rank 2 removed, continuing with the other ranks", "started again in 0.3 s"),
+        says=("rank 2 removed, continuing with the other ranks", "restarting it in 0.3 s"),
         timeout=90,
     )
 

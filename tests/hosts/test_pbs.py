@@ -195,7 +195,7 @@ def test_temporary_directory_of_the_first_host_alone(pbs: Pbs, tmp_path: Path) -
     assert places["h2"].startswith("/tmp/dgm-")
     assert left.stdout == b""
     # MPICH takes all variables along, Open MPI those that it is told to
-    warned = f"TMPDIR={tmpdir} can't be written, /tmp is used instead" in done.stdout
+    warned = f"TMPDIR={tmpdir} can't be written; using /tmp instead" in done.stdout
     assert warned == (pbs.mpirun.name == "mpich")
 
 
