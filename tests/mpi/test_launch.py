@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,9 +47,23 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     assert "ok: 0 errors" in done.stdout
 
 
+#: A shell's background jobs, these tests' perhaps, ignore SIGINT, and so does what they start.
+NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
-    line = [*LAUNCH, "-n", "2", "--interface", "lo", write(tmp_path, WAITS)]
+    line = [
+        sys.executable,
+        "-c",
+        NOT_IGNORED,
+        *LAUNCH,
+        "-n",
+        "2",
+        "--interface",
+        "lo",
+        write(tmp_path, WAITS),
+    ]
     job = mpirun.start(line, None, env=BARE)
     job.wait_for("^up")
     job.signal(number)
