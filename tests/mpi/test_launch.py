@@ -44,7 +44,7 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     line = [*LAUNCH, "-n", str(ranks), "--check", "--interface", "lo", write(tmp_path, SCRIPT), "7", "a b"]
     done = mpirun.run(line, None, env={**BARE, "MINE": "x y"}, timeout=110).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
-    assert "ok: 0 errors" in done.stdout
+    assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
 
 
 #: A shell's background jobs, these tests' perhaps, ignore SIGINT, and so does what they start.
