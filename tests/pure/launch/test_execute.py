@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,21 @@ while True:
 """
 
 
+#: What the test that runs has started: it ends with the test, which may have failed.
+STARTED: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_process() -> Iterator[None]:
+    yield
+    while STARTED:
+        job = STARTED.pop()
+        job.kill()  # its launcher is sent TERM then
+        job.wait(30)
+
+
 def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    job = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, check, textwrap.dedent(run), more],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -49,6 +63,8 @@ def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) ->
         # a shell's background jobs ignore it, and so would this one
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
+    STARTED.append(job)
+    return job
 
 
 def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:
