@@ -110,9 +110,8 @@ def test_nobody_to_requeue(system: System, name: str, capsys: pytest.CaptureFixt
     assert f"not requeued: {name} requeues no job" in capsys.readouterr().err
 
 
-def test_command_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("PATH", "/gone")
-    requeue(job("slurm"), {})
+def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    requeue(job("slurm"), {"PATH": "/gone"})  # no PATH at all would find a scontrol in /usr/bin
     assert "not requeued: scontrol requeue exited with code 127" in capsys.readouterr().err
 
 
