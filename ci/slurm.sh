@@ -31,9 +31,9 @@ fi
 
 export DASK_GPU_MPI_TEST_SLURM=required
 environments
-stage "slurm: Open MPI" tests openmpi tests/slurm
+stage "slurm: Open MPI" job_tests openmpi tests/slurm
 # the rest does not depend on the MPI library
-stage "slurm: MPICH" tests mpich -k "not one_member" tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py
+stage "slurm: MPICH" job_tests mpich -k "not one_member" tests/slurm/test_matrix.py tests/slurm/test_endings.py tests/slurm/test_sharing.py
 # on a machine that has cgroups these rows run, or fail
 # shellcheck source=ci/testbed/lib.sh
 if reason=$(. ci/testbed/lib.sh && why_no_cgroups); then report+=("cgroup rows: skipped ($reason)"); fi

