@@ -52,6 +52,8 @@ QUICK = {
     "mpi/test_launch.py::test_everything_ends_with_launch[15]": BOTH,
     # clusters that others use, who gets in, and what is printed
     "mpi/test_joining.py::test_cluster_by_its_address": MPICH,
+    "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
+    "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
     "mpi/test_security.py": MPICH,
     "mpi/test_output.py::test_what_the_script_has_printed_before_its_job_is_aborted": BOTH,
     "mpi/test_timeline.py::test_every_rank_tells_every_step": MPICH,

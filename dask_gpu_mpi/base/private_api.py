@@ -75,6 +75,15 @@ TABLE: tuple[PrivateName, ...] = (
         without="threads that outlive the main program, and pickle, no longer find what __main__ had",
     ),
     *_of(
+        "os",
+        "execv execve",
+        "script/exec_as_child",
+        _PYTHON,
+        why="replaced, so that a script that replaces itself by another program (`python -m jupyter lab`) leaves its rank there; "
+        "all of `os.exec*` call these two",
+        without="the rank is gone, and the cluster ends with it",
+    ),
+    *_of(
         "subprocess",
         "_args_from_interpreter_flags",
         "agent/handle",

@@ -11,6 +11,7 @@ import click
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.script.cluster_file import forget_cluster
 
 from .check import check
 from .jobscript import jobscript
@@ -44,6 +45,7 @@ def cli() -> None:
     Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
     """  # noqa: D301 - click takes the character, not the two letters
     open_missing()
+    forget_cluster()  # of a script that has started this command
 
 
 @cli.command(cls=RunCommand, context_settings=RUN_CONTEXT)

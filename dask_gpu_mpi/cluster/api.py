@@ -235,8 +235,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Parameters
     ----------
     scheduler_file : str or path, optional
-        As given to ``--scheduler-file``. None, in a job's script and in processes that it has forked: the job's cluster, as a
-        plain ``Client()``; but where there is no cluster, an error instead of a ``LocalCluster``.
+        As given to ``--scheduler-file``. None, in a job's script and in processes that it has started on its node: the job's
+        cluster, as a plain ``Client()``; but where there is no cluster, an error instead of a ``LocalCluster``.
     **kwargs
         For ``distributed.Client``.
 
@@ -252,8 +252,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         address = dask.config.get("scheduler-address", None)
         if address is None:
             raise InputError(
-                "connect: this process has no cluster (expected a running job's script, or a process that it has forked). Fix: "
-                "start the job with --scheduler-file FILE, and call connect(FILE)"
+                "connect: this process has no cluster (expected a running job's script, or a process that it has started on its "
+                "node). Fix: start the job with --scheduler-file FILE, and call connect(FILE)"
             )
         return Client(address, **kwargs)
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file

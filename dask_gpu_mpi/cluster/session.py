@@ -23,6 +23,7 @@ from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script.child_processes import ChildrenOfCluster
 from dask_gpu_mpi.script.dask_client import (
     abandon_clients,
     close_clients,
@@ -90,6 +91,7 @@ class Session:
         self._walltime = Walltime(member.joined.environ, options.walltime_signal, on_signal)
         self._monitor = Monitor(member, self._walltime)
         self._settings: DaskSettings | None = None
+        self._children: ChildrenOfCluster | None = None
         self._silenced: list[logging.Logger] = []
         _current = self
 
@@ -184,7 +186,9 @@ class Session:
 
         register_defaults()
         shut_down_once()
-        self._settings = DaskSettings({"scheduler-address": self.address, **self._config})
+        settings = {"scheduler-address": self.address, **self._config}
+        self._settings = DaskSettings(settings)
+        self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
         # own, is called first.
         before_finalize(self._finish)
@@ -194,6 +198,8 @@ class Session:
         """The script continues without the cluster: its process is what it was before."""
         if self._settings is not None:
             self._settings.take_back()
+        if self._children is not None:
+            self._children.release()
         for logger in self._silenced:
             logger.disabled = False
         # A DaskGpuMpiError that is being raised, through a `finally` perhaps, still needs it.
@@ -238,6 +244,8 @@ class Session:
 
     def _end_the_job(self, had_cluster: bool) -> None:
         self._monitor.stop()
+        if self._children is not None:
+            self._children.release()
         if had_cluster:
             self._await_reason()
         self._silenced = silence_dask()

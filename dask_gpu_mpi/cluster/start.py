@@ -17,6 +17,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script.child_processes import mark_children, refuse_children
+from dask_gpu_mpi.script.cluster_file import forget_cluster
 
 from . import process_hooks
 
@@ -67,6 +68,7 @@ def start(
     """
     global _member, _by_command
     refuse_children()
+    forget_cluster()  # of a script that has started this job
     started = time.monotonic()
     signals = Signals()
     signals.take()

@@ -1,14 +1,20 @@
-"""The processes that a script starts: they may not bring up a cluster as the rank that their script is."""
+"""The processes that a script starts: they find its cluster, and may not bring up another as the rank that their script is."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
 
-__all__ = ["mark_children", "refuse_children"]
+from .cluster_file import ClusterFile
+from .exec_as_child import ExecAsChild
+
+__all__ = ["ChildrenOfCluster", "mark_children", "refuse_children"]
 
 #: Variable in the environment of the script's children: process id of the rank.
 RANK_PID = "DGM_RANK_PID"
@@ -37,5 +43,32 @@ def refuse_children() -> None:
         raise InputError(
             f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
             'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
-            "child; a child may connect with Client(session.address, security=session.security)"
+            "child; a child may connect with a plain Client()"
         )
+
+
+class ChildrenOfCluster:
+    """What the processes that the script starts are given of its cluster, until `release`.
+
+    Parameters
+    ----------
+    settings : mapping
+        Dask's, by key: the scheduler's address and the credentials.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._file: ClusterFile | None = None
+        try:
+            self._file = ClusterFile(settings)
+        except (OSError, ValueError) as error:
+            say(
+                f"warning: processes that the script starts can't connect with a plain Client(): {error}. Fix: start the job "
+                "with --scheduler-file FILE, and call dask_gpu_mpi.connect(FILE) in them"
+            )
+        self._exec = ExecAsChild()
+
+    def release(self) -> None:
+        """What the script starts from now on is without the cluster. May be called again."""
+        if self._file is not None:
+            self._file.close()
+        self._exec.take_back()

@@ -96,7 +96,7 @@ def test_cluster_by_its_address(mpirun: Mpi, tmp_path: Path) -> None:
     assert scratch_of(owner) == scratch_of(joined) == []
 
 
-#: The script, a process that it forks, and one that it starts anew, which does not know the cluster.
+#: The script, a process that it forks, and one without Dask's configuration, which does not know the cluster.
 CHILDREN = (
     TELL
     + """
@@ -116,7 +116,8 @@ with connect() as client:  # first: what a child is forked beside
         child.start()
         found.append(answer.get(timeout=30))
         child.join(30)
-    done = subprocess.run([sys.executable, "-c", "import dask_gpu_mpi; dask_gpu_mpi.connect()"], capture_output=True, text=True)
+    line, environ = [sys.executable, "-c", "import dask_gpu_mpi; dask_gpu_mpi.connect()"], dict(os.environ, DASK_CONFIG="")
+    done = subprocess.run(line, capture_output=True, text=True, env=environ)
     tell(found=found, error=done.stderr)
 """
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
@@ -145,3 +146,13 @@ def test_an_interrupted_command(
     monkeypatch.setattr(cli, "main", interrupted)
     assert job.run("check") == 130  # 128 + SIGINT
     assert capsys.readouterr().err == "dask_gpu_mpi: error: SIGINT came before the start\n"
+
+
+def test_a_command_that_a_script_of_a_job_starts_is_not_its_cluster(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DASK_CONFIG", "/proc/1/fd/99")
+    monkeypatch.setenv("DGM_DASK_BEFORE", '["/proc/1/fd/99", {"DASK_CONFIG": "/mine"}]')
+    assert job.run("jobscript", "--help") == 0
+    assert os.environ["DASK_CONFIG"] == "/mine"
+    assert "DGM_DASK_BEFORE" not in os.environ

@@ -72,6 +72,18 @@ def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.count("ended after") == 1
 
 
+@pytest.mark.parametrize("end", [Session.close, Session._finish])
+def test_what_the_script_starts_at_its_end_is_without_the_cluster(
+    end: Callable[[Session], None], member: Member
+) -> None:
+    session = make(member)
+    released: list[bool] = []
+    children: Any = SimpleNamespace(release=lambda: released.append(True))
+    session._children = children
+    end(session)
+    assert len(released) == 1
+
+
 @pytest.fixture
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is taken away from what Python calls at the end of the process."""

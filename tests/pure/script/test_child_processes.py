@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 
 import pytest
 
-from dask_gpu_mpi.script.child_processes import RANK_PID, mark_children, refuse_children
+from dask_gpu_mpi.script import child_processes as module
+from dask_gpu_mpi.script.child_processes import RANK_PID, ChildrenOfCluster, mark_children, refuse_children
 
 WORLD = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 
@@ -39,3 +41,32 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     assert "called in a child process of rank 1 of 2, which has its cluster already" in child(**WORLD)
     assert child() == ""  # no launcher
     assert child(**WORLD, DGM_RANK_PID="x") == ""
+
+
+def test_children_of_a_cluster_until_it_is_over() -> None:
+    before, execs = dict(os.environ), (os.execv, os.execve)
+    children = ChildrenOfCluster({"scheduler-address": "tls://h:1"})
+    code = "import dask; print(dask.config.get('scheduler-address', None))"
+    line = [sys.executable, "-c", code]
+    assert subprocess.run(line, capture_output=True, timeout=60).stdout == b"tls://h:1\n"
+    assert os.execv is not execs[0]
+    children.release()
+    children.release()
+    assert (dict(os.environ), (os.execv, os.execve)) == (before, execs)
+
+
+def test_where_they_can_not_find_it_a_warning_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "ClusterFile", full)
+    before = dict(os.environ)
+    ChildrenOfCluster({"scheduler-address": "tls://h:1"}).release()
+    assert dict(os.environ) == before
+    said = capsys.readouterr().err
+    assert (
+        "can't connect with a plain Client(): [Errno 28] No space left on device. Fix: start the job with --sch"
+        in said
+    )

@@ -1,0 +1,76 @@
+"""A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
+
+The process is an MPI rank and holds the cluster, so it must stay: the program runs as its child, and the script ends with the
+program's exit code.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.streams import flush
+
+__all__ = ["ExecAsChild"]
+
+#: Seconds that the program has to end when a signal ends the script.
+GRACE = 3.0
+
+
+class ExecAsChild:
+    """Replaces ``os.execv`` and ``os.execve``, which all of ``os.exec*`` call, in this process, until `take_back`."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
+        self._ours = {
+            "execv": functools.partial(self._exec, "execv"),
+            "execve": functools.partial(self._exec, "execve"),
+        }
+        for name, function in self._ours.items():
+            setattr(os, name, function)
+
+    def take_back(self) -> None:
+        """Make them what they were; not where the script has replaced them since. May be called again."""
+        for name, function in self._ours.items():
+            if getattr(os, name) is function:
+                setattr(os, name, self._before[name])
+
+    def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
+        if os.getpid() != self._owner or isinstance(path, int):
+            self._before[name](path, argv, *env)
+        run_to_its_end(path, argv, *env)
+
+
+def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None) -> NoReturn:
+    """Run a program as a child of this process, and end the script with its exit code.
+
+    Raises
+    ------
+    OSError
+        It can't be run, as from ``os.execve``.
+    SystemExit
+        With its exit code, 128 and more after a signal.
+    """
+    flush()
+    # Instead of this process, it would end with it.
+    program = subprocess.Popen(
+        list(argv),
+        executable=path,
+        env=env,
+        preexec_fn=functools.partial(die_with_parent, os.getpid()),
+    )
+    try:
+        code = program.wait()
+    except BaseException:  # a signal ends the script
+        program.terminate()
+        try:
+            program.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            program.kill()
+        raise
+    raise SystemExit(code if code >= 0 else 128 - code)

@@ -1,0 +1,223 @@
+"""Processes that the script starts find the job's cluster: subprocesses, multiprocessing's, a notebook's kernel."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from clusters import COMMAND, TELL, facts, only_our_lines, ranks_of, scratch_of
+from harness import Mpi
+
+#: What each child answers: how many workers it found, of which cluster, what it reads in the user's own configuration, and
+#: whether others can read the key in what the system shows of it.
+CHILD = """
+def answer(how):
+    import dask
+    with how() as client:
+        seen = b"".join(open(f"/proc/self/{name}", "rb").read() for name in ("environ", "cmdline"))
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        return [len(workers), client.scheduler.address, dask.config.get("mine", None), b"PRIVATE " + b"KEY" in seen]
+"""
+ANSWER = (
+    CHILD
+    + """
+import json, sys
+from distributed import Client
+from dask_gpu_mpi import connect
+print(json.dumps(answer({"Client": Client, "connect": connect}[sys.argv[1]])))
+"""
+)
+CHILDREN = (
+    TELL
+    + CHILD
+    + f"""
+import subprocess
+from multiprocessing import get_context
+from dask_gpu_mpi import connect, current_session
+from distributed import Client
+
+def put(how, answers):
+    answers.put(answer(how))
+
+def outside(dask_worker):
+    return [os.environ.get(name) for name in ("DASK_CONFIG", "DGM_DASK_BEFORE")]
+
+if __name__ == "__main__":
+    found = {{}}
+    for how in (Client, connect):
+        for start in ("fork", "spawn", "forkserver"):
+            answers = get_context(start).Queue()
+            child = get_context(start).Process(target=put, args=(how, answers))
+            child.start()
+            found[f"{{how.__name__}} {{start}}"] = answers.get(timeout=60)
+            child.join(60)
+        code = {ANSWER!r}
+        done = subprocess.run([sys.executable, "-c", code, how.__name__], capture_output=True, text=True, timeout=60)
+        tell(errors=done.stderr)
+        found[f"{{how.__name__}} subprocess"] = json.loads(done.stdout)
+    with connect() as client:
+        workers = list(client.run(outside).values())
+    session = current_session()
+    tell(found=found, workers=workers, address=session.address)
+    session.close()
+    code = "import dask_gpu_mpi; dask_gpu_mpi.connect()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    tell(closed=done.stderr, left=[name for name in os.environ if name == "DGM_DASK_BEFORE"], own=os.environ["DASK_CONFIG"])
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("protocol", ["tls", pytest.param("tcp", marks=pytest.mark.one_mpi)])
+def test_every_kind_of_process(mpirun: Mpi, protocol: str, tmp_path: Path) -> None:
+    script, own = tmp_path / "script.py", tmp_path / "own.yaml"
+    script.write_text(CHILDREN)
+    own.write_text("mine: 7")
+    env = {"DASK_CONFIG": str(own), "DASK_GPU_MPI__PROTOCOL": protocol}
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2, env=env, timeout=100).check()
+    told = facts(done)
+    assert told["address"].startswith(f"{protocol}://")
+    expected = [2, told["address"], 7, False]
+    assert told["found"] == dict.fromkeys(told["found"], expected)
+    assert len(told["found"]) == 8
+    assert told["errors"] == ""
+    assert told["workers"] == [[str(own), None]] * 2
+    # the cluster is over, the script continues
+    assert "InputError: connect: this process has no cluster" in told["closed"]
+    assert told["left"] == []
+    assert told["own"] == str(own)
+    assert only_our_lines(done.stderr)
+
+
+ENDINGS = {
+    "normal": "",
+    "raise": "raise ValueError('mine')",
+    "sys.exit": "sys.exit(3)",
+    "close": "session.close()",
+    "SIGKILL": "os.kill(os.getpid(), signal.SIGKILL)",
+}
+
+
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_nothing_is_left(mpirun: Mpi, ending: str) -> None:
+    body = TELL + "import signal\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
+    body += "tell(config=os.environ['DASK_CONFIG'], keys=b'PRIVATE KEY' in open(os.environ['DASK_CONFIG'], 'rb').read())\n"
+    before = set(os.listdir("/dev/shm"))
+    job = mpirun.start(body + ENDINGS[ending], 2)
+    done = job.wait(60)
+    assert (done.rc == 0) is (ending in ("normal", "close"))
+    told = facts(done)
+    assert told["keys"]
+    assert not os.path.exists(told["config"])
+    assert [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("dgm-")] == []
+    assert scratch_of(job) == []
+    names = [path.name for path in job.directory.iterdir()]
+    assert [name for name in names if name.startswith(("dgm-", "dask"))] == []
+
+
+#: It has read Dask's configuration before its cluster is there.
+NESTED = (
+    TELL
+    + """
+import dask
+BEGIN
+from distributed import Client
+with Client() as client:
+    tell(inner=client.scheduler.address, found=len(client.scheduler_info(n_workers=-1)["workers"]))
+"""
+)
+OUTER = (
+    TELL
+    + """
+import subprocess
+from distributed import Client
+from dask_gpu_mpi.mpi.launchers import scrub
+client = Client()
+tell(outer=client.scheduler.address)
+tell(code=subprocess.run(sys.argv[1:], env=scrub(os.environ), timeout=90).returncode)
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["initialize", "launch"])
+def test_a_job_that_the_script_starts_has_a_cluster_of_its_own(mpirun: Mpi, how: str, tmp_path: Path) -> None:
+    inner, outer = tmp_path / "inner.py", tmp_path / "outer.py"
+    begin = "import dask_gpu_mpi; dask_gpu_mpi.initialize()" if how == "initialize" else ""
+    inner.write_text(NESTED.replace("BEGIN", begin))
+    outer.write_text(OUTER)
+    launcher = [mpirun.mpirun, "-n", "2", sys.executable]
+    if how == "launch":
+        launcher = [sys.executable, "-m", "dask_gpu_mpi", "launch", "-n", "2"]
+    line = [*COMMAND, "--no-dashboard", "--protocol", "tcp", str(outer), *map(str, launcher), str(inner)]
+    told = facts(mpirun.run(line, 1, env={"DASK_GPU_MPI__DASHBOARD": "False"}, timeout=110).check())
+    assert told["code"] == 0
+    assert told["outer"].startswith("tcp://")
+    assert told["inner"].startswith("tls://")
+    assert told["found"] == 2
+
+
+#: Replaces itself by a program, which finds the cluster as any child does.
+REPLACED = """
+import os, sys
+code = 'import time; from distributed import Client; print("up", Client().submit(sum, [1, 2]).result(), flush=True); END'
+os.execv(sys.executable, [sys.executable, "-c", code])
+"""
+
+
+def test_a_script_that_replaces_itself_ends_with_the_programs_code(mpirun: Mpi) -> None:
+    code = REPLACED.replace("END", "raise SystemExit(7)")
+    done = mpirun.run([*COMMAND, "--no-dashboard", "-c", code], 2).check(7)
+    assert done.stdout.split() == ["up", "3"]
+    assert only_our_lines(done.stderr.partition("-----")[0])  # Open MPI has much to say about exit codes
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_program_ends_with_the_rank(mpirun: Mpi, number: int) -> None:
+    code = REPLACED.replace("END", "time.sleep(300)")
+    job = mpirun.start([*COMMAND, "--no-dashboard", "-c", code], 2)
+    job.wait_for("^up 3")
+    os.kill(ranks_of(job)[0], number)
+    assert job.wait(30).rc != 0  # and no process is left
+    assert scratch_of(job) == []
+
+
+def notebook(path: Path) -> Path:
+    """A notebook with one cell, which writes what it has found beside it."""
+    cell = f"""
+import json
+from distributed import Client
+client = Client()
+workers = client.scheduler_info(n_workers=-1)["workers"]
+found = [len(workers), client.scheduler.address, client.submit(sum, [1, 2]).result()]
+open({str(path / "found.json")!r}, "w").write(json.dumps(found))
+client.close()
+"""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, path / "nb.ipynb")
+    return path / "nb.ipynb"
+
+
+@pytest.mark.parametrize("how", [pytest.param("nbclient", marks=pytest.mark.one_mpi), "jupyter"])
+def test_a_notebook(mpirun: Mpi, how: str, tmp_path: Path) -> None:
+    book = str(notebook(tmp_path))
+    text = f"import nbformat, nbclient; nbclient.NotebookClient(nbformat.read({book!r}, 4), kernel_name='python3').execute()"
+    # `python -m jupyter execute` replaces itself by the program jupyter-execute
+    words = {"nbclient": ["-c", text], "jupyter": ["-m", "jupyter", "execute", book]}[how]
+    env = {
+        "HOME": str(tmp_path),
+        "JUPYTER_PLATFORM_DIRS": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    mpirun.run([*COMMAND, "--no-dashboard", *words], 2, env=env, timeout=100).check()
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert (found[0], found[2]) == (2, 3)
+    assert found[1].startswith("tls://")
