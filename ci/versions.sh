@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci/versions.sh [PYTEST-ARGUMENT...]: the releases that the package supports: RAPIDS (dask-cuda with the Dask that it pins) oldest, middle and
-# newest, the newest on the newest Python found, and the newest Dask that is tested, on CPUs. In each, under MPICH: the main job, drop-in,
+# newest, and the newest Dask that is tested, on CPUs; the two newest on the newest Python found. In each, under MPICH: the main job, drop-in,
 # GPU workers of that release on emulated GPUs, the dozen faults of ci/test.sh, and the table of private API. Eight minutes at most on two cores.
 # All environments run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
@@ -14,18 +14,21 @@ releases=(
   "rapids-25.10 python3 test,gpu dask-cuda==25.10.*"
   "rapids-26.06 python3 test,gpu dask-cuda==26.6.*"
   "rapids-26.10 newest test,gpu dask-cuda==26.10.*"
-  "dask-2026.8 python3 test distributed==2026.8.*"
+  "dask-2026.8 newest test distributed==2026.8.*"
 )
 rooms=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py tests/mpi/test_drop_in.py tests/faults)
 gpu_rooms=(tests/pure/workers
   tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
 
-# The newest Python that starts: a name on PATH may be a stub for a version that is not there
+# The newest Python that starts: a name on PATH may be a stub for a version that is not there, or not chosen (pyenv)
 newest_python() {
-  local python
-  for python in python3.14 python3.13 python3.12 python3; do
-    if "$python" -c "" 2> /dev/null; then echo "$python"; return; fi
+  local minor python
+  for minor in 14 13 12; do
+    for python in "python3.$minor" "$(pyenv root 2> /dev/null)"/versions/3."$minor".*/bin/python; do
+      if "$python" -c "" 2> /dev/null; then echo "$python"; return; fi
+    done
   done
+  echo python3
 }
 
 # make NAME PYTHON EXTRAS CONSTRAINT: the environment .venv/NAME
