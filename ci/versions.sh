@@ -41,10 +41,10 @@ make() {
   PYTHON=$python PIP_CONSTRAINT=$PWD/.venv/$1.constraint bash ci/env.sh mpich ".venv/$1" "${extras[@]}"
 }
 
-# Extras change nothing where RAPIDS is installed already
+# Extras change nothing where RAPIDS is installed already. Of the installed copy: the sources are being built for the next environment.
 extras_change_nothing() {
   local planned
-  planned=$(".venv/$1/bin/python" -m pip install --disable-pip-version-check --dry-run "${PWD}[gpu]") || return 1
+  planned=$(".venv/$1/bin/python" -m pip install --disable-pip-version-check --dry-run 'dask-gpu-mpi[gpu]') || return 1
   planned=$(sed -n 's/^Would install //p' <<< "$planned" | tr ' ' '\n' | grep -v '^dask-gpu-mpi-' || true)
   [[ -z $planned ]] || { echo "pip would install $planned"; return 1; }
 }
