@@ -143,7 +143,7 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
         since=fault,
         says=(
             "MPI did not come together until the start-up deadline",
-            f"rank 1 on {os.uname().nodename} was started but is stopped",
+            f"rank 1 on {os.uname().nodename} was started but is stopped (by a signal or a debugger). Fix: ",
         ),
     )
 

@@ -60,11 +60,16 @@ def start(run: str, *, check: str = "", more: str = "{}", group: bool = True) ->
         text=True,
         env={**os.environ, "GONE": "1"},
         start_new_session=group,
-        # a shell's background jobs ignore it, and so would this one
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        # what a shell's background jobs and nohup ignore, this one would as well
+        preexec_fn=_hear_signals,
     )
     STARTED.append(job)
     return job
+
+
+def _hear_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.mpi import batch
 from dask_gpu_mpi.mpi.batch import end_time
 
 NOW = 1_000_000.0
@@ -32,6 +34,10 @@ def qstat(limit: str, used: str | None) -> str:
         ({}, {}, None),
         ({"SLURM_JOB_END_TIME": "1000060"}, {}, 1_000_060.0),
         ({"SLURM_JOB_END_TIME": "Unknown"}, {}, None),
+        ({"PBS_JOBID": "7.server"}, {"qstat": qstat("1:30", "5")}, NOW + 85),
+        ({"PBS_JOBID": "7.server"}, {"qstat": '{"Jobs": {"7.server": {}, "8.server": {}}}'}, None),
+        ({"FLUX_JOB_ID": "f1"}, {"flux": "42"}, NOW + 42),
+        ({"FLUX_JOB_ID": "f1"}, {"flux": "forever"}, None),
         ({"PBS_JOBID": "7.server"}, {"qstat": qstat("01:00:00", "00:10:00")}, NOW + 3000),
         ({"PBS_JOBID": "7.server"}, {"qstat": qstat("90", None)}, NOW + 90),
         ({"PBS_JOBID": "7.server"}, {"qstat": "qstat: Unknown Job Id"}, None),
@@ -47,3 +53,28 @@ def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: flo
 def test_a_command_that_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     assert end_time({"PBS_JOBID": "7.server"}) is None
+
+
+@pytest.mark.parametrize(
+    ("program", "printed"),
+    [
+        ("#!/bin/sh\necho $# $1\n", "2 job\n"),
+        ("#!/bin/sh\necho half of it; exit 1\n", ""),
+        ("#!/bin/sh\necho half of it; exec sleep 60\n", ""),
+        ("no program at all", ""),
+    ],
+    ids=["answers", "fails", "hangs", "can't be run"],
+)
+def test_command_of_the_batch_system(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, printed: str
+) -> None:
+    (tmp_path / "flux").write_text(program)
+    (tmp_path / "flux").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    if "sleep" in program:
+        monkeypatch.setattr(batch, "COMMAND_TIMEOUT", 0.3)
+    assert batch._ask(["flux", "job", "timeleft"]) == printed
+
+
+def test_time_to_answer_is_short_against_a_start() -> None:
+    assert 1 < batch.COMMAND_TIMEOUT < 20

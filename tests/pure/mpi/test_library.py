@@ -1,15 +1,20 @@
-"""What is loaded before MPI, and what is said when that can't be."""
+"""How MPI is loaded, what is loaded before it, who ends it, and what is said when that can't be."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import sys
 import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, MpiMissingError
 from dask_gpu_mpi.mpi import library
-from dask_gpu_mpi.mpi.library import load_ucx_first
+from dask_gpu_mpi.mpi.library import load_mpi, load_ucx_first
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +62,237 @@ def test_ucx_is_loaded_where_its_library_is_no_package(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     monkeypatch.delitem(sys.modules, "ucxx")
     load_ucx_first()
+
+
+#: An mpi4py that tells what it was asked for, and finds rc.finalize as the real one does: while it is imported.
+FAKE_MPI = """
+import mpi4py
+calls = ["import", mpi4py.rc.finalize]
+initialized, finalized = mpi4py.rc.initialize, False
+class COMM_WORLD:
+    Abort = lambda code: calls.append(("abort", code))
+class COMM_SELF:
+    Set_attr = lambda keyval, value: calls.append(("attribute", keyval, value))
+class Comm:
+    def Create_keyval(delete_fn):
+        calls.append(delete_fn)
+        return 7
+    Free_keyval = lambda keyval: calls.append(("free", keyval))
+def Is_initialized():
+    return initialized
+def Is_finalized():
+    return finalized
+def Init_thread():
+    global initialized
+    initialized = True
+    calls.append("init")
+"""
+
+
+class FakeMpi4py:
+    """A package mpi4py on the path, and how often Finalize was left to the end of Python."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / "mpi4py"
+        self.folder.mkdir()
+        (self.folder / "MPI.py").write_text(FAKE_MPI)
+        self._patch = patch
+        for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py"]:
+            patch.delitem(sys.modules, name)
+        for name in ("MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"):
+            patch.delenv(name, raising=False)
+        patch.syspath_prepend(str(folder))
+        self.rc()
+        self.at_exit = 0
+        patch.setattr(library, "finalize_at_exit", self._finalize_at_exit)
+
+    def rc(self, *, initialize: bool = True, finalize: bool | None = None) -> None:
+        """What the script has chosen before."""
+        text = f"import types\nrc = types.SimpleNamespace(initialize={initialize}, finalize={finalize})\n"
+        (self.folder / "__init__.py").write_text(text)
+
+    def _finalize_at_exit(self) -> None:
+        self.at_exit += 1
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMpi4py]:
+    saved = dict(sys.modules)
+    yield FakeMpi4py(tmp_path, monkeypatch)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mpi4py" and name not in saved]:
+        del sys.modules[name]
+
+
+def test_this_process_finalizes_and_not_its_children(fake: FakeMpi4py) -> None:
+    mpi = load_mpi()
+    assert mpi.calls == ["import", False]
+    assert sys.modules["mpi4py"].rc.finalize is None  # as it was, for who looks
+    assert fake.at_exit == 1
+
+
+def test_mpi_is_initialized_where_the_script_wants_to_do_it_itself(fake: FakeMpi4py) -> None:
+    fake.rc(initialize=False)
+    mpi = load_mpi()
+    assert mpi.calls == ["import", None, "init"]
+    assert fake.at_exit == 1  # mpi4py ends only what it has begun
+
+
+@pytest.mark.parametrize(("finalize", "at_exit"), [(True, 0), (False, 1)])
+def test_choice_of_who_finalizes_is_kept(fake: FakeMpi4py, finalize: bool, at_exit: int) -> None:
+    fake.rc(finalize=finalize)
+    mpi = load_mpi()
+    assert mpi.calls == ["import", finalize]
+    assert sys.modules["mpi4py"].rc.finalize is finalize
+    assert fake.at_exit == at_exit
+
+
+@pytest.mark.parametrize("name", ["MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"])
+def test_choice_by_environment_is_kept(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    assert load_mpi().calls == ["import", None]
+    assert fake.at_exit == 0
+
+
+def test_below_mpi4py_run_its_own_finalize_stays(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py.run", types.ModuleType("mpi4py.run"))
+    assert load_mpi().calls == ["import", None]
+    assert fake.at_exit == 0
+
+
+def test_who_has_initialized_mpi_finalizes_it(fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_is_initialized", lambda module: str(module).endswith("MPI.py"))
+    assert load_mpi().calls == ["import", None]
+    assert fake.at_exit == 0
+
+
+def test_file_that_is_no_library_has_initialized_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "MPI.py"
+    file.touch()
+    assert library._is_initialized(str(file)) is False
+    assert library._is_initialized(None) is False
+
+
+@pytest.mark.parametrize(("value", "initialized"), [(0, False), (1, True)])
+def test_library_is_asked_whether_it_is_initialized(
+    monkeypatch: pytest.MonkeyPatch, value: int, initialized: bool
+) -> None:
+    class Library:
+        @staticmethod
+        def MPI_Initialized(flag: Any) -> None:
+            flag._obj.value = value
+
+    monkeypatch.setattr(library.ctypes, "CDLL", lambda path: Library())
+    assert library._is_initialized("MPI.so") is initialized
+
+
+def test_mpi_that_runs_is_taken_as_it_is(fake: FakeMpi4py) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")
+    assert load_mpi() is mpi
+    assert mpi.calls == ["import", None]
+    assert fake.at_exit == 0
+
+
+def test_mpi_that_is_only_imported_is_initialized(fake: FakeMpi4py) -> None:
+    fake.rc(initialize=False)
+    mpi = importlib.import_module("mpi4py.MPI")
+    assert load_mpi() is mpi
+    assert mpi.calls[-1] == "init"
+
+
+def test_mpi_that_has_ended_is_an_error_of_the_script(fake: FakeMpi4py) -> None:
+    importlib.import_module("mpi4py.MPI").finalized = True
+    with pytest.raises(
+        InputError, match=r"the script called MPI\.Finalize\(\) before initialize\(\)"
+    ) as caught:
+        load_mpi()
+    assert not caught.value.reported
+
+
+@pytest.mark.parametrize(
+    ("host", "text"), [("n3", "finds no MPI library on n3 ("), ("", "finds no MPI library (")]
+)
+def test_no_library(fake: FakeMpi4py, host: str, text: str) -> None:
+    (fake.folder / "MPI.py").write_text("raise RuntimeError('cannot load MPI library\\nlibmpi.so.12')")
+    with pytest.raises(MpiMissingError) as caught:
+        load_mpi(host=host)
+    assert text + "cannot load MPI library). Fix: " in str(caught.value)
+
+
+def test_error_without_a_text_is_named(fake: FakeMpi4py) -> None:
+    (fake.folder / "MPI.py").write_text("raise ImportError")
+    with pytest.raises(MpiMissingError, match=r"\(ImportError\)"):
+        load_mpi()
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_one_rank_reports_what_all_ranks_lack(
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    (fake.folder / "MPI.py").write_text("raise ImportError")
+    monkeypatch.setattr(library.launcher_check, "wait_for_rank_0_to_report", lambda environ: waits)
+    with pytest.raises(MpiMissingError) as caught:
+        load_mpi({})
+    assert caught.value.reported is waits
+    with pytest.raises(MpiMissingError) as caught:
+        load_mpi()  # not below a launcher
+    assert not caught.value.reported
+
+
+@pytest.mark.parametrize(("first", "ucxx"), [(False, False), (True, False), (False, True)])
+def test_library_is_looked_at_before_it_is_loaded(
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, first: bool, ucxx: bool
+) -> None:
+    seen: list[tuple[object, ...]] = []
+
+    def without_waiting(environ: object, module: str, *, beside_ucx: bool) -> Any:
+        seen.append(("settings", environ, module, beside_ucx))
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(library, "without_waiting", without_waiting)
+    monkeypatch.setattr(
+        library.launcher_check, "check_library", lambda *given: seen.append(("check", *given))
+    )
+    monkeypatch.setattr(library, "_ucx_is_first", first)
+    if ucxx:
+        monkeypatch.setitem(sys.modules, "ucxx", types.ModuleType("ucxx"))
+    else:
+        monkeypatch.delitem(sys.modules, "ucxx", raising=False)
+    load_mpi({"A": "1"}, "n3")
+    file = str(fake.folder / "MPI.py")
+    assert seen == [("check", {"A": "1"}, file, "n3"), ("settings", {"A": "1"}, file, first or ucxx)]
+
+
+@pytest.mark.parametrize(
+    ("initialized", "finalized", "aborts"),
+    [(True, False, True), (False, False, False), (True, True, False)],
+)
+def test_abort_while_mpi_runs(
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, initialized: bool, finalized: bool, aborts: bool
+) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")
+    mpi.initialized, mpi.finalized = initialized, finalized
+    for name in ("look_after_launcher", "flush"):
+        monkeypatch.setattr(library, name, lambda name=name: mpi.calls.append(name))
+    monkeypatch.setattr(
+        library, "wait_until_read", lambda files, limit: mpi.calls.append((files, 0 < limit < 3))
+    )
+    library.abort(3)
+    steps = ["look_after_launcher", "flush", ((1, 2), True), ("abort", 3)]
+    assert mpi.calls[2:] == (steps if aborts else [])
+
+
+def test_function_before_finalize(fake: FakeMpi4py) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")
+    called = []
+
+    def function() -> None:
+        called.append("called")
+
+    library.before_finalize(function)
+    delete, attribute, free = mpi.calls[2:]
+    assert (attribute, free) == (("attribute", 7, function), ("free", 7))
+    delete(mpi.COMM_SELF, 7, function)
+    assert called == ["called"]
+    mpi.finalized = True
+    library.before_finalize(function)
+    assert len(mpi.calls) == 5
