@@ -103,8 +103,8 @@ class StartWatch:
         for rank, state in sorted(beside.items()):
             if state == "stopped":
                 _say(
-                    f"rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). Fix: let it go on "
-                    "(kill -CONT), or find out what stopped it"
+                    f"rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
+                    "Fix: let it go on (kill -CONT), or find out what stopped it"
                 )
 
     def _lose_patience(self) -> None:
@@ -114,8 +114,8 @@ class StartWatch:
         if self._speaks:
             _say(
                 "MPI did not come together until the start-up deadline (startup_timeout): at least one rank was started but does "
-                "not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node of a rank that "
-                "printed nothing; where MPI itself is slow to start, a longer startup_timeout"
+                "not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node of a rank "
+                "that printed nothing; where MPI itself is slow to start, a longer startup_timeout"
             )
         self._end_rank()
 
