@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import tempfile
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -24,6 +27,9 @@ __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_fil
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
+#: Of the configuration in the file, what is taken: TLS, UCX, and how clients fetch over it.
+_CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.client.direct-to-workers")
 
 
 @dataclass(frozen=True)
@@ -97,33 +103,55 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
     Raises
     ------
     InputError
-        It is not there, or is none.
+        It is not there, is none, or somebody else may have written it: who connects to a stranger's scheduler runs its code.
     """
+    name = repr(os.fspath(path))
     try:
-        content = json.loads(Path(path).read_text())
+        content = json.loads(read_trusted(path))
         address = content["address"]
+        if not _ADDRESS.fullmatch(address):
+            raise ValueError(address)
+        ours = content.get(CREDENTIALS_KEY, {})
+        host = str(ours.get("host", socket.gethostname()))
+        config = _of_connection(ours.get("config", {}))
     except FileNotFoundError:
         raise InputError(
-            f"no scheduler file {os.fspath(path)!r}. Fix: start the cluster with --scheduler-file first, and wait for the file"
+            f"no scheduler file {name}. Fix: start the cluster with --scheduler-file first, and wait for the file"
         ) from None
+    except UntrustedFileError as error:
+        raise InputError(f"the scheduler file {name} is not taken: {error}") from None
     except OSError as error:
-        raise InputError(f"the scheduler file {os.fspath(path)!r} can't be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError):
-        raise InputError(
-            f'{os.fspath(path)!r} is no scheduler file (expected JSON with an "address")'
-        ) from None
-    ours = content.get(CREDENTIALS_KEY, {})
-    host = ours.get("host", socket.gethostname())
+        raise InputError(f"the scheduler file {name} can't be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InputError(f'{name} is no scheduler file (expected JSON with an "address")') from None
     if "://127." in address and host != socket.gethostname():
         raise InputError(
-            f"the cluster of {os.fspath(path)!r} listens on {address} of host {host}, which can't be reached from "
+            f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
             f"{socket.gethostname()}. Fix: start it with an interface that others reach (--interface), or connect from {host}"
         )
-    return Target(address, ours.get("config", {}))
+    return Target(address, config)
+
+
+def _of_connection(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a configuration, what says how to connect; Dask's ``preload`` and its like would run code."""
+    return {key: value for key, value in config.items() if key.startswith(_CONNECTION_KEYS)}
 
 
 def read_target(options: Options) -> Target:
-    """The cluster that ``scheduler=False`` means: by its address, or by its file."""
+    """The cluster that ``scheduler=False`` means: by its address, or by its file.
+
+    Raises
+    ------
+    InputError
+        The file is none, or is not to be trusted; or the cluster is not encrypted, which the user asks for.
+    """
+    target = _target(options)
+    if not (Protocol.of(target.address) or Protocol.TCP).encrypts:
+        _refuse_if_encryption_is_wanted(target, options)
+    return target
+
+
+def _target(options: Options) -> Target:
     if options.scheduler_file:
         target = read_scheduler_file(options.scheduler_file)
         return (
@@ -131,7 +159,10 @@ def read_target(options: Options) -> Target:
         )
     assert options.scheduler_address is not None  # `options.resolve` refuses neither
     address = options.scheduler_address
-    address = address if "://" in address else f"tcp://{address}"
+    if "://" not in address:
+        # As Dask reads it, but for a user who asks for another.
+        protocol = options.protocol if options.explicit & {"protocol", "security"} else Protocol.TCP
+        address = f"{protocol}://{address}"
     if address.startswith("tls://"):
         import dask.config
 
@@ -141,3 +172,21 @@ def read_target(options: Options) -> Target:
                 "(--scheduler-file), which carries them"
             )
     return Target(address)
+
+
+def _refuse_if_encryption_is_wanted(target: Target, options: Options) -> None:
+    wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
+    if wanted and options.scheduler_file:
+        raise InputError(
+            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} asks for "
+            "encryption. Fix: start that cluster with TLS, or join it with --no-security on a network that you trust"
+        )
+    if options.protocol.encrypts:
+        say(
+            f"warning: the cluster at {target.address} is not encrypted: everyone on the network can reach it and run code as "
+            "you. Fix: start it with TLS; --no-security says that you know"
+        )
+
+
+def _origin(options: Options) -> str:
+    return "--security" if "security" in options.explicit else "--protocol tls"

@@ -66,8 +66,8 @@ _TABLE = (
            ("--scheduler/--no-scheduler",)),
     Option("scheduler_address", "str", None,
            "Address of the running scheduler to attach to, with --no-scheduler; its credentials come from a scheduler file.",
-           ("--scheduler-address",), pattern=r"([a-z]+://)?[^\s/]+",
-           expected="an address such as 'tls://10.0.0.1:8786'"),
+           ("--scheduler-address",), pattern=r"([a-z]+://)?(\[[^\s\[\]]+\]|[^\s/:\[\]]+):[0-9]{1,5}",
+           expected="an address with its port, such as 'tls://10.0.0.1:8786'"),
     Option("scheduler_file", "path", None,
            "File by which others find the scheduler and its credentials: written, or read with --no-"
            "scheduler.",

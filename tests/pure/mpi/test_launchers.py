@@ -48,12 +48,18 @@ def test_srun_that_speaks_pmi2_is_srun() -> None:
     assert launched.name == "srun"
 
 
-@pytest.mark.parametrize("step", [None, "4294967291", "4294967290"])
+@pytest.mark.parametrize("step", [None, "4294967291", "4294967290", "4294967280"])
 def test_a_shell_of_a_slurm_job_is_no_rank(step: str | None) -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}
     if step is not None:
         environ["SLURM_STEP_ID"] = step
     assert detect(environ) is None
+
+
+def test_a_step_below_the_special_ones_has_ranks() -> None:
+    launched = detect({**SRUN, "SLURM_STEP_ID": "4294967279"})
+    assert launched is not None
+    assert launched.name == "srun"
 
 
 def test_a_variable_that_is_no_number_is_refused() -> None:

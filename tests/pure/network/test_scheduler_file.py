@@ -6,6 +6,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,13 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         read_scheduler_file(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "not json"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "not json", "1" * 5000, "[" * 100_000, '{"address": 3}', '{"address": "h"}', '{"address": "tcp://h"}',
+        '{"address": "tcp://h:1", "dask-gpu-mpi": 3}', '{"address": "tcp://h:1", "dask-gpu-mpi": {"config": []}}', "\0",
+    ],
+)  # fmt: skip
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
     path = tmp_path / "s.json"
     path.write_text(text)
@@ -104,3 +111,65 @@ def test_certificates_that_are_asked_for_but_not_there() -> None:
     options = resolve({"scheduler": False, "scheduler_address": "tls://h:8786"}, source="keyword")
     with pytest.raises(InputError, match="--scheduler-file"):
         read_target(options)
+
+
+def test_file_that_others_may_write_is_not_taken(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
+    path.chmod(0o666)
+    with pytest.raises(InputError, match=r"s.json' is not taken: others may write .* Fix: chmod go-w"):
+        read_scheduler_file(path)
+
+
+def test_only_what_is_of_the_connection_is_taken(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    taken = {"distributed.comm.tls.ca-file": "PEM", "distributed-ucxx.environment.tls": "tcp"}
+    refused = {
+        "distributed.worker.preload": ["evil"],
+        "distributed.scheduler.preload": [],
+        "temporary-directory": "/",
+    }
+    write_scheduler_file(str(path), "tls://h:1", None, "a", taken | refused)
+    assert read_scheduler_file(path).config == taken
+
+
+def joins(address: str, file: Path | None = None, **options: Any) -> Target:
+    given = {
+        "scheduler": False,
+        **({"scheduler_address": address} if file is None else {"scheduler_file": str(file)}),
+        **options,
+    }
+    return read_target(resolve(given, source="keyword"))
+
+
+@pytest.mark.parametrize("options", [{"security": True}, {"protocol": "tls"}])
+def test_encryption_that_is_asked_for_is_not_dropped(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tcp://h:1", None, "a", {})
+    with pytest.raises(
+        InputError, match=r"is not encrypted \(tcp://h:1\), but --(security|protocol tls) asks for encryption"
+    ):
+        joins("", path, **options)
+    # an address without a protocol is one of TLS then, for which there are no certificates here
+    with pytest.raises(InputError, match="tls://h:1 requires certificates"):
+        joins("h:1", **options)
+    write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
+    assert joins("", path, **options).config == CONFIG
+
+
+def test_open_cluster_is_warned_of_unless_that_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "ucx://h:1", None, "a", {})
+    for given in (("h:1",), ("", path)):
+        target = joins(*given)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(
+            f"dask_gpu_mpi: warning: the cluster at {target.address} is not encrypted: everyone"
+        )
+    for options in ({"security": False}, {"protocol": "tcp"}):
+        assert joins("h:1", **options).address == "tcp://h:1"
+        joins("", path, **options)
+    joins("tcp://h:1")
+    assert capsys.readouterr().err == ""

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
         ({"protocol": "ucx", "security": False}, "ucx", False),
         ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", False),
         ({"scheduler": False, "scheduler_address": "h:1"}, "tls", True),
+        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", False),
     ],
 )  # fmt: skip
 def test_protocol_and_security(given: dict[str, Any], protocol: str, security: bool) -> None:
@@ -77,6 +78,8 @@ def test_the_interface_auto_is_none() -> None:
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
         ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
+        *(({"scheduler": False, "scheduler_address": address}, "expected an address with its port")
+          for address in ("tcp://127.0.0.1", "h", "tcp://h:", "tls://h:x", "tcp://:1", "[::1]", "::1", "h:123456", "tcp://h:1/")),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "security": True}, "is not encrypted"),
     ],
