@@ -28,6 +28,8 @@ QUICK = {
     "mpi/test_gpus.py::test_each_rank_has_gpus_of_its_own": MPICH,
     "mpi/test_geometries.py::test_a_rank_per_socket_bound_to_its_cores": MPICH,
     "mpi/test_contexts.py": MPICH,
+    # who listens
+    "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
     # bad input: of each place where it can be found one row, and launchers that do not fit the library
     "mpi/test_bad_input.py::test_refused[unknown CLI option-command]": BOTH,
     "mpi/test_bad_input.py::test_refused[unknown keyword-initialize]": MPICH,

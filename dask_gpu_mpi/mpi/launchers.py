@@ -16,6 +16,7 @@ from .launcher_table import LAUNCHERS, Launcher, scrub
 __all__ = [
     "Launched",
     "all_launched",
+    "all_on_one_host",
     "alone_on_host",
     "detect",
     "first_on_host",
@@ -87,6 +88,16 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
         return False  # Slurm's variable is about the step in which their daemons run
     # "1(x8)", by the hosts of the step
     return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
+
+
+def all_on_one_host(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher has started all ranks on this host, as far as it sets that; also True without a launcher."""
+    launched = detect(environ)
+    if launched is None or launched.size == 1:
+        return True
+    if launched.launcher.local_size:
+        return launched.size is not None and number(environ, launched.launcher.local_size) == launched.size
+    return launched.name == "srun" and environ.get("SLURM_STEP_NUM_NODES") == "1"
 
 
 def first_on_host(environ: Mapping[str, str]) -> bool:

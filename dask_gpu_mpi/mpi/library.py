@@ -19,7 +19,9 @@ from dask_gpu_mpi.network.ucx import load_library
 from . import launcher_check
 from .finalize import finalize_at_exit
 from .launcher_watchdog import look_after_launcher
-from .openmpi import without_waiting
+from .launchers import all_on_one_host
+from .loopback import on_loopback
+from .openmpi import fewer_components
 
 __all__ = ["abort", "before_finalize", "load_mpi", "load_ucx_first"]
 
@@ -64,14 +66,19 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
 
 def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     try:
-        settings: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         spec = importlib.util.find_spec("mpi4py.MPI")
-        if environ is not None and spec is not None and spec.origin:
-            launcher_check.check_library(environ, spec.origin, host)
-            settings = without_waiting(
-                environ, spec.origin, beside_ucx=_ucx_is_first or "ucxx" in sys.modules
-            )
-        with settings, _finalized_by_us(spec.origin if spec is not None else None), warnings.catch_warnings():
+        with contextlib.ExitStack() as settings:
+            if environ is not None and spec is not None and spec.origin:
+                launcher_check.check_library(environ, spec.origin, host)
+                beside_ucx = _ucx_is_first or "ucxx" in sys.modules
+                one_host = all_on_one_host(environ)
+                settings.enter_context(
+                    fewer_components(environ, spec.origin, beside_ucx=beside_ucx, one_host=one_host)
+                )
+                if one_host:
+                    settings.enter_context(on_loopback(environ))
+            settings.enter_context(_finalized_by_us(spec.origin if spec is not None else None))
+            settings.enter_context(warnings.catch_warnings())
             # mpi4py's own warning of a foreign launcher; `launcher_check.cross_check` reports it with the fix.
             warnings.filterwarnings("ignore", message="(?s)suspicious MPI execution environment")
             from mpi4py import MPI

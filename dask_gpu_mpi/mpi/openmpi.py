@@ -1,10 +1,13 @@
-"""A second less in ``MPI_Init`` of Open MPI, on hosts where that second brings nothing.
+"""Components of Open MPI that stay out of ``MPI_Init``: one that takes a second for nothing, and the network's on one host.
 
 Open MPI's component for one-sided transfers over libfabric sleeps for a second when it is closed, which is inside ``MPI_Init``
 wherever it finds no network that it could use (opal/mca/btl/ofi/btl_ofi_component.c, ``mca_btl_ofi_component_close``; seen in 4.1
 to 5.0). That is half of the start of a cluster, so such hosts are started without it. Debian's Open MPI leaves it out everywhere.
 
 Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
+
+The component for TCP makes each rank listen on all interfaces, also where all ranks are on one host and talk through shared
+memory. Whoever reaches such a port can end the job, and send it messages as a rank (docs/security.md).
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["without_waiting"]
+__all__ = ["fewer_components"]
 
 PREFIX = "OMPI_MCA_"
 #: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
@@ -42,8 +45,13 @@ SETTING = re.compile(r"^\s*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager
-def without_waiting(
-    environ: Mapping[str, str], module: str, *, beside_ucx: bool = False, networks: tuple[str, ...] = NETWORKS
+def fewer_components(
+    environ: Mapping[str, str],
+    module: str,
+    *,
+    beside_ucx: bool = False,
+    one_host: bool = False,
+    networks: tuple[str, ...] = NETWORKS,
 ) -> Iterator[None]:
     """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless somebody has chosen components.
 
@@ -55,20 +63,27 @@ def without_waiting(
         What is linked to the MPI library: ``importlib.util.find_spec("mpi4py.MPI").origin``.
     beside_ucx : bool
         A UCX is loaded that is not MPI's.
+    one_host : bool
+        All ranks are on this host.
     networks : tuple of str
         Patterns of files, of which one is there where the components might be used.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
+    waits = not any(map(glob.glob, networks))
     if (
         not any(map(FILES_ELSEWHERE.fullmatch, parameters))
-        and not any(map(glob.glob, networks))
+        and (waits or one_host)
         and (library := _library_of(module)) is not None
     ):
         parameters |= _configured(environ, library)
-        for name, value in (LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT).items():
+        left_out = {} if not waits else LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT
+        for name, value in left_out.items():
             if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
+        if one_host and "btl" not in parameters:
+            others = settings.get(PREFIX + "btl")
+            settings[PREFIX + "btl"] = "^tcp" if others is None else f"{others},tcp"
     os.environ.update(settings)
     try:
         yield

@@ -166,3 +166,23 @@ def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
     # in a step in which another launcher's daemons run, it is about the daemons
     flux = {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "8", "FLUX_TASK_LOCAL_ID": "1"}
     assert launchers.alone_on_host({**step, **flux}) is False
+
+
+@pytest.mark.parametrize(
+    ("environ", "one"),
+    [
+        ({}, True),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": OPEN_MPI["OMPI_COMM_WORLD_SIZE"]}, True),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, False),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, False),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": ""}, True),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1"}, True),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "2"}, False),
+        (SRUN, False),
+        ({"PALS_RANKID": "0"}, False),
+        # in a step in which another launcher's daemons run, it is about the daemons
+        ({"SLURM_STEP_NUM_NODES": "1", "PALS_RANKID": "0"}, False),
+    ],
+)
+def test_all_ranks_on_one_host(environ: dict[str, str], one: bool) -> None:
+    assert launchers.all_on_one_host(environ) is one

@@ -238,17 +238,28 @@ def test_one_rank_reports_what_all_ranks_lack(
     assert not caught.value.reported
 
 
-@pytest.mark.parametrize(("first", "ucxx"), [(False, False), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("first", "ucxx", "one_host"), [(False, False, True), (True, False, False), (False, True, True)]
+)
 def test_library_is_looked_at_before_it_is_loaded(
-    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, first: bool, ucxx: bool
+    fake: FakeMpi4py, monkeypatch: pytest.MonkeyPatch, first: bool, ucxx: bool, one_host: bool
 ) -> None:
     seen: list[tuple[object, ...]] = []
 
-    def without_waiting(environ: object, module: str, *, beside_ucx: bool) -> Any:
-        seen.append(("settings", environ, module, beside_ucx))
-        return contextlib.nullcontext()
+    @contextlib.contextmanager
+    def fewer_components(environ: object, module: str, *, beside_ucx: bool, one_host: bool) -> Iterator[None]:
+        seen.append(("settings", environ, module, beside_ucx, one_host))
+        yield
+        seen.append(("over", *sys.modules["mpi4py.MPI"].calls))
 
-    monkeypatch.setattr(library, "without_waiting", without_waiting)
+    @contextlib.contextmanager
+    def on_loopback(environ: object) -> Iterator[None]:
+        seen.append(("loopback", environ))
+        yield
+
+    monkeypatch.setattr(library, "fewer_components", fewer_components)
+    monkeypatch.setattr(library, "on_loopback", on_loopback)
+    monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
     monkeypatch.setattr(
         library.launcher_check, "check_library", lambda *given: seen.append(("check", *given))
     )
@@ -259,7 +270,12 @@ def test_library_is_looked_at_before_it_is_loaded(
         monkeypatch.delitem(sys.modules, "ucxx", raising=False)
     load_mpi({"A": "1"}, "n3")
     file = str(fake.folder / "MPI.py")
-    assert seen == [("check", {"A": "1"}, file, "n3"), ("settings", {"A": "1"}, file, first or ucxx)]
+    assert seen == [
+        ("check", {"A": "1"}, file, "n3"),
+        ("settings", {"A": "1"}, file, first or ucxx, one_host),
+        *([("loopback", {"A": "1"})] if one_host else []),
+        ("over", "import", False),
+    ]
 
 
 @pytest.mark.parametrize(

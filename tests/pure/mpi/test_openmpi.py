@@ -1,4 +1,4 @@
-"""Which component of Open MPI stays out of ``MPI_Init``, and when it is left alone."""
+"""Which components of Open MPI stay out of ``MPI_Init``, and when they are left alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.mpi import openmpi
-from dask_gpu_mpi.mpi.openmpi import without_waiting
+from dask_gpu_mpi.mpi.openmpi import fewer_components
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
@@ -30,7 +30,7 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def used(environ: dict[str, str], networks: tuple[str, ...] = ()) -> str | None:
-    with without_waiting(environ, "module", networks=networks):
+    with fewer_components(environ, "module", networks=networks):
         inside = os.environ.get(VARIABLE)
     assert VARIABLE not in os.environ
     return inside
@@ -38,14 +38,14 @@ def used(environ: dict[str, str], networks: tuple[str, ...] = ()) -> str | None:
 
 def test_component_stays_out_for_the_time_of_the_start(library: Path) -> None:
     assert used({}) == "^ofi"
-    with pytest.raises(RuntimeError), without_waiting({}, "module", networks=()):
+    with pytest.raises(RuntimeError), fewer_components({}, "module", networks=()):
         raise RuntimeError
     assert VARIABLE not in os.environ
 
 
 def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> None:
     def inside(environ: dict[str, str]) -> dict[str, str]:
-        with without_waiting(environ, "module", beside_ucx=True, networks=()):
+        with fewer_components(environ, "module", beside_ucx=True, networks=()):
             settings = {name: os.environ[name] for name in UCX if name in os.environ}
         assert not UCX.keys() & os.environ.keys()
         return settings
@@ -58,6 +58,25 @@ def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> 
     (tmp_path / ".openmpi").mkdir()
     (tmp_path / ".openmpi" / "mca-params.conf").write_text("pml = ob1\n")
     assert inside(environ) == {VARIABLE: "^ofi,uct"}
+
+
+def test_ranks_of_one_host_have_no_tcp(library: Path, tmp_path: Path) -> None:
+    def btl(
+        environ: dict[str, str], networks: tuple[str, ...] = (), *, beside_ucx: bool = False
+    ) -> str | None:
+        with fewer_components(environ, "module", beside_ucx=beside_ucx, one_host=True, networks=networks):
+            inside = os.environ.get(VARIABLE)
+        assert not UCX.keys() & os.environ.keys()
+        return inside
+
+    environ = {"HOME": str(tmp_path)}
+    assert btl(environ) == "^ofi,tcp"
+    assert btl(environ, beside_ucx=True) == "^ofi,uct,tcp"
+    assert btl(environ, (str(tmp_path),)) == "^tcp"  # with a network that the other components may use
+    # what is chosen of TCP itself, as the installation's file does here, has no effect without it
+    assert btl(environ | {"OMPI_MCA_btl_ofi_mode": "1", "OMPI_MCA_btl_tcp_if_include": "ib0"}) == "^tcp"
+    assert btl(environ | {VARIABLE: "self,tcp"}) is None
+    assert btl(environ | {"OMPI_MCA_mca_base_param_files": "x"}) is None
 
 
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:

@@ -1,0 +1,52 @@
+"""Who listens where: on one host nothing of a job does beyond loopback, but the launcher itself."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import psutil
+import pytest
+
+from clusters import COMMAND
+from harness import Mpi
+
+#: The components that the tests choose otherwise
+UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
+AFTERWARDS = """
+import os
+from dask_gpu_mpi import initialize
+initialize(interface="lo")
+set_by_us = [name for name in os.environ if name in ("OMPI_MCA_btl", "UCX_NET_DEVICES", "FI_TCP_IFACE")]
+print("set", set_by_us, flush=True)
+"""
+
+
+def listeners(process: psutil.Process) -> set[tuple[str, int]]:
+    return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.mpi
+def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
+    script = [*COMMAND, "--interface", "lo", "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    job = mpirun.start(script, 2, env=UNCHOSEN)
+    job.wait_for("up")
+    processes = [psutil.Process(pid) for pid in job.processes()]
+    python = [each for each in processes if each.exe() == psutil.Process().exe()]
+    assert len(python) >= 6  # ranks, agents, a scheduler, workers
+    # what a launcher has opened is its own, also where its children have inherited it
+    launchers = {place for each in processes if each not in python for place in listeners(each)}
+    beyond = {
+        (" ".join(each.cmdline())[:100], place)
+        for each in python
+        for place in listeners(each) - launchers
+        if not ipaddress.ip_address(place[0]).is_loopback
+    }
+    assert beyond == set()
+    job.signal(15)
+    assert job.wait(30).rc != 0
+
+
+@pytest.mark.mpi
+def test_script_finds_nothing_of_what_mpi_was_told(mpirun: Mpi) -> None:
+    done = mpirun.run(AFTERWARDS, 2, env=UNCHOSEN).check()
+    assert done.stdout == "set []\n"
