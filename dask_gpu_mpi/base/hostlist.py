@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 __all__ = ["counted", "fold_names", "fold_numbers", "ranks_text"]
 
-_TAIL = re.compile(r"(.*?)([0-9]*)", re.DOTALL)
+#: Digits of the longest number at the end of a name that is taken for one.
+MOST_DIGITS = 18
 
 
 def counted(number: int, what: str) -> str:
@@ -47,13 +47,14 @@ def fold_names(names: Iterable[str]) -> str:
     groups: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in dict.fromkeys(names):
-        found = _TAIL.fullmatch(name)
-        if found is None or not found[2]:
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        if not 0 < len(digits) <= MOST_DIGITS:
             plain.append(name)
             continue
         # A padded number only folds with others of its width, so that the names can be expanded again.
-        width = len(found[2]) if found[2].startswith("0") and len(found[2]) > 1 else 0
-        groups.setdefault((found[1], width), []).append(int(found[2]))
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        groups.setdefault((stem, width), []).append(int(digits))
     return ",".join(
         [*plain, *(_folded_group(stem, width, numbers) for (stem, width), numbers in groups.items())]
     )

@@ -10,7 +10,7 @@ from dask_gpu_mpi.errors import OptionError
 
 __all__ = ["format_bytes", "parse_bytes", "parse_memory_limit"]
 
-_NUMBER = re.compile(r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?)?([a-z]*)")
+_NUMBER = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)?([a-z]*)")
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     # As dask.utils.parse_bytes: 1 kB = 1 k = 1000 bytes, 1 KiB = 1 Ki = 1024 bytes.
@@ -36,11 +36,14 @@ def parse_bytes(text: str) -> int:
     """
     found = _NUMBER.fullmatch(text.replace(" ", "").lower())
     if found is None or found[2] not in _UNITS:
-        raise ValueError(f"{text!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
+        raise ValueError(f"{text[:40]!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
     # A unit alone means one of it, as in Dask; no digits and no unit at all means nothing.
     if found[1] is None and found[2] == "":
         raise ValueError("an empty text is no number of bytes (expected 4GB, 1.5GiB or the like)")
-    return int(float(found[1] or 1) * _UNITS[found[2]])
+    size = float(found[1] or 1) * _UNITS[found[2]]
+    if size == math.inf:
+        raise ValueError(f"{text[:40]!r} is too large a number of bytes (expected 4GB, 1.5GiB or the like)")
+    return int(size)
 
 
 def format_bytes(number: int) -> str:
@@ -87,12 +90,21 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
         return None
     try:
         number = float(limit)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         with contextlib.suppress(ValueError):
             return parse_bytes(str(limit))
         number = -1.0
     if not 0 <= number < math.inf:
         raise OptionError(
-            f"memory_limit: invalid value {limit!r} (expected bytes such as '4GB', a fraction of the host's memory, 'auto' or 0)"
+            f"memory_limit: invalid value {_shown(limit)} (expected bytes such as '4GB', a fraction of the host's memory, 'auto' "
+            "or 0)"
         )
     return number if 0 < number <= 1 else int(number)
+
+
+def _shown(value: object) -> str:
+    """The beginning of it; an integer of thousands of digits has no text."""
+    try:
+        return repr(value)[:60]
+    except ValueError:
+        return "a huge number"

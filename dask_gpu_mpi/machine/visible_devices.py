@@ -7,6 +7,7 @@ should not run on three.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
 
 
 def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) -> Gpu:
-    if entry.isascii() and entry.isdigit():
+    if re.fullmatch(r"[0-9]{1,9}", entry):
         fits = [gpu for gpu in devices if gpu.index == int(entry)][:1]
     elif entry[:4] in ("GPU-", "MIG-") and len(entry) > 4:
         fits = _by_uuid(entry, devices)

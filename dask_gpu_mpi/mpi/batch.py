@@ -46,14 +46,18 @@ def end_time(
     """
     ask = ask or _ask
     found = environ.get("SLURM_JOB_END_TIME", "")
-    if found.isdigit():
+    if re.fullmatch(r"[0-9]{1,15}", found):
         return float(found)
     if job := environ.get("PBS_JOBID"):
         return _pbs(job, now, ask)
     if environ.get("FLUX_JOB_ID"):
         left = ask(["flux", "job", "timeleft"]).strip()
         # flux prints 0 for a job without a limit as well as for one that has ended
-        return now() + float(left) if re.fullmatch(r"\d+(\.\d+)?", left) and float(left) else None
+        return (
+            now() + float(left)
+            if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left) and float(left)
+            else None
+        )
     return None
 
 
@@ -63,13 +67,15 @@ def _pbs(job: str, now: Callable[[], float], ask: Ask) -> float | None:
         (described,) = found["Jobs"].values()
         limit = _seconds(described["Resource_List"]["walltime"])
         used = _seconds(described.get("resources_used", {}).get("walltime", "0"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return now() + limit - used
 
 
 def _seconds(text: str) -> float:
-    """``HH:MM:SS``, ``MM:SS`` or seconds, as PBS writes durations."""
+    """``HH:MM:SS``, ``MM:SS`` or seconds, as PBS writes durations; ValueError if it is none."""
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", str(text)):
+        raise ValueError(text)
     total = 0.0
     for part in str(text).split(":"):
         total = total * 60 + float(part)

@@ -132,7 +132,7 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "").strip()
     if not text:
         return None
-    if not (text.isascii() and text.isdigit()):
+    if not re.fullmatch(r"[0-9]{1,18}", text):
         raise LauncherError(
             f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
         )

@@ -85,7 +85,7 @@ def convert(option: Option, value: Any, origin: str, source: Source) -> Any:
             return read(option, value, source)
     except _Unexpected as error:
         expected = str(error)
-    except (ValueError, TypeError, LookupError, OverflowError):
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         pass
     kind = "" if value is None or isinstance(value, str) else f"{type(value).__name__}; "
     raise OptionError(
@@ -129,7 +129,10 @@ def _path(option: Option, value: Any, source: Source) -> str | None:
     # dask-mpi's execute() has local_directory="" for "no choice".
     if not text:
         return None
-    path = Path(text).expanduser()
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError:  # a user who is not there
+        raise _Unexpected(f"{_expected(option)} in the home directory of a user") from None
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:

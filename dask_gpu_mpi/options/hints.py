@@ -15,7 +15,10 @@ def show(value: Any) -> str:
     >>> show("a value"), show("x" * 90)
     ("'a value'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ... xxxxxxxxxxxxxx'")
     """
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or what is nested as deeply
+        text = f"<{type(value).__name__} that is too large to show>"
     return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
 
 

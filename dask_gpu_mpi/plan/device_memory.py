@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
             fraction = float(value)
     if 0.0 < fraction <= 1.0:
         value = memory * fraction
+    if value in (math.inf, -math.inf):
+        raise ValueError(f"{value!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
     size = parse_bytes(value) if isinstance(value, str) else int(value)
     return size // alignment * alignment
 
