@@ -9,6 +9,7 @@ TEXT = """\
 cut short
 33 23 0:30 / /no/separator rw tmpfs tmpfs rw
 34 23 0:31 - too - few
+35 23 0:32 / /five - bpf bpf
 """
 
 
@@ -17,6 +18,7 @@ def test_mountinfo() -> None:
         Mount("/", "/", "ext4", ("rw",)),
         Mount("/job 7", "/sys/fs\tcgroup", "cgroup", ("rw", "cpu", "cpuacct")),
         Mount("/", "/nothing/more", "tmpfs", ()),
+        Mount("/", "/five", "bpf", ()),
     ]
     assert list(parse_mountinfo("")) == []
 

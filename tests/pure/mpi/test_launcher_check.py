@@ -30,6 +30,8 @@ def test_a_shell_of_a_slurm_job_is_refused_where_the_job_has_tasks(step: str | N
     cross_check(environ, 4, 0, "h")
     with pytest.raises(LauncherError, match=r"rank 0 on h: .*SLURM_NTASKS=4.*Fix: start it with srun"):
         cross_check(environ, 1, 0, "h")
+    with pytest.raises(LauncherError, match="none of the 2 tasks"):
+        cross_check({**environ, "SLURM_NTASKS": "2"}, 1, 0, "h")
     cross_check({**environ, "SLURM_NTASKS": "1"}, 1, 0, "h")
 
 

@@ -127,3 +127,24 @@ def test_a_rank_that_has_ended_beside_this_one(
     node.run(until=100.0)
     assert node.ended == ended
     assert len(node.said) == len(ended)
+
+
+@pytest.mark.parametrize(
+    ("rank", "beside", "named"),
+    [
+        (0, {1: "stopped", 2: "there"}, [1]),
+        (0, {1: "there", 2: "there"}, []),
+        (2, {0: "stopped", 1: "stopped"}, [0, 1]),
+        (1, {0: "there", 2: "stopped"}, []),  # rank 0 does it
+    ],
+)
+def test_stopped_ranks_are_named_by_one_agent_of_the_host(
+    rank: int, beside: dict[int, str], named: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Neighbours(monkeypatch, rank=rank, beside=[beside])
+    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False)._name_the_stopped()
+    assert [line.partition(" on ")[0] for line in node.said] == [f"rank {number}" for number in named]
+    assert all("was started but is stopped" in line and "Fix: " in line for line in node.said)
+    node.said.clear()
+    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: True)._name_the_stopped()
+    assert node.said == []

@@ -95,6 +95,11 @@ def test_what_ends_the_script_ends_the_program() -> None:
     assert (done.returncode, done.stdout) == (143, "up\nthe end\n"), done.stderr
 
 
+def test_exit_code_0() -> None:
+    done = run("os.execv('/bin/true', ['true'])")
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_program_ends_with_a_script_that_is_killed() -> None:
     read, write = os.pipe()
     code = "import os, time; os.kill(os.getppid(), 9); time.sleep(60)"

@@ -38,6 +38,14 @@ def test_listens_where_the_scheduler_and_the_workers_will() -> None:
     rank.close()
 
 
+def test_any_port_that_is_free() -> None:
+    rank = Connecting(Options())
+    found = rank.listen(Listen("127.0.0.1", Tokens(), None))
+    assert found.scheduler >= 1024  # given by the system
+    assert found.workers == 0
+    rank.close()
+
+
 def test_port_of_workers_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         rank = Connecting(Options(worker_options={"worker_port": taken.getsockname()[1]}))

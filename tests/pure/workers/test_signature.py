@@ -91,3 +91,13 @@ def test_what_a_class_passes_on_itself() -> None:
     assert [sets_itself(cls, "nanny") for cls in CLASSES] == [True, True, False]
     assert [sets_itself(cls, "handlers") for cls in CLASSES] == [True, True, True]
     assert not sets_itself(CUDAWorker, "nthreads")
+
+
+def test_first_option_of_a_class_is_one() -> None:
+    class Mine(Worker):  # type: ignore[misc]
+        def __init__(self, first: int = 1, **kwargs: Any) -> None: ...
+
+    accepted = accepted_options(Mine)
+    assert accepted is not None
+    assert "first" in accepted
+    assert "self" not in accepted
