@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, LauncherError
-from dask_gpu_mpi.launch.launchers import CHOICES
 
 from .options import RUN_CONTEXT, RunCommand, fail, run_parameters
 
@@ -28,14 +27,17 @@ LAUNCH_OPTIONS = (
     click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), metavar="N",
                  help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
     click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong."),
-    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check."),
+    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check.",
+                 envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), default=0, metavar="N",
                  help="After exit code 75, a checkpoint, have the batch system run the job again, N times at most."),
-    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv)."),
+    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv).",
+                 envvar="DGM_CONTAINER"),
     click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
-    click.option("--launcher", type=click.Choice(CHOICES), help="Command that starts the ranks. Default: the batch system's, if "
-                 "it fits the MPI library, else the mpirun of the library."),
-    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs."),
+    click.option("--launcher", metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, jsrun, flux, or "
+                 "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
+    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
+                 envvar="DGM_MPI"),
     click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
 )
 # fmt: on
@@ -77,7 +79,7 @@ def launch(
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
-            check=preflight,
+            check=preflight and os.environ.get("DGM_CHECK") != "no",
             expect_gpus=expect_gpus,
             container=container or "",
             log_directory=given["log_directory"] or "",
@@ -119,7 +121,7 @@ def _launch(
     where = places.find_allocation(environ, ranks=ranks, hosts=named, read=_read, flux=_flux)
     cwd = os.getcwd()
     library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
-    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm")
+    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm", named=launcher)
     starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
     commands = decide(
         request,
@@ -137,7 +139,7 @@ def _launch(
         click.echo(as_text(commands, str(where), f"{library.name}: {starter.kind}"))
         return 0
     job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)
-    return run_launch(commands, environ, (lambda: requeue(job, environ)) if restarts else lambda: None)
+    return run_launch(commands, environ, (lambda: requeue(job, environ)) if restarts else None)
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:
