@@ -249,7 +249,7 @@ def render(job: JobRequest) -> str:
     for directive in job.directives:
         lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
     _set(lines, "program", f"({_words(job.program)})")
-    if any(line.startswith("exec dask-gpu-mpi launch ") for line in lines):
+    if any("dask-gpu-mpi launch " in line for line in lines):
         _add_settings(lines, _settings(job, launcher))
         _add_modules(lines, job.modules)
     else:
