@@ -273,6 +273,8 @@ def _settings(job: JobRequest, launcher: str) -> dict[str, str]:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
     if launcher not in ("auto", "srun", "pals", "flux"):
         settings["LAUNCHER"] = launcher
+    if job.system in ("lsf", "flux"):  # whose jobs don't say
+        settings["RANKS_PER_NODE"] = str(job.ranks_per_node)
     return {name: text for name, text in settings.items() if text is not None}
 
 
@@ -292,13 +294,11 @@ def _add_modules(lines: list[str], modules: tuple[str, ...]) -> None:
 
 
 def _set_settings(lines: list[str], job: JobRequest, launcher: str) -> None:
-    names = {"EXPECT_GPUS": "expect"}
+    names = {"EXPECT_GPUS": "expect", "RANKS_PER_NODE": "ranks"}
     for name, text in _settings(job, launcher).items():
         _set(lines, names.get(name, name.lower()), quote(text))
     if job.modules:
         _set(lines, "modules", f"({_words(job.modules)})")
-    if job.system in ("lsf", "flux"):
-        _set(lines, "ranks", str(job.ranks_per_node))
 
 
 def _words(words: tuple[str, ...]) -> str:

@@ -154,7 +154,8 @@ def _launcher_options(
                 raise LauncherError(
                     f"launch: jsrun can't start {ranks} ranks on {nodes} nodes (expected a multiple of {nodes})"
                 )
-            return f"-n {nodes} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
+            sets = "ALL_HOSTS" if allocation.whole else nodes
+            return f"-n {sets} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
         case "pals":
             return ["-n", f"{ranks}", "--ppn", f"{per_node}", "--cpu-bind", "none"]
         case "openmpi":

@@ -21,7 +21,7 @@ __all__ = ["CHOICES", "Found", "Kind", "Starter", "choose_launcher", "find_launc
 #: Launchers that take different options.
 Kind = Literal["srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel"]
 #: What a user may ask for (``--launcher``), besides an mpirun by its path or another name.
-CHOICES = ("srun", "mpirun", "mpiexec", "jsrun", "flux")
+CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
 
 #: Seconds for a launcher to print its version.
 TIMEOUT = 20.0
@@ -90,13 +90,14 @@ def choose_launcher(
     Parameters
     ----------
     launcher, mpi : str
-        The user's choice (``--launcher``, ``--mpi``); empty: none.
+        The user's choice (``--launcher``, ``--mpi``); empty, or ``auto``: none.
 
     Raises
     ------
     LauncherError
         There is none for this library.
     """
+    launcher = "" if launcher == "auto" else launcher
     if launcher not in ("", "mpirun", "mpiexec") and launcher not in found.commands:
         raise LauncherError(
             f"--launcher {launcher}: command {launcher} not found in PATH. Fix: another --launcher: "
@@ -161,7 +162,7 @@ def find_launchers(
     """
     ask = ask or _ask
     path = environ.get("PATH", os.defpath)
-    names = {"srun", "flux", "jsrun", named} - {"", "mpirun", "mpiexec"}
+    names = {"srun", "flux", "jsrun", named} - {"", "auto", "mpirun", "mpiexec"}
     commands = {name: file for name in sorted(names) if (file := shutil.which(name, path=path))}
     prefix = Path(library.file).parent.parent if library.file else None
     folders = [Path(python).parent, *([prefix / "bin"] if prefix else ()), *map(Path, path.split(os.pathsep))]

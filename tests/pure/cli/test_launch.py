@@ -87,6 +87,11 @@ def test_settings_of_a_job_script(
     monkeypatch.setenv("DGM_CHECK", "no")
     assert run("--dry-run", "--check", "my.py") == 0
     assert "check" not in words(capsys.readouterr().out)
+    monkeypatch.setenv("DGM_RANKS_PER_NODE", "3")
+    assert run("--dry-run", "my.py") == 0
+    assert capsys.readouterr().out.startswith("# this machine: 1 node, 3 MPI ranks\n")
+    assert run("--dry-run", "--hosts", "h1,h2:2", "my.py") == 0
+    assert "h1:1,h2:2" in words(capsys.readouterr().out)
     monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
     assert run("--dry-run", "my.py") == 2
     assert "four" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
         "launcher=",
         "ranks=",
         "expect=4  ",
-        rf"export DGM_(LAUNCHER={launcher}|EXPECT_GPUS=4)$",
+        rf"export DGM_(LAUNCHER={launcher}|EXPECT_GPUS=4|RANKS_PER_NODE=1)$",
     )
     assert all(re.match("|".join(kinds), line) for line in new), new
     lines = made.splitlines()

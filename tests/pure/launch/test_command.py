@@ -80,7 +80,19 @@ def made(
         (PBS, "intel", "", "-n 2 -hosts h1,h2 -ppn 1 -bind-to none"),
         (PBS, "pals", "", "-n 2 --ppn 1 --cpu-bind none"),
         (Allocation("hosts", 2, 3, UNEVEN), "hydra", "", "-n 3 -hosts h1:2,h2:1 -bind-to none"),
-        (Allocation("lsf", 2, 4, UNEVEN), "jsrun", "", "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none"),
+        # LSF's list of nodes may have the one of the job script as well, which gets no ranks
+        (
+            Allocation("lsf", 2, 4, UNEVEN),
+            "jsrun",
+            "",
+            "-n ALL_HOSTS -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none",
+        ),
+        (
+            Allocation("lsf", 2, 4, UNEVEN, whole=False),
+            "jsrun",
+            "",
+            "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none",
+        ),
         (
             Allocation("flux", 2, 2),
             "flux",
