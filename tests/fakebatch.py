@@ -68,7 +68,7 @@ ENVIRON = {
     },
     "pbs": {"PBS_JOBID": "42.server", "PBS_O_WORKDIR": ".", "PBS_NODEFILE": "nodes", "PBS_O_QUEUE": "batch"},
     "lsf": {"LSB_JOBID": "42", "LSB_DJOB_NUMPROC": "2", "LSB_DJOB_HOSTFILE": "nodes"},
-    "flux": {},
+    "flux": {"FLUX_URI": "local:///run/flux/local"},
 }
 
 

@@ -40,6 +40,8 @@ LAUNCH_OPTIONS = (
                  "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
     click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
                  envvar="DGM_MPI"),
+    click.option("--signal", metavar="SIG@SECONDS", help="flux run --signal: a signal to all ranks, before the walltime.",
+                 envvar="DGM_SIGNAL"),
     click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
 )
 # fmt: on
@@ -67,6 +69,7 @@ def launch(
     hosts: str | None,
     launcher: str | None,
     mpi: str | None,
+    signal: str | None,
     dry_run: bool,
     program: tuple[str, ...],
     **given: Any,
@@ -87,6 +90,7 @@ def launch(
             container=container or "",
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
+            signal=signal or "",
         )
         environ = dict(os.environ)
         where = _allocation(environ, ranks, ranks_per_node, hosts)
@@ -164,7 +168,9 @@ def _launch(
         return 0
     if restarts is None:
         return run_launch(commands, environ)
-    job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)  # 0 as well: LSF must not requeue then
+    job = Requeue(
+        where, restarts, job_script(os.getppid()), commands.logs
+    )  # 0 as well: LSF must not requeue then
     return run_launch(commands, environ, lambda: requeue(job, environ))
 
 

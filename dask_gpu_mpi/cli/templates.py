@@ -4,8 +4,6 @@ A template is a working script: the batch system's directives (``#SBATCH --nodes
 ``dask-gpu-mpi launch``. `render` replaces directives and the script with its arguments (``program=``), and adds lines: settings
 of ``launch`` (``export DGM_CONTAINER=...``) and modules. They are shell words and take any text, quoted. Directives can't be
 quoted, so what goes there must match a pattern.
-
-Templates without ``launch`` start the ranks themselves. Their settings are assignments (``container=``), which are replaced.
 """
 
 from __future__ import annotations
@@ -248,15 +246,12 @@ def render(job: JobRequest) -> str:
         _set_directive(lines, system.prefix, beginning, value)
     for directive in job.directives:
         lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
-    _set(lines, "program", f"({_words(job.program)})")
-    if any("dask-gpu-mpi launch " in line for line in lines):
-        _add_settings(lines, _settings(job, launcher))
-        _add_modules(lines, job.modules)
-    else:
-        _set_settings(lines, job, launcher)
+    program = _at(lines, "program=")
+    lines[program] = f"program=({_words(job.program)})"
+    _add_settings(lines, _settings(job, launcher))
+    _add_modules(lines, job.modules)
     # the head of the template tells how to submit it; its examples of directives are done with
-    first = next(i for i, line in enumerate(lines) if line.startswith("# shellcheck"))
-    lines[1:first] = [_head(job)]
+    lines[1 : _at(lines, "# shellcheck")] = [_head(job)]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
 
 
@@ -279,26 +274,18 @@ def _settings(job: JobRequest, launcher: str) -> dict[str, str]:
 
 
 def _add_settings(lines: list[str], settings: Mapping[str, str]) -> None:
-    at = next(i for i, line in enumerate(lines) if line.startswith("program="))
+    at = _at(lines, "program=")
     lines[at:at] = [f"export DGM_{name}={quote(text)}" for name, text in settings.items()]
 
 
 def _add_modules(lines: list[str], modules: tuple[str, ...]) -> None:
     """Below the examples of a user's environment, of which they are one."""
     if modules:
-        at = next(i for i, line in enumerate(lines) if line.startswith("setup="))
+        at = _at(lines, "setup=")
         lines[at:at] = [
             "type -t module > /dev/null || source /etc/profile",
             f"module load {_words(modules)} || exit 2",
         ]
-
-
-def _set_settings(lines: list[str], job: JobRequest, launcher: str) -> None:
-    names = {"EXPECT_GPUS": "expect", "RANKS_PER_NODE": "ranks"}
-    for name, text in _settings(job, launcher).items():
-        _set(lines, names.get(name, name.lower()), quote(text))
-    if job.modules:
-        _set(lines, "modules", f"({_words(job.modules)})")
 
 
 def _words(words: tuple[str, ...]) -> str:
@@ -319,11 +306,9 @@ def _set_directive(lines: list[str], prefix: str, beginning: str, value: str | N
         lines.insert(_last(lines, prefix) + 1, f"{prefix}{beginning}{value}")
 
 
-def _set(lines: list[str], name: str, word: str) -> None:
-    """Replace a setting; the comment behind it stays."""
-    at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}="))
-    _, mark, comment = lines[at].partition("  # ")
-    lines[at] = f"{name}={word}{mark}{comment}"
+def _at(lines: list[str], beginning: str) -> int:
+    """The place of the first line that begins so."""
+    return next(i for i, line in enumerate(lines) if line.startswith(beginning))
 
 
 def submit(job: JobRequest, text: str) -> str:

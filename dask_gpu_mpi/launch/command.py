@@ -35,6 +35,8 @@ class Request:
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
     local_directory: str = ""
+    #: ``flux run --signal``: before the walltime, to all ranks; empty: none.
+    signal: str = ""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,14 @@ def decide(
     if job_end:
         changes["SLURM_JOB_END_TIME"] = job_end
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
-    launcher = (starter.path, *_launcher_options(allocation, starter, mpi, after))
+    if request.signal and starter.kind != "flux":
+        raise LauncherError(
+            f"launch: --signal {request.signal}: {starter.kind} sends none (expected flux). Fix: have the batch system send it: "
+            "sbatch --signal, bsub -wa"
+        )
+    launcher = [starter.path, *_launcher_options(allocation, starter, mpi, after)]
+    if request.signal:
+        launcher.append(f"--signal={request.signal}")
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:

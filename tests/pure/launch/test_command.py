@@ -138,6 +138,16 @@ def test_refused(where: Allocation, kind: Kind, mpi: str, message: str) -> None:
         made(where, kind, mpi)
 
 
+def test_signal_before_the_walltime_by_flux() -> None:
+    flux = Allocation("flux", 2, 2)
+    launch = made(flux, "flux", "pmix", signal="USR1@120", check=True)
+    for words in (launch.run, launch.check):
+        assert words[words.index("/v/python") - 1] == "--signal=USR1@120"
+    assert not any("signal" in word for word in made(flux, "flux").run)
+    with pytest.raises(LauncherError, match="--signal USR1@120: srun sends none"):
+        made(SLURM, "srun", signal="USR1@120")
+
+
 def test_preflight_has_the_options_of_the_job() -> None:
     launch = made(PBS, "pals", check=True, expect_gpus=4, options=("--interface", "ib0"))
     inner = launch.check[launch.check.index("/v/python") :]
