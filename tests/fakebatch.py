@@ -1,7 +1,8 @@
 """Stand-ins for the commands that a job script calls: they record their arguments and run what they are given to run.
 
 One program under many names: launchers (`srun`, `mpirun`, ...), which run the command behind their own options once; `python`,
-`apptainer` and `module`; and the batch systems' commands (`squeue`, `scontrol`, `qstat`, `qsub`, ...).
+`apptainer` and `module`; and the batch systems' commands (`squeue`, `scontrol`, `qstat`, `qsub`, ...). `dask-gpu-mpi` is the
+real one, for which the stand-in is Python.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 __all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives"]
 
+ROOT = Path(__file__).resolve().parents[1]
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 COMMANDS = (
     *("srun", "mpirun", "mpiexec", "jsrun", "flux", "python", "apptainer", "module"),
@@ -28,6 +30,8 @@ import json, os, subprocess, sys
 name, argv = os.path.basename(sys.argv[0]), sys.argv[1:]
 said = json.loads(os.environ["FAKE_ANSWERS"])
 answer = said.get(" ".join([name, *argv[:2]]), said.get(name))
+if name == "python" and argv[:1] == ["-c"]:  # `launch` asks mpi4py what its library is
+    answer = ("dask-gpu-mpi:" + json.dumps([said["python -m mpi4py"][0], ""]), 0)
 env = {{key: value for key, value in os.environ.items() if not key.startswith("FAKE_")}}
 takes_script = name in ("sbatch", "qsub", "bsub") or argv[:1] == ["batch"]
 read = sys.stdin.buffer.read().decode(errors="surrogateescape") if takes_script else ""
@@ -46,16 +50,25 @@ sys.stdout.write(text)
 sys.exit(code)
 """
 
+LAUNCH = """#!{python}
+import sys
+sys.path.insert(0, {root!r})
+sys.executable = {fake!r}
+from dask_gpu_mpi.cli.main import main
+main()
+"""
+
 #: What each batch system has in the environment of a job.
 ENVIRON = {
     "slurm": {
+        "ENVIRONMENT": "BATCH",
         "SLURM_JOB_ID": "42",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_NTASKS_PER_NODE": "1",
     },
     "pbs": {"PBS_JOBID": "42.server", "PBS_O_WORKDIR": ".", "PBS_NODEFILE": "nodes", "PBS_O_QUEUE": "batch"},
     "lsf": {"LSB_JOBID": "42", "LSB_DJOB_NUMPROC": "2", "LSB_DJOB_HOSTFILE": "nodes"},
-    "flux": {},
+    "flux": {"FLUX_URI": "local:///run/flux/local"},
 }
 
 
@@ -119,9 +132,13 @@ class FakeBatch:
         (self.bin / "fake").chmod(0o755)
         for name in COMMANDS:
             (self.bin / name).symlink_to("fake")
+        command = LAUNCH.format(python=sys.executable, root=str(ROOT), fake=str(self.bin / "python"))
+        (self.bin / "dask-gpu-mpi").write_text(command)
+        (self.bin / "dask-gpu-mpi").chmod(0o755)
         self.answers: dict[str, tuple[str, int]] = {
             "python -m mpi4py": (OPEN_MPI, 0),
             "mpirun --version": ("mpirun (Open MPI) 5.0.11", 0),
+            "mpiexec --version": ("mpiexec (Open MPI) 5.0.11", 0),
             "flux getattr size": ("2", 0),
             "flux getattr jobid": ("f42", 0),
             "squeue": ("2030-01-02T03:04:05", 0),

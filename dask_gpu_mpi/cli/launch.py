@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, LauncherError
-from dask_gpu_mpi.launch.launchers import CHOICES
 
 from .options import RUN_CONTEXT, RunCommand, fail, run_parameters
 
@@ -27,15 +26,22 @@ ASK_TIMEOUT = 20.0
 LAUNCH_OPTIONS = (
     click.option("-n", "--ranks", type=click.IntRange(1, 1_000_000), metavar="N",
                  help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
+    click.option("--ranks-per-node", type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
+                 envvar="DGM_RANKS_PER_NODE"),
     click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong."),
-    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check."),
-    click.option("--requeue", "restarts", type=click.IntRange(min=0), default=0, metavar="N",
+    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check.",
+                 envvar="DGM_EXPECT_GPUS"),
+    click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75, a checkpoint, have the batch system run the job again, N times at most."),
-    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv)."),
+    click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv).",
+                 envvar="DGM_CONTAINER"),
     click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),
-    click.option("--launcher", type=click.Choice(CHOICES), help="Command that starts the ranks. Default: the batch system's, if "
-                 "it fits the MPI library, else the mpirun of the library."),
-    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs."),
+    click.option("--launcher", metavar="NAME|PATH", help="Command that starts the ranks: srun, mpirun, mpiexec, jsrun, flux, or "
+                 "an mpirun by its path. Default: the batch system's, if it fits the MPI library, else the library's mpirun."),
+    click.option("--mpi", metavar="NAME", help="srun --mpi=NAME or flux run -o pmi=NAME. Default: what the MPI library needs.",
+                 envvar="DGM_MPI"),
+    click.option("--signal", metavar="SIG@SECONDS", help="flux run --signal: a signal to all ranks, before the walltime.",
+                 envvar="DGM_SIGNAL"),
     click.option("--dry-run", is_flag=True, help="Print the commands, ready to paste, and run nothing."),
 )
 # fmt: on
@@ -55,13 +61,15 @@ def launch(
     context: click.Context,
     /,
     ranks: int | None,
+    ranks_per_node: int | None,
     preflight: bool,
     expect_gpus: int | None,
-    restarts: int,
+    restarts: int | None,
     container: str | None,
     hosts: str | None,
     launcher: str | None,
     mpi: str | None,
+    signal: str | None,
     dry_run: bool,
     program: tuple[str, ...],
     **given: Any,
@@ -77,13 +85,16 @@ def launch(
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
-            check=preflight,
+            check=preflight and os.environ.get("DGM_CHECK") != "no",
             expect_gpus=expect_gpus,
             container=container or "",
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
+            signal=signal or "",
         )
-        code = _launch(request, ranks, restarts, hosts, launcher or "", mpi or "", dry_run)
+        environ = dict(os.environ)
+        where = _allocation(environ, ranks, ranks_per_node, hosts)
+        code = _launch(request, environ, where, restarts, launcher or "", mpi or "", dry_run)
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
@@ -103,23 +114,42 @@ def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) ->
     return tuple(words)
 
 
-def _launch(
-    request: Any, ranks: int | None, restarts: int, hosts: str | None, launcher: str, mpi: str, dry_run: bool
-) -> int:
+def _allocation(
+    environ: dict[str, str], ranks: int | None, ranks_per_node: int | None, hosts: str | None
+) -> Any:
     from dask_gpu_mpi.launch import allocation as places
+
+    _refuse_ranks(environ)
+    named = places.parse_hosts(hosts, _read) if hosts is not None else ()
+    return places.find_allocation(
+        environ,
+        ranks=ranks,
+        # what --hosts says of each node is as much the user's
+        ranks_per_node=None if named else ranks_per_node,
+        hosts=named,
+        read=_read,
+        flux=_flux,
+    )
+
+
+def _launch(
+    request: Any,
+    environ: dict[str, str],
+    where: Any,
+    restarts: int | None,
+    launcher: str,
+    mpi: str,
+    dry_run: bool,
+) -> int:
     from dask_gpu_mpi.launch.command import as_text, decide, python_command
     from dask_gpu_mpi.launch.execute import run_launch
     from dask_gpu_mpi.launch.launchers import choose_launcher, find_launchers
     from dask_gpu_mpi.launch.mpi_library import ask_library
     from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
 
-    environ = dict(os.environ)
-    _refuse_ranks(environ)
-    named = places.parse_hosts(hosts, _read) if hosts is not None else ()
-    where = places.find_allocation(environ, ranks=ranks, hosts=named, read=_read, flux=_flux)
     cwd = os.getcwd()
     library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
-    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm")
+    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm", named=launcher)
     starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
     commands = decide(
         request,
@@ -136,8 +166,12 @@ def _launch(
     if dry_run:
         click.echo(as_text(commands, str(where), f"{library.name}: {starter.kind}"))
         return 0
-    job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)
-    return run_launch(commands, environ, (lambda: requeue(job, environ)) if restarts else lambda: None)
+    if restarts is None:
+        return run_launch(commands, environ)
+    job = Requeue(
+        where, restarts, job_script(os.getppid()), commands.logs
+    )  # 0 as well: LSF must not requeue then
+    return run_launch(commands, environ, lambda: requeue(job, environ))
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:

@@ -1,9 +1,9 @@
 """Job scripts from the templates in ``jobscripts/``: the same files that users submit as they are.
 
-A template is a working script. What varies in it stands in two kinds of lines, which `render` replaces and nothing else: the
-batch system's directives (``#SBATCH --nodes=1``), and settings, which are assignments at the beginning of a line
-(``modules=()``). Settings are shell words and take any text, quoted. Directives can't be quoted, so what goes there must match
-a pattern.
+A template is a working script: the batch system's directives (``#SBATCH --nodes=1``), the user's environment, and a line with
+``dask-gpu-mpi launch``. `render` replaces directives and the script with its arguments (``program=``), and adds lines: settings
+of ``launch`` (``export DGM_CONTAINER=...``) and modules. They are shell words and take any text, quoted. Directives can't be
+quoted, so what goes there must match a pattern.
 """
 
 from __future__ import annotations
@@ -246,24 +246,12 @@ def render(job: JobRequest) -> str:
         _set_directive(lines, system.prefix, beginning, value)
     for directive in job.directives:
         lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
-    _set(lines, "program", _array(job.program))
-    if job.modules:
-        _set(lines, "modules", _array(job.modules))
-    settings = {"setup": job.setup, "container": job.container, "scratch": job.scratch, "mpi": job.mpi}
-    if (
-        job.gpus_per_node and job.system != "slurm"
-    ):  # which says itself how many it gives, also if sbatch is told another number
-        settings["expect"] = str(job.gpus_per_node)
-    if launcher not in ("auto", "srun", "pals", "flux"):
-        settings["launcher"] = launcher
-    for name, text in settings.items():
-        if text is not None:
-            _set(lines, name, quote(text))
-    if job.system in ("lsf", "flux"):
-        _set(lines, "ranks", str(job.ranks_per_node))
+    program = _at(lines, "program=")
+    lines[program] = f"program=({_words(job.program)})"
+    _add_settings(lines, _settings(job, launcher))
+    _add_modules(lines, job.modules)
     # the head of the template tells how to submit it; its examples of directives are done with
-    first = next(i for i, line in enumerate(lines) if line.startswith("# shellcheck"))
-    lines[1:first] = [_head(job)]
+    lines[1 : _at(lines, "# shellcheck")] = [_head(job)]
     return "\n".join(line for line in lines if not line.startswith(f"#{system.prefix}")) + "\n"
 
 
@@ -272,8 +260,36 @@ def _head(job: JobRequest) -> str:
     return f"# {shape}. Made by dask-gpu-mpi jobscript."
 
 
-def _array(words: tuple[str, ...]) -> str:
-    return f"({' '.join(map(quote, words))})"
+def _settings(job: JobRequest, launcher: str) -> dict[str, str]:
+    """The settings of this job by name, without the prefix of their variables."""
+    settings = {"SETUP": job.setup, "CONTAINER": job.container, "SCRATCH": job.scratch, "MPI": job.mpi}
+    if job.gpus_per_node and job.system != "slurm":
+        # Slurm itself reports how many it gives, also if sbatch is told another number
+        settings["EXPECT_GPUS"] = str(job.gpus_per_node)
+    if launcher not in ("auto", "srun", "pals", "flux"):
+        settings["LAUNCHER"] = launcher
+    if job.system in ("lsf", "flux"):  # whose jobs don't say
+        settings["RANKS_PER_NODE"] = str(job.ranks_per_node)
+    return {name: text for name, text in settings.items() if text is not None}
+
+
+def _add_settings(lines: list[str], settings: Mapping[str, str]) -> None:
+    at = _at(lines, "program=")
+    lines[at:at] = [f"export DGM_{name}={quote(text)}" for name, text in settings.items()]
+
+
+def _add_modules(lines: list[str], modules: tuple[str, ...]) -> None:
+    """Below the examples of a user's environment, of which they are one."""
+    if modules:
+        at = _at(lines, "setup=")
+        lines[at:at] = [
+            "type -t module > /dev/null || source /etc/profile",
+            f"module load {_words(modules)} || exit 2",
+        ]
+
+
+def _words(words: tuple[str, ...]) -> str:
+    return " ".join(map(quote, words))
 
 
 def _last(lines: list[str], prefix: str) -> int:
@@ -290,11 +306,9 @@ def _set_directive(lines: list[str], prefix: str, beginning: str, value: str | N
         lines.insert(_last(lines, prefix) + 1, f"{prefix}{beginning}{value}")
 
 
-def _set(lines: list[str], name: str, word: str) -> None:
-    """Replace a setting; the comment behind it stays."""
-    at = next(i for i, line in enumerate(lines) if line.startswith(f"{name}="))
-    _, mark, comment = lines[at].partition("  # ")
-    lines[at] = f"{name}={word}{mark}{comment}"
+def _at(lines: list[str], beginning: str) -> int:
+    """The place of the first line that begins so."""
+    return next(i for i, line in enumerate(lines) if line.startswith(beginning))
 
 
 def submit(job: JobRequest, text: str) -> str:

@@ -52,6 +52,8 @@ class Allocation:
     requeue_as: str = ""
     #: Parts of a heterogeneous job of Slurm; 0: it is none.
     parts: int = 0
+    #: Whether these are all nodes of the job.
+    whole: bool = True
 
     @property
     def ranks_per_node(self) -> int:
@@ -72,6 +74,7 @@ def find_allocation(
     environ: Mapping[str, str],
     *,
     ranks: int | None = None,
+    ranks_per_node: int | None = None,
     hosts: Sequence[Host] = (),
     read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
     flux: Callable[[str], str] = lambda attribute: "",
@@ -84,6 +87,8 @@ def find_allocation(
         The environment of a batch script, or of an interactive shell.
     ranks : int, optional
         All MPI ranks (``-n``). Default: as many on each node as the job has requested for it, else one.
+    ranks_per_node : int, optional
+        The ranks of each node, where `ranks` is not set.
     hosts : sequence of Host
         Nodes to use instead of the batch system's (``--hosts``).
     read : callable
@@ -103,11 +108,17 @@ def find_allocation(
     mostly.
     """
     found = _find(environ, tuple(hosts), read, flux)
+    if ranks is None and ranks_per_node is not None:
+        ranks = found.nodes * ranks_per_node
     if ranks is None:
         return found
     names = [host.name for host in found.hosts]
     return replace(
-        found, nodes=min(ranks, found.nodes), ranks=ranks, hosts=spread(ranks, names) if names else ()
+        found,
+        nodes=min(ranks, found.nodes),
+        ranks=ranks,
+        hosts=spread(ranks, names) if names else (),
+        whole=ranks >= found.nodes,
     )
 
 

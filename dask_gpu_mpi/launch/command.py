@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError
 
@@ -36,6 +35,8 @@ class Request:
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
     local_directory: str = ""
+    #: ``flux run --signal``: before the walltime, to all ranks; empty: none.
+    signal: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class Launch:
     #: Whether SIGTERM and SIGINT are forwarded to the launcher, and the signals before the walltime.
     forwards_end: bool = True
     forwards_warning: bool = True
+    #: Whether what is left of a cancelled job on other nodes needs time to clean up, which it has as long as this process lives.
+    lingers: bool = False
 
 
 def decide(
@@ -92,7 +95,7 @@ def decide(
         The launcher can't start this job.
     """
     if allocation.parts and (starter.kind != "srun" or mpi.startswith("pmix")):
-        how = f"srun --mpi={mpi}" if starter.kind == "srun" else starter.kind
+        how = f"srun --mpi={mpi}" if starter.kind == "srun" else os.path.basename(starter.path)
         raise LauncherError(
             f"launch: heterogeneous jobs of Slurm can't be started by {how} (expected srun and MPICH). Fix: a homogeneous job"
         )
@@ -100,13 +103,22 @@ def decide(
     if job_end:
         changes["SLURM_JOB_END_TIME"] = job_end
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
-    launcher = (starter.path, *_launcher_options(allocation, starter, mpi, after))
-    logs = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
+    if request.signal and starter.kind != "flux":
+        raise LauncherError(
+            f"launch: --signal {request.signal}: {starter.kind} sends none (expected flux). Fix: have the batch system send it: "
+            "sbatch --signal, bsub -wa"
+        )
+    launcher = [starter.path, *_launcher_options(allocation, starter, mpi, after)]
+    if request.signal:
+        launcher.append(f"--signal={request.signal}")
+    logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
-        logs = f"logs/{allocation.job}"
+        # all jobs' folder: on other nodes it may be there, when this job's is not yet
+        bound = environ.get("DGM_LOGS") or "logs"
+        logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
-    inner = (*python_command(request, environ, python, cwd, logs), "-m", "dask_gpu_mpi")
+    inner = (*python_command(request, environ, python, cwd, bound), "-m", "dask_gpu_mpi")
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*launcher, *inner, "check", *expect, *request.options, *request.program)
     run = (*launcher, *inner, "run", *own, *request.options, *request.program)
@@ -124,6 +136,7 @@ def decide(
         # Slurm sends TERM to the ranks itself, and srun would kill them for it; LSF sends every signal to all processes.
         forwards_end=allocation.system != "lsf" and not (starter.kind == "srun" and batch),
         forwards_warning=allocation.system != "lsf",
+        lingers=allocation.system == "slurm" and batch and starter.kind != "srun",
     )
 
 
@@ -150,7 +163,8 @@ def _launcher_options(
                 raise LauncherError(
                     f"launch: jsrun can't start {ranks} ranks on {nodes} nodes (expected a multiple of {nodes})"
                 )
-            return f"-n {nodes} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
+            sets = "ALL_HOSTS" if allocation.whole else nodes
+            return f"-n {sets} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
         case "pals":
             return ["-n", f"{ranks}", "--ppn", f"{per_node}", "--cpu-bind", "none"]
         case "openmpi":
@@ -211,14 +225,21 @@ def python_command(
     if not request.container:
         return (python,)
     script = next((word for word in request.program if os.path.isfile(word)), "")
-    local = request.local_directory or environ.get("DASK_GPU_MPI__LOCAL_DIRECTORY", "")
+    setup = environ.get("DGM_SETUP", "")
+    local = (
+        request.local_directory
+        or environ.get("DGM_SCRATCH")
+        or environ.get("DASK_GPU_MPI__LOCAL_DIRECTORY", "")
+    )
     places = [
         cwd,
         os.path.dirname(os.path.abspath(script)) if script else "",
+        os.path.dirname(os.path.abspath(setup)) if setup else "",
         logs,
         local if os.path.isdir(local) else "",
     ]
-    bound = sorted({str(Path(cwd, place).resolve()) for place in places if place})
+    # by the names that the user has for them, symbolic links or not
+    bound = sorted({os.path.abspath(os.path.join(cwd, place)) for place in places if place})
     return ("apptainer", "exec", "--nv", *(f"--bind={place}" for place in bound), request.container, "python")
 
 

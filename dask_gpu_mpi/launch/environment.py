@@ -50,6 +50,8 @@ def launch_environment(
         changes |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if library.family == "cray" or starter.kind == "pals":
         changes["MPICH_GPU_SUPPORT_ENABLED"] = "0"  # Dask moves the data, not MPI
+    if scratch := environ.get("DGM_SCRATCH"):
+        changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch
     if allocation.system in ("slurm", "lsf", "flux"):  # they can send one before the walltime
         changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"
     if allocation.system == "pbs":

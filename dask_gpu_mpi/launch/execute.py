@@ -22,6 +22,9 @@ END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 WARNING = (signal.SIGUSR1, signal.SIGUSR2)
 #: Seconds in which a launcher that has had the signal itself (`timeout`, batch systems: the whole group) has ended or is ending.
 HEARD_ITSELF = 1.0
+#: Seconds after the launcher's end. `scancel` makes the ranks write their checkpoint, too: the signal that says so may come
+#: just after it, and who cancels a job wants no second run. What is left of it on other nodes cleans up, before Slurm kills it.
+LINGER = 3.0
 #: Seconds between two looks at the child, should a SIGCHLD be lost.
 POLL = 1.0
 #: si_code of signals that the kernel has sent: by a terminal, to the whole foreground group (sigaction(2)).
@@ -49,6 +52,8 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
+        while self._signals and signal.sigtimedwait(self._signals, 0.0) is not None:
+            pass  # one that came too late to be forwarded must not end this process, which has the job's exit code
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -87,12 +92,19 @@ class Runner:
             first, self.stopped_by = self.stopped_by is None, signal.Signals(got.si_signo)
             if first and self._end and got.si_code != SI_KERNEL:
                 deadline = time.monotonic() + HEARD_ITSELF
+        self.listen(0.0)  # the launcher may have ended before its signal was read
         code = child.returncode
         return 128 - code if code < 0 else code
 
+    def listen(self, seconds: float) -> None:
+        """Wait for a signal that ends the job, unless one has come already."""
+        ends = self._signals & set(END)
+        if self.stopped_by is None and ends and (got := signal.sigtimedwait(ends, seconds)) is not None:
+            self.stopped_by = signal.Signals(got.si_signo)
+
 
 def run_launch(
-    launch: Launch, environ: Mapping[str, str], requeue: Callable[[], int | None] = lambda: None
+    launch: Launch, environ: Mapping[str, str], requeue: Callable[[], int | None] | None = None
 ) -> int:
     """Run the preflight, if there is one, and the job.
 
@@ -102,7 +114,7 @@ def run_launch(
         What to run.
     environ : mapping
         The environment of this process.
-    requeue : callable
+    requeue : callable, optional
         Called after exit code 75, unless the job was cancelled; returns the exit code, None: 75.
 
     Returns
@@ -119,15 +131,19 @@ def run_launch(
         if launch.check and ((code := runner.run(launch.check, child)) or runner.stopped_by):
             return code or 128 + (runner.stopped_by or 0)
         code = runner.run(launch.run, child)
-    if runner.stopped_by is not None:
-        return code
+        if code == 75 and requeue is not None:
+            runner.listen(LINGER)
+        if runner.stopped_by is not None:
+            if launch.lingers:
+                time.sleep(LINGER)
+            return code
+        if code == 75 and requeue is not None:
+            answer = requeue()  # the signal with which the batch system ends this run comes at once
+            return code if answer is None else answer
     if code == 0 and launch.mark and not os.path.exists(launch.mark):
         say(
             f"launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing); a node was "
             "lost. Fix: look for the node in the batch system's log, and submit the job again"
         )
         return 1
-    if code == 75:
-        answer = requeue()
-        return code if answer is None else answer
     return code

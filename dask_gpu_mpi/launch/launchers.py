@@ -20,8 +20,8 @@ __all__ = ["CHOICES", "Found", "Kind", "Starter", "choose_launcher", "find_launc
 
 #: Launchers that take different options.
 Kind = Literal["srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel"]
-#: What a user may ask for (``--launcher``).
-CHOICES = ("srun", "mpirun", "mpiexec", "jsrun", "flux")
+#: What a user may ask for (``--launcher``), besides an mpirun by its path or another name.
+CHOICES = ("auto", "srun", "mpirun", "mpiexec", "jsrun", "flux")
 
 #: Seconds for a launcher to print its version.
 TIMEOUT = 20.0
@@ -51,7 +51,7 @@ class Starter:
 class Found:
     """What there is on this node."""
 
-    #: The batch systems' launchers by name.
+    #: The batch systems' launchers, and the one that the user has named, by name.
     commands: Mapping[str, str]
     #: Each mpirun and mpiexec, in the order in which they are to be preferred.
     mpiruns: tuple[Starter, ...] = ()
@@ -90,16 +90,18 @@ def choose_launcher(
     Parameters
     ----------
     launcher, mpi : str
-        The user's choice (``--launcher``, ``--mpi``); empty: none.
+        The user's choice (``--launcher``, ``--mpi``); empty, or ``auto``: none.
 
     Raises
     ------
     LauncherError
         There is none for this library.
     """
-    if launcher in ("srun", "flux", "jsrun") and launcher not in found.commands:
+    launcher = "" if launcher == "auto" else launcher
+    if launcher not in ("", "mpirun", "mpiexec") and launcher not in found.commands:
         raise LauncherError(
-            f"--launcher {launcher}: command {launcher} not found in PATH. Fix: another --launcher"
+            f"--launcher {launcher}: command {launcher} not found in PATH. Fix: another --launcher: "
+            f"{', '.join(CHOICES)}, or the path of an mpirun"
         )
     if launcher == "jsrun" or (allocation.system == "lsf" and not launcher and "jsrun" in found.commands):
         return Starter("jsrun", found.commands["jsrun"]), ""
@@ -117,7 +119,12 @@ def choose_launcher(
 
 def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Starter:
     """The mpirun of this library."""
-    usable = [one for one in found.mpiruns if not named or Path(one.path).name.startswith(named)]
+    exact = found.commands.get(named)
+    usable = [
+        one
+        for one in found.mpiruns
+        if (one.path == exact if exact else Path(one.path).name.startswith(named))
+    ]
     for kind in STARTS[library.family]:
         for starter in usable:
             if starter.kind == kind:
@@ -135,6 +142,7 @@ def find_launchers(
     python: str,
     *,
     slurm: bool,
+    named: str = "",
     ask: Callable[[Sequence[str], Mapping[str, str]], str] | None = None,
 ) -> Found:
     """Look for launchers, and ask each mpirun what it is.
@@ -147,23 +155,27 @@ def find_launchers(
         Path of the Python of the job: wheels of Open MPI and MPICH put their mpirun beside it.
     slurm : bool
         Whether to ask srun for its plugins.
+    named : str
+        The launcher that the user has named (``--launcher``); empty: none.
     ask : callable
         Runs a command and returns all that it prints.
     """
     ask = ask or _ask
     path = environ.get("PATH", os.defpath)
-    commands = {name: file for name in ("srun", "flux", "jsrun") if (file := shutil.which(name, path=path))}
+    names = {"srun", "flux", "jsrun", named} - {"", "auto", "mpirun", "mpiexec"}
+    commands = {name: file for name in sorted(names) if (file := shutil.which(name, path=path))}
     prefix = Path(library.file).parent.parent if library.file else None
     folders = [Path(python).parent, *([prefix / "bin"] if prefix else ()), *map(Path, path.split(os.pathsep))]
+    files = [str(folder / name) for folder in folders for name in NAMES]
+    if named not in CHOICES and named in commands:
+        files.append(commands[named])
     mpiruns: dict[str, Starter] = {}
-    for folder in folders:
-        for name in NAMES:
-            file = str(folder / name)
-            if file in mpiruns or not (os.path.isfile(file) and os.access(file, os.X_OK)):
-                continue
-            kind = kind_of_launcher(ask([file, "--version"], environ))
-            if kind is not None:
-                mpiruns[file] = Starter(kind, file)
+    for file in files:
+        if file in mpiruns or not (os.path.isfile(file) and os.access(file, os.X_OK)):
+            continue
+        kind = kind_of_launcher(ask([file, "--version"], environ))
+        if kind is not None:
+            mpiruns[file] = Starter(kind, file)
     plugins = None
     if slurm and "srun" in commands:
         listed = ask([commands["srun"], "--mpi=list"], environ)

@@ -69,6 +69,34 @@ def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.index("check") < found.index("&&") < found.index("run")
 
 
+def test_settings_of_a_job_script(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables; an option wins, and an empty variable is none."""
+    monkeypatch.setenv("DGM_EXPECT_GPUS", "4")
+    monkeypatch.setenv("DGM_SCRATCH", "/nvme")
+    monkeypatch.setenv("DGM_CONTAINER", "")
+    monkeypatch.setenv("DGM_MPI", "")
+    assert run("--dry-run", "--check", "my.py") == 0
+    found = words(capsys.readouterr().out)
+    assert found[found.index("check") + 1] == "--expect-gpus=4"
+    assert "DASK_GPU_MPI__LOCAL_DIRECTORY=/nvme" in found
+    assert "apptainer" not in found
+    assert run("--dry-run", "--check", "--expect-gpus", "2", "my.py") == 0
+    assert "--expect-gpus=2" in words(capsys.readouterr().out)
+    monkeypatch.setenv("DGM_CHECK", "no")
+    assert run("--dry-run", "--check", "my.py") == 0
+    assert "check" not in words(capsys.readouterr().out)
+    monkeypatch.setenv("DGM_RANKS_PER_NODE", "3")
+    assert run("--dry-run", "my.py") == 0
+    assert capsys.readouterr().out.startswith("# this machine: 1 node, 3 MPI ranks\n")
+    assert run("--dry-run", "--hosts", "h1,h2:2", "my.py") == 0
+    assert "h1:1,h2:2" in words(capsys.readouterr().out)
+    monkeypatch.setenv("DGM_EXPECT_GPUS", "four")
+    assert run("--dry-run", "my.py") == 2
+    assert "four" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -71,9 +71,7 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
         re.escape(prefix),
         r"# 2 nodes, 4 GPUs and 1 MPI ranks",
         "program=",
-        "launcher=",
-        "ranks=",
-        "expect=4  ",
+        rf"export DGM_(LAUNCHER={launcher}|EXPECT_GPUS=4|RANKS_PER_NODE=1)$",
     )
     assert all(re.match("|".join(kinds), line) for line in new), new
     lines = made.splitlines()
@@ -83,6 +81,34 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
     assert all(line.startswith("#") or not line for line in lines[:last])
     body = template(name).partition("\nset --")[2]
     assert made.endswith(body)
+
+
+def test_settings_and_modules_are_lines_of_their_own() -> None:
+    words = ("--setup", "my env.sh", "--container", "im age.sif", "--scratch", "/local", "--mpi", "pmi2")
+    made = asked("slurm", *words, "--module", "cuda", "--module", "a b").splitlines()
+    at = made.index("program=(my.py)")
+    assert made[at - 4 : at] == [
+        "export DGM_SETUP='my env.sh'",
+        "export DGM_CONTAINER='im age.sif'",
+        "export DGM_SCRATCH=/local",
+        "export DGM_MPI=pmi2",
+    ]
+    at = made.index("# source ~/venv/bin/activate")
+    assert made[at + 1 : at + 3] == [
+        "type -t module > /dev/null || source /etc/profile",
+        "module load cuda 'a b' || exit 2",
+    ]
+    # below, a file of the user's: it may need them
+    assert made[at + 3].startswith("setup=")
+    assert made[-1].startswith("exec dask-gpu-mpi launch ")
+
+
+def test_module_that_can_not_be_loaded_ends_the_job(batch: FakeBatch) -> None:
+    batch.answers["module"] = ("", 1)
+    script = batch.directory / "job"
+    script.write_text(asked("slurm", "--module", "cuda"))
+    ran = batch.run(script, (), ENVIRON["slurm"])
+    assert (ran.rc, ran.program()) == (2, None)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,7 @@ def test_a_job_without_gpus() -> None:
     for system, row in SYSTEMS.items():
         made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
         assert "gpu" not in "".join(directives(made, row.prefix)).replace("dask-gpu-mpi", "")
-        assert "\nexpect=${DGM_EXPECT_GPUS:-}  # " in made
+        assert "export DGM_EXPECT_GPUS" not in made
 
 
 SELECT = re.compile(r"-l select=\d+(:(ncpus|mpiprocs|ngpus)=\d+)+")
@@ -298,7 +324,8 @@ def test_words_are_what_bash_reads(words: list[str]) -> None:
 @settings(max_examples=30, deadline=None)
 @given(
     st.sampled_from(LAUNCHERS),
-    st.lists(WORDS, min_size=1, max_size=4),
+    # the first word is the script: options before it are the job's, and `launch` reads them
+    st.lists(WORDS, min_size=1, max_size=4).filter(lambda words: not words[0].startswith("-")),
     st.lists(WORDS, max_size=2),
     WORDS.map(lambda text: text.replace("/", "|")).filter(is_a_file_name),
     WORDS.filter(bool),
@@ -382,8 +409,8 @@ def test_a_site_can_ship_its_defaults(configured: Any) -> None:
         "--qos=q",
     ):
         assert line in found
-    assert "\nmodules=('my module')\n" in made
-    assert "\nlauncher=mpirun  # " in made
+    assert "\nmodule load 'my module' || exit 2\n" in made
+    assert "\nexport DGM_LAUNCHER=mpirun\n" in made
     # the command line's other name for a queue
     configured({"partition": "x"})
     assert "configuration gpu-mpi.jobscript.partition: unknown option" in command(

@@ -33,7 +33,7 @@ def two(ranks: int) -> tuple[Host, ...]:
         (SLURM, None, Allocation("slurm", 2, 2, job="42", requeue_as="42")),
         (SLURM | {"SLURM_NTASKS_PER_NODE": "4"}, None, Allocation("slurm", 2, 8, job="42", requeue_as="42")),
         (SLURM, 3, Allocation("slurm", 2, 3, job="42", requeue_as="42")),
-        (SLURM, 1, Allocation("slurm", 1, 1, job="42", requeue_as="42")),
+        (SLURM, 1, Allocation("slurm", 1, 1, job="42", requeue_as="42", whole=False)),
         # salloc
         (
             {"SLURM_JOB_ID": "7", "SLURM_NNODES": "3"},
@@ -52,7 +52,7 @@ def two(ranks: int) -> tuple[Host, ...]:
         ),
         (PBS, None, Allocation("pbs", 2, 4, two(2), "42.server", "42.server")),
         (PBS, 2, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
-        (PBS, 1, Allocation("pbs", 1, 1, (Host("h1", 1),), "42.server", "42.server")),
+        (PBS, 1, Allocation("pbs", 1, 1, (Host("h1", 1),), "42.server", "42.server", whole=False)),
         # Torque: a line for each core
         (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
         (LSF, None, Allocation("lsf", 2, 2, two(1), "42", "42")),
@@ -61,6 +61,17 @@ def two(ranks: int) -> tuple[Host, ...]:
 )
 def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
     assert find_allocation(environ, ranks=ranks, read=read) == expected
+
+
+def test_ranks_of_each_node() -> None:
+    def found(environ: dict[str, str], **given: int) -> tuple[int, int]:
+        where = find_allocation(environ, read=read, **given)
+        return where.ranks, where.ranks_per_node
+
+    assert found(LSF, ranks_per_node=3) == found(SLURM, ranks_per_node=3) == (6, 3)
+    assert found(PBS, ranks_per_node=1) == (2, 1)
+    assert found({}, ranks_per_node=3) == (3, 3)
+    assert found(SLURM, ranks_per_node=3, ranks=5) == (5, 3)
 
 
 def test_flux_is_a_job_only_where_its_instance_is_one() -> None:

@@ -80,7 +80,19 @@ def made(
         (PBS, "intel", "", "-n 2 -hosts h1,h2 -ppn 1 -bind-to none"),
         (PBS, "pals", "", "-n 2 --ppn 1 --cpu-bind none"),
         (Allocation("hosts", 2, 3, UNEVEN), "hydra", "", "-n 3 -hosts h1:2,h2:1 -bind-to none"),
-        (Allocation("lsf", 2, 4, UNEVEN), "jsrun", "", "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none"),
+        # LSF's list of nodes may have the one of the job script as well, which gets no ranks
+        (
+            Allocation("lsf", 2, 4, UNEVEN),
+            "jsrun",
+            "",
+            "-n ALL_HOSTS -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none",
+        ),
+        (
+            Allocation("lsf", 2, 4, UNEVEN, whole=False),
+            "jsrun",
+            "",
+            "-n 2 -r 1 -a 2 -c ALL_CPUS -g ALL_GPUS -b none",
+        ),
         (
             Allocation("flux", 2, 2),
             "flux",
@@ -126,6 +138,16 @@ def test_refused(where: Allocation, kind: Kind, mpi: str, message: str) -> None:
         made(where, kind, mpi)
 
 
+def test_signal_before_the_walltime_by_flux() -> None:
+    flux = Allocation("flux", 2, 2)
+    launch = made(flux, "flux", "pmix", signal="USR1@120", check=True)
+    for words in (launch.run, launch.check):
+        assert words[words.index("/v/python") - 1] == "--signal=USR1@120"
+    assert not any("signal" in word for word in made(flux, "flux").run)
+    with pytest.raises(LauncherError, match="--signal USR1@120: srun sends none"):
+        made(SLURM, "srun", signal="USR1@120")
+
+
 def test_preflight_has_the_options_of_the_job() -> None:
     launch = made(PBS, "pals", check=True, expect_gpus=4, options=("--interface", "ib0"))
     inner = launch.check[launch.check.index("/v/python") :]
@@ -153,6 +175,20 @@ def test_log_folder_of_the_job() -> None:
     assert logs(SLURM, options=("--log-directory", "mine"), log_directory="mine") == ("mine", ["mine"])
     assert logs(SLURM, environ={"DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}) == ("theirs", [])
     assert logs(Allocation("local", 1, 4)) == ("", [])
+    of_site = {"DGM_LOGS": "/site/logs"}
+    assert logs(SLURM, environ=of_site) == ("/site/logs/42", ["/site/logs/42"])
+    assert logs(SLURM, environ={"DGM_LOGS": ""}) == ("logs/42", ["logs/42"])
+    assert logs(SLURM, environ={**of_site, "DASK_GPU_MPI__LOG_DIRECTORY": "theirs"}) == ("theirs", [])
+    assert logs(Allocation("local", 1, 4), environ=of_site) == ("", [])
+
+
+def test_local_directory_of_a_job_script() -> None:
+    environ = {"DGM_SCRATCH": "/nvme", "DASK_GPU_MPI__LOCAL_DIRECTORY": "/tmp"}
+    launch = made(SLURM, "openmpi", environ=environ)
+    assert launch.environment["DASK_GPU_MPI__LOCAL_DIRECTORY"] == "/nvme"
+    assert "DASK_GPU_MPI__LOCAL_DIRECTORY" in launch.run  # Open MPI takes it along
+    environ["DGM_SCRATCH"] = ""
+    assert "DASK_GPU_MPI__LOCAL_DIRECTORY" not in made(SLURM, "srun", environ=environ).environment
 
 
 def test_mark_of_a_job_that_has_completed() -> None:
@@ -178,12 +214,15 @@ def test_who_is_told_of_signals(
 ) -> None:
     launch = made(where, kind, environ=environ)
     assert (launch.forwards_end, launch.forwards_warning) == (end, warning)
+    # what a batch script of Slurm has started on other nodes ends with the script
+    assert launch.lingers == (where is SLURM and kind == "openmpi")
 
 
 def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
     code, scratch = tmp_path / "code", tmp_path / "scratch"
-    for folder in (code, scratch, tmp_path / "cwd"):
+    for folder in (code, scratch, tmp_path / "cwd", tmp_path / "setup"):
         folder.mkdir()
+    (tmp_path / "link").symlink_to(scratch)
     script = code / "my.py"
     script.touch()
     launch = made(
@@ -195,9 +234,18 @@ def test_container_has_the_folders_of_the_job(tmp_path: Path) -> None:
         environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": str(scratch)},
     )
     at = launch.run.index("apptainer")
-    binds = [f"--bind={tmp_path / name}" for name in ("code", "cwd", "cwd/logs/42.s", "scratch")]
+    binds = [f"--bind={tmp_path / name}" for name in ("code", "cwd", "cwd/logs", "scratch")]
     assert list(launch.run[at : at + 9]) == ["apptainer", "exec", "--nv", *binds, "im age.sif", "python"]
     assert launch.make == "logs/42.s"
+    # what a job script names, as it names it
+    environ = {
+        "DGM_SCRATCH": f"{tmp_path}/link",
+        "DGM_SETUP": f"{tmp_path}/setup/env.sh",
+        "DGM_LOGS": f"{tmp_path}/setup/../logs",
+    }
+    launch = made(PBS, "hydra", container="i", cwd=str(tmp_path / "cwd"), environ=environ)
+    found = [word for word in launch.run if word.startswith("--bind=")]
+    assert found == [f"--bind={tmp_path / name}" for name in ("cwd", "link", "logs", "setup")]
     # workers make it on each node: nothing to bind here
     gone = made(PBS, "hydra", container="i", environ={"DASK_GPU_MPI__LOCAL_DIRECTORY": "/gone"})
     assert not any("/gone" in word for word in gone.run)

@@ -157,6 +157,43 @@ def test_job_that_was_cancelled_is_not_requeued_nor_started_after_its_preflight(
     assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 143)
 
 
+#: A launcher that ends with a checkpoint; the signal that cancels the job comes a moment before or after its end.
+CANCELLED = {
+    "before": "import os, signal, sys; os.kill(os.getppid(), signal.SIGTERM); sys.exit(75)",
+    "after": """
+        import os, signal, sys, time
+        parent = os.getppid()
+        if os.fork() == 0:
+            time.sleep(1)
+            os.kill(parent, signal.SIGTERM)
+            os._exit(0)
+        sys.exit(75)
+    """,
+}
+
+
+@pytest.mark.parametrize("when", CANCELLED)
+@pytest.mark.parametrize("more", ["{}", "{'lingers': True}"])
+def test_job_that_is_cancelled_while_it_ends_is_not_requeued(when: str, more: str) -> None:
+    started = time.monotonic()
+    assert ran(CANCELLED[when], more=more) == (75, "")
+    # what is left on other nodes cleans up
+    assert (time.monotonic() - started > 3) == ("lingers" in more)
+
+
+def test_signal_that_comes_too_late_to_be_forwarded_does_not_end_launch() -> None:
+    """While it asks for the second run: Slurm ends the first one then."""
+    launch = LAUNCH.replace(
+        'print("requeued"', 'os.kill(os.getpid(), int(os.environ["SENT"])); print("requeued"'
+    )
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        done = subprocess.run(
+            [sys.executable, "-c", launch, "", "raise SystemExit(75)", "{}"],
+            capture_output=True, text=True, timeout=30, env={**os.environ, "SENT": str(int(number))},
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (75, "requeued\n"), done.stderr
+
+
 def test_launcher_ends_with_launch() -> None:
     job = start(HEARS)
     up(job)

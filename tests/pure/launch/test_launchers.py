@@ -63,11 +63,23 @@ def test_mpirun_where_srun_has_no_plugin_for_the_library() -> None:
 
 def test_the_user_chooses() -> None:
     assert choose("slurm", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
+    assert choose("slurm", OPEN_MPI, launcher="auto") == choose("slurm", OPEN_MPI)
     assert choose("slurm", MPICH, launcher="mpiexec") == ("/m/mpiexec", "")
     assert choose("slurm", OPEN_MPI, mpi="pmix_v4") == ("/usr/bin/srun", "pmix_v4")
     assert choose("lsf", OPEN_MPI, launcher="mpirun") == ("/o/mpirun", "")
     with pytest.raises(LauncherError, match="--launcher srun: command srun not found"):
         choose("slurm", OPEN_MPI, Found({}, BOTH), launcher="srun")
+    # by its path
+    named = Found({"/o/orterun": "/o/orterun"}, (*BOTH, Starter("openmpi", "/o/orterun")))
+    assert choose("slurm", OPEN_MPI, named, launcher="/o/orterun") == ("/o/orterun", "")
+    with pytest.raises(
+        LauncherError, match=r"no /o/orterun of MPICH.* was found \(found: /o/orterun \(openmpi"
+    ):
+        choose("slurm", MPICH, named, launcher="/o/orterun")
+    with pytest.raises(
+        LauncherError, match="--launcher orterum: command orterum not found .* or the path of"
+    ):
+        choose("slurm", OPEN_MPI, ALL, launcher="orterum")
 
 
 def test_pals_before_another_mpiexec() -> None:
@@ -117,6 +129,19 @@ def test_find_launchers(tmp_path: Path) -> None:
     assert found.srun_mpi is not None
     assert {"none", "pmi2", "pmix", "pmix_v4"} <= found.srun_mpi
     assert find_launchers(environ, library, python, slurm=False, ask=ask).srun_mpi is None
+
+
+@pytest.mark.parametrize("named", ["path", "name"])
+def test_launcher_that_the_user_has_named_is_found(tmp_path: Path, named: str) -> None:
+    (tmp_path / "orterun").touch(0o755)
+    name = {"path": str(tmp_path / "orterun"), "name": "orterun"}[named]
+    environ = {"PATH": "/gone" if named == "path" else str(tmp_path)}
+    found = find_launchers(
+        environ, MpiLibrary(""), "/gone/python", slurm=False, named=name, ask=lambda *_: "OpenRTE"
+    )
+    assert found.commands == {name: str(tmp_path / "orterun")}
+    assert found.mpiruns == (Starter("openmpi", str(tmp_path / "orterun")),)
+    assert choose("pbs", OPEN_MPI, found, launcher=name) == (str(tmp_path / "orterun"), "")
 
 
 def test_launchers_are_really_asked(tmp_path: Path) -> None:
