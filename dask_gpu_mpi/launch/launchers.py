@@ -126,9 +126,11 @@ def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Star
         if (one.path == exact if exact else Path(one.path).name.startswith(named))
     ]
     for kind in STARTS[library.family]:
-        for starter in usable:
-            if starter.kind == kind:
-                return starter
+        if of_kind := [one for one in usable if one.kind == kind]:
+            # Intel's mpirun is a shell script around mpiexec.hydra that passes no signal on.
+            return min(
+                of_kind, key=lambda one: one.kind == "intel" and Path(one.path).name != "mpiexec.hydra"
+            )
     there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"
     raise LauncherError(
         f"launch: {missing}no {named or 'mpirun'} of {library.name} was found (found: {there}). Fix: load the module of the MPI "

@@ -2,15 +2,23 @@
 
 That may use MPI, as it may where mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of their
 registration: so ours is registered when this is imported, and only what came before the package comes after it.
+
+Not with MPICH 4 and older over UCX, whose ``MPI_Finalize`` may never return: a rank closes its connections and then waits for
+the others in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five).
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import time
+
+from .launcher_check import is_mpich_before_5
 
 __all__ = ["finalize", "finalize_at_exit"]
 
+#: Seconds for the messages of a barrier to arrive, before the connections close.
+SETTLING = 0.3
 #: The process that is to do it.
 _owner = 0
 
@@ -27,7 +35,14 @@ def finalize() -> None:
         return
     from mpi4py import MPI
 
-    if MPI.Is_initialized() and not MPI.Is_finalized():
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    version = MPI.Get_library_version()
+    if is_mpich_before_5(version) and "ch4:ucx" in version:
+        # What Finalize is to be for us: no rank ends before all have come to their end. Launchers do not ask for more.
+        MPI.COMM_WORLD.Barrier()
+        time.sleep(SETTLING)
+    else:
         MPI.Finalize()
 
 

@@ -22,7 +22,6 @@ ELSEWHERE = {
     "agent/orders": "plain data, no logic",
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
-    "mpi/finalize": "ends MPI: tests/mpi/test_mpi4py.py, tests/faults/test_endings.py",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
     "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",

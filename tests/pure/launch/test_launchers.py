@@ -88,6 +88,14 @@ def test_pals_before_another_mpiexec() -> None:
         assert choose("pbs", library, found) == ("/opt/cray/pals/mpiexec", "")
 
 
+def test_intels_program_that_hears_signals_comes_first() -> None:
+    mpiruns = tuple(Starter("intel", f"/i/{name}") for name in ("mpirun", "mpiexec", "mpiexec.hydra"))
+    found = Found({}, (Starter("hydra", "/m/mpiexec.hydra"), *mpiruns))
+    assert choose("local", INTEL, found) == ("/i/mpiexec.hydra", "")
+    assert choose("local", INTEL, Found({}, mpiruns[:2])) == ("/i/mpirun", "")
+    assert choose("local", INTEL, found, launcher="mpirun") == ("/i/mpirun", "")
+
+
 def test_mpirun_of_another_library_is_refused() -> None:
     expected = r"no mpirun of Open MPI v5.0.11 was found \(found: /m/mpirun \(hydra\).*Fix: load the module"
     with pytest.raises(LauncherError, match=expected):

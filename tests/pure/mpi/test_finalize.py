@@ -1,0 +1,71 @@
+"""Who finalizes MPI, and with which library nobody does; real ends: tests/mpi, tests/faults, tests/slurm/test_system_mpis.py."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.mpi import finalize as module
+
+NEWER = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
+OLDER = "MPICH Version:\t4.0.2\nMPICH Device:\tch4:ucx\n"
+OTHERS = (
+    "MPICH Version:\t4.0.2\nMPICH Device:\tch4:ofi\n",
+    "Open MPI v4.1.4, package: Debian",
+    "Intel(R) MPI Library 2021.18",
+)
+
+
+class FakeMpi:
+    """What is asked of MPI."""
+
+    def __init__(self, version: str, *, initialized: bool = True, finalized: bool = False) -> None:
+        self.calls: list[object] = []
+        self.COMM_WORLD = types.SimpleNamespace(Barrier=lambda: self.calls.append("barrier"))
+        self.Is_initialized = lambda: initialized
+        self.Is_finalized = lambda: finalized
+        self.Get_library_version = lambda: version
+        self.Finalize = lambda: self.calls.append("finalize")
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, mpi: Any) -> list[object]:
+    package = types.ModuleType("mpi4py")
+    package.MPI = mpi  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mpi4py", package)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: mpi.calls.append(0 < seconds < 1))
+    module.finalize()
+    found: list[object] = mpi.calls
+    return found
+
+
+@pytest.fixture
+def _owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_owner", 0)
+    module.finalize_at_exit()
+
+
+@pytest.mark.usefixtures("_owner")
+@pytest.mark.parametrize("version", [NEWER, *OTHERS])
+def test_finalized_once_python_ends(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    assert calls(monkeypatch, FakeMpi(version)) == ["finalize"]
+
+
+@pytest.mark.usefixtures("_owner")
+def test_library_whose_finalize_may_hang_is_only_waited_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert calls(monkeypatch, FakeMpi(OLDER)) == ["barrier", True]
+
+
+@pytest.mark.usefixtures("_owner")
+@pytest.mark.parametrize("state", [{"initialized": False}, {"finalized": True}])
+def test_nothing_to_finalize(monkeypatch: pytest.MonkeyPatch, state: dict[str, bool]) -> None:
+    for version in (NEWER, OLDER):
+        assert calls(monkeypatch, FakeMpi(version, **state)) == []
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_another_process_leaves_it(monkeypatch: pytest.MonkeyPatch, owner: int) -> None:
+    monkeypatch.setattr(module, "_owner", owner)
+    assert calls(monkeypatch, FakeMpi(NEWER)) == []
