@@ -156,3 +156,24 @@ def test_a_command_that_a_script_of_a_job_starts_is_not_its_cluster(
     assert job.run("jobscript", "--help") == 0
     assert os.environ["DASK_CONFIG"] == "/mine"
     assert "DGM_DASK_BEFORE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("given", "parsed"),
+    [
+        ([], ["run"]),
+        (["my.py", "--help"], ["run", "my.py", "--help"]),
+        (["my.py", "--version"], ["run", "my.py", "--version"]),
+        (["-m", "module"], ["run", "-m", "module"]),
+        (["--help"], ["--help"]),
+        (["--version", "x"], ["--version", "x"]),
+        (["plan", "--nodes", "2"], ["plan", "--nodes", "2"]),
+    ],
+)
+def test_first_word_decides_the_command(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], parsed: list[str]
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(click.Group, "parse_args", lambda self, ctx, args: seen.append(args) or [])
+    cli.parse_args(click.Context(cli), given)
+    assert seen == [parsed]

@@ -83,6 +83,7 @@ def ran(run: str, *, check: str = "", more: str = "{}") -> tuple[int, str]:
     [
         ("import sys; sys.exit(7)", "", 7, ""),
         ("import os; os.kill(os.getpid(), 9)", "", 137, ""),
+        ("import os; os.kill(os.getpid(), 1)", "", 129, ""),
         (
             "import os; print(os.environ['ADDED'], 'GONE' in os.environ)",
             "print('checked')",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,21 @@ def test_the_address_is_on_the_network_that_was_chosen() -> None:
         "eth0",
         {0: "10.0.0.1", 1: "10.0.0.2"},
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "default"),
+    [
+        ("lo 00000000 0100007F 0003 0 0 0 00000000 0 0 0", True),
+        ("lo 00000000 0100007F 0003 0 0 0 000000FF 0 0 0", False),
+        ("lo 0000007F 0100007F 0003 0 0 0 00000000 0 0 0", False),
+        ("lo 00000000 0100007F 0003 0 0 0", False),
+        ("eth9 00000000 0100007F 0003 0 0 0 00000000 0 0 0", False),
+    ],
+)
+def test_default_route_as_the_kernel_lists_it(tmp_path: Path, line: str, default: bool) -> None:
+    routes = tmp_path / "route"
+    routes.write_text(f"Iface Destination Gateway Flags RefCnt Use Metric Mask MTU Window IRTT\n{line}\n")
+    (loopback,) = [each for each in list_interfaces(str(routes)) if each.name == "lo"]
+    assert loopback.default is default
+    assert not any(each.default for each in list_interfaces(str(tmp_path / "none")))

@@ -76,6 +76,7 @@ def test_without_an_agent_a_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None
     box = Box()
     channels = Channels(box, None)  # type: ignore[arg-type]
     assert channels.events(0.3) == []
+    assert slept == [0.3]
     box.mails = [Mail(0, "start", 5)]
     assert channels.events(0.3) == [Event(0, "start", 5)]
     assert slept == [0.3]
