@@ -1,10 +1,11 @@
 """Do the tests bite? Changes one thing at a time in a pure module and looks whether the pure tests fail. Run by hand.
 
-`python ci/mutate.py [--count 24] [--seed S] [--modules units,walltime] [--jobs 2] [--limit SECONDS]`
+`python ci/mutate.py [--count 24] [--seed S] [--modules units,walltime] [--no-numbers] [--jobs 2] [--limit SECONDS]`
 
-A mutation turns a comparison, swaps `and` and `or`, turns a sign, removes a `not`, changes a number by one, or turns a bool
-that is returned. The tests of the module of the same name run first, then all pure tests, in a copy of the tree. What no test
-notices is printed as a diff. Exit code: 0 all noticed, 1 not all, 2 the tests fail without any mutation, or bad arguments.
+A mutation turns a comparison, swaps `and` and `or`, turns a sign, removes a `not`, turns a bool that is returned, or changes a
+number by one, which of a deadline or a size means little (`--no-numbers`). The tests of the module of the same name run first,
+then all pure tests, in a copy of the tree. What no test notices is printed as a diff. Exit code: 0 all noticed, 1 not all, 2 the
+tests fail without any mutation, or bad arguments.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Mutation:
 class _Finder(ast.NodeVisitor):
     """Finds what can be changed."""
 
-    def __init__(self, source: bytes) -> None:
+    def __init__(self, source: bytes, *, numbers: bool) -> None:
+        self._numbers = numbers
         self.found: list[Mutation] = []
         self._source = source
         self._lines = [0]
@@ -129,7 +131,7 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Constant(self, node: ast.Constant) -> None:
         """A number, one more and one less."""
-        if isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        if self._numbers and isinstance(node.value, int | float) and not isinstance(node.value, bool):
             for value in (node.value + 1, node.value - 1):
                 if value != node.value:
                     self._add(node, (self._start(node), self._end(node), repr(value)))
@@ -166,9 +168,9 @@ def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
-def mutations(source: bytes) -> list[Mutation]:
+def mutations(source: bytes, *, numbers: bool = True) -> list[Mutation]:
     """All that can be changed in a module, in the order of the source's tree."""
-    finder = _Finder(source)
+    finder = _Finder(source, numbers=numbers)
     finder.visit(ast.parse(source))
     return finder.found
 
@@ -316,6 +318,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--modules", help="names, with commas (default: all with a test file of their own in tests/pure)"
     )
+    parser.add_argument("--no-numbers", action="store_true", help="leave out numbers that are changed by one")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested side by side")
     parser.add_argument(
         "--limit", type=float, help="seconds for one run of the tests (default: four times the usual)"
@@ -329,7 +332,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     modules = {name: modules[name] for name in asked or pure}
     seed = random.randrange(10**6) if options.seed is None else options.seed
     sources = {module: (ROOT / PACKAGE / module).read_bytes() for module in modules.values()}
-    pairs = [(module, found) for module, source in sources.items() for found in mutations(source)]
+    pairs = [
+        (module, found)
+        for module, source in sources.items()
+        for found in mutations(source, numbers=not options.no_numbers)
+    ]
     chosen = random.Random(seed).sample(pairs, min(options.count, len(pairs)))
     print(f"{len(chosen)} of {len(pairs)} mutations in {len(modules)} modules, seed {seed}", flush=True)
     survivors, tried = 0, 0

@@ -53,6 +53,12 @@ def test_what_is_changed(mutate: ModuleType, source: str, mutants: list[str]) ->
     assert [mutation.apply(source.encode()).decode() for mutation in found] == mutants
 
 
+def test_without_numbers(mutate: ModuleType) -> None:
+    source = b"a == 1 + b"
+    found = mutate.mutations(source, numbers=False)
+    assert [mutation.apply(source) for mutation in found] == [b"a != 1 + b", b"a == 1 - b"]
+
+
 def test_every_mutation_of_a_module_is_another_program(mutate: ModuleType) -> None:
     name = "base.sizes"
     path = ROOT / mutate.PACKAGE / mutate.modules_of(ROOT)[name]
