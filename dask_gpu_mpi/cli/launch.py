@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.errors import DaskGpuMpiError, LauncherError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
 from .options import RUN_CONTEXT, RunCommand, fail, run_parameters
 
@@ -147,7 +147,12 @@ def _launch(
     from dask_gpu_mpi.launch.mpi_library import ask_library
     from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
 
-    cwd = os.getcwd()
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        raise InputError(
+            "launch: the working directory was deleted (expected one in which the ranks can start). Fix: cd to another"
+        ) from None
     library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
     found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm", named=launcher)
     starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.errors import InputError, LauncherError
 
 from .command import Launch
 
@@ -123,10 +123,16 @@ def run_launch(
         Exit code of the preflight if it fails, else the job's.
     """
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
-    if launch.make:
-        Path(launch.make).mkdir(parents=True, exist_ok=True)
-    if launch.mark:
-        Path(launch.mark).unlink(missing_ok=True)  # of the run before a requeue
+    try:
+        if launch.make:
+            Path(launch.make).mkdir(parents=True, exist_ok=True)
+        if launch.mark:
+            Path(launch.mark).unlink(missing_ok=True)  # of the run before a requeue
+    except OSError as error:
+        raise InputError(
+            f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror}). Fix: another by "
+            "--log-directory or DGM_LOGS"
+        ) from None
     with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
         if launch.check and ((code := runner.run(launch.check, child)) or runner.stopped_by):
             return code or 128 + (runner.stopped_by or 0)

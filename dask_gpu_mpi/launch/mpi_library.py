@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dask_gpu_mpi.errors import MpiMissingError
+from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.mpi.launcher_check import library_name
 from dask_gpu_mpi.mpi.launcher_table import scrub
 
@@ -81,6 +81,8 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
     ------
     MpiMissingError
         mpi4py, or an MPI library, is missing there.
+    LauncherError
+        The Python, or Apptainer, can't be run.
     """
     command = [*python, "-c", PROGRAM]
     why = ""
@@ -95,7 +97,8 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
     except subprocess.TimeoutExpired:
         why = f"no response within {TIMEOUT:.0f} s"
     except OSError as error:
-        why = f"could not run {python[0]}: {error.strerror}"
+        fix = "load its module" if len(python) > 1 else "install Python there"
+        raise LauncherError(f"launch: could not run {python[0]} ({error.strerror}). Fix: {fix}") from None
     else:
         marked = re.search(r"^dask-gpu-mpi:(.*)$", os.fsdecode(done.stdout), re.MULTILINE)
         if marked:

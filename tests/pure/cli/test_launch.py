@@ -129,3 +129,16 @@ def test_below_a_launcher_it_is_refused_once(
     assert (
         "this is already rank 0 of 4 of Open MPI's mpirun. Fix: `dask-gpu-mpi run`" in capsys.readouterr().err
     )
+
+
+def test_working_directory_that_was_deleted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def gone() -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("os.getcwd", gone)
+    assert run("my.py") == 2
+    assert capsys.readouterr().err.startswith(
+        "dask_gpu_mpi: error: launch: the working directory was deleted (expected"
+    )

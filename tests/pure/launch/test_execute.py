@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.launch.command import Launch
+from dask_gpu_mpi.launch.execute import run_launch
+
 LAUNCH = """
 import os, sys
 from dask_gpu_mpi.launch.command import Launch
@@ -220,3 +224,13 @@ def test_command_that_can_not_be_started() -> None:
 
     with pytest.raises(LauncherError, match="launch: could not start /gone/mpirun: No such file"):
         run_launch(Launch({}, (), ("/gone/mpirun",)), dict(os.environ))
+
+
+@pytest.mark.parametrize("what", ["make", "mark"])
+def test_folder_of_the_logs_that_is_none(tmp_path: Path, what: str) -> None:
+    (tmp_path / "logs").touch()
+    launch = Launch({}, check=(), run=("true",), **{what: str(tmp_path / "logs" / "1")})
+    with pytest.raises(
+        InputError, match=r"log files can't be written \(.*/logs/1: Not a directory\)\. Fix: .*DGM_LOGS"
+    ):
+        run_launch(launch, os.environ)

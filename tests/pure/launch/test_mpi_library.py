@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.errors import MpiMissingError
+from dask_gpu_mpi.errors import LauncherError, MpiMissingError
 from dask_gpu_mpi.launch.mpi_library import MpiLibrary, ask_library
 
 
@@ -35,5 +35,9 @@ def test_no_library(tmp_path: Path) -> None:
         python.chmod(0o755)
         with pytest.raises(MpiMissingError, match=rf"finds no MPI library \(.*{why}\). Fix: "):
             ask_library([str(python)], {})
-    with pytest.raises(MpiMissingError, match="could not run /gone/python"):
+    with pytest.raises(
+        LauncherError, match=r"could not run /gone/python \(No such file or directory\)\. Fix: install"
+    ):
         ask_library(["/gone/python"], {})
+    with pytest.raises(LauncherError, match=r"could not run apptainer .*Fix: load its module"):
+        ask_library(["apptainer", "exec", "image", "python"], {"PATH": "/gone"})
