@@ -18,7 +18,8 @@ set --  # a sourced file takes the arguments for its own
 # source ~/venv/bin/activate
 setup=${DGM_SETUP:-/dev/null}; shopt -u sourcepath  # a name without a directory is a file here
 [[ -r $setup && ! -d $setup ]] || { echo "DGM_SETUP: $setup is no file that can be read on $HOSTNAME" >&2; exit 2; }
-source "$setup"
+source -- "$setup"
+command -v dask-gpu-mpi > /dev/null || { echo "dask-gpu-mpi: not in PATH. Fix: activate its environment above" >&2; exit 2; }
 
 # its exit code is the job's: 75 after a checkpoint of session.on_walltime. Flux does not requeue.
 exec dask-gpu-mpi launch --check "${program[@]}"

@@ -30,7 +30,7 @@ import json, os, subprocess, sys
 name, argv = os.path.basename(sys.argv[0]), sys.argv[1:]
 said = json.loads(os.environ["FAKE_ANSWERS"])
 answer = said.get(" ".join([name, *argv[:2]]), said.get(name))
-if name == "python" and argv[:1] == ["-c"]:  # `launch` asks mpi4py what its library is
+if name == "python" and "-c" in argv[:2]:  # `launch` asks mpi4py what its library is
     answer = ("dask-gpu-mpi:" + json.dumps([said["python -m mpi4py"][0], ""]), 0)
 env = {{key: value for key, value in os.environ.items() if not key.startswith("FAKE_")}}
 takes_script = name in ("sbatch", "qsub", "bsub") or argv[:1] == ["batch"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -19,8 +21,8 @@ class UntrustedFileError(Exception):
 def read_trusted(path: str | os.PathLike[str]) -> str:
     """Text of a file, if it is this user's or root's, and so is its folder, and others may write neither.
 
-    Others may write a folder with the sticky bit, as ``/tmp``: they can't replace what is ours there. The same holds for the
-    place of a symbolic link, and for where it leads.
+    Others may write a folder with the sticky bit, as ``/tmp``: they can't replace what is ours there. A group that has this user
+    alone counts as the user. The same holds for the place of a symbolic link, and for where it leads.
 
     Raises
     ------
@@ -48,8 +50,10 @@ def read_trusted(path: str | os.PathLike[str]) -> str:
 
 def _check_folder(folder: Path) -> None:
     status = folder.stat()
-    _check_owner(status, f"its folder {str(folder)!r}")
-    if not status.st_mode & stat.S_ISVTX:
+    sticky = bool(status.st_mode & stat.S_ISVTX)
+    if not (sticky and status.st_uid == _unmapped_root()):
+        _check_owner(status, f"its folder {str(folder)!r}")
+    if not sticky:
         _check_writers(status, f"its folder {str(folder)!r}")
 
 
@@ -62,7 +66,31 @@ def _check_owner(status: os.stat_result, what: str) -> None:
 
 
 def _check_writers(status: os.stat_result, what: str) -> None:
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+    others = status.st_mode & stat.S_IWOTH
+    group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    if others or group:
         raise UntrustedFileError(
             f"others may write {what} (mode {stat.S_IMODE(status.st_mode):04o}). Fix: chmod go-w, or a copy in a folder of yours"
         )
+
+
+def _is_own_group(gid: int) -> bool:
+    """Whether it is the group that many systems make for each user, with the user's name."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+    except KeyError:
+        return False
+    return (
+        group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+    )
+
+
+def _unmapped_root() -> int | None:
+    """What root's files seem to belong to in a container in which it does not exist (user_namespaces(7)); None: root exists."""
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+        if any(int(line.split()[0]) == 0 for line in lines):
+            return None
+        return int(Path("/proc/sys/kernel/overflowuid").read_text())
+    except (OSError, ValueError, IndexError):
+        return None

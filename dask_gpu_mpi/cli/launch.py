@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal as signals
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -81,6 +82,9 @@ def launch(
     """
     from dask_gpu_mpi.launch.command import Request
 
+    signals.signal(
+        signals.SIGCHLD, signals.SIG_DFL
+    )  # where it is inherited as ignored, all exit codes would be 0
     try:
         request = Request(
             options=run_options(context.command.params, given),
@@ -148,7 +152,7 @@ def _launch(
     from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
 
     try:
-        cwd = os.getcwd()
+        cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
     except FileNotFoundError:
         raise InputError(
             "launch: the working directory was deleted (expected one in which the ranks can start). Fix: cd to another"
@@ -169,7 +173,8 @@ def _launch(
         job_end=_slurm_end(where.requeue_as, environ) if where.system == "slurm" else "",
     )
     if dry_run:
-        click.echo(as_text(commands, str(where), f"{library.name}: {starter.kind}"))
+        text = as_text(commands, str(where), f"{library.name}: {starter.kind}")
+        click.echo(os.fsencode(text))  # names of files may be no text
         return 0
     if restarts is None:
         return run_launch(commands, environ)
@@ -177,6 +182,14 @@ def _launch(
         where, restarts, job_script(os.getppid()), commands.logs
     )  # 0 as well: LSF must not requeue then
     return run_launch(commands, environ, lambda: requeue(job, environ))
+
+
+def _is_here(path: str) -> bool:
+    """Whether it is another name of the working directory, which the script's arguments may have (a symbolic link)."""
+    try:
+        return os.path.isabs(path) and os.path.samefile(path, ".")
+    except OSError:
+        return False
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,7 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[Host, ...]:
     InputError
         It can't be read, or names no node.
     """
-    if "/" in text or Path(text).is_file():
+    if "/" in text or os.path.isfile(text):
         try:
             words = [line.split("#")[0].strip() for line in read(text).splitlines()]
         except (OSError, ValueError) as error:

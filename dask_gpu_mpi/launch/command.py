@@ -59,6 +59,8 @@ class Launch:
     forwards_warning: bool = True
     #: Whether what is left of a cancelled job on other nodes needs time to clean up, which it has as long as this process lives.
     lingers: bool = False
+    #: Whether the batch system itself runs the job again after exit code 75 (LSF): one that was cancelled ends with another.
+    requeues_by_code: bool = False
 
 
 def decide(
@@ -137,6 +139,7 @@ def decide(
         forwards_end=allocation.system != "lsf" and not (starter.kind == "srun" and batch),
         forwards_warning=allocation.system != "lsf",
         lingers=allocation.system == "slurm" and batch and starter.kind != "srun",
+        requeues_by_code=allocation.system == "lsf",
     )
 
 
@@ -240,12 +243,16 @@ def python_command(
     ]
     # by the names that the user has for them, symbolic links or not
     bound = sorted({os.path.abspath(os.path.join(cwd, place)) for place in places if place})
+    if odd := [place for place in bound if set(place) & set(",:")]:
+        raise LauncherError(
+            f"launch: --container: apptainer can't bind {odd[0]!r} (expected a path without ',' and ':'). Fix: another directory"
+        )
     return ("apptainer", "exec", "--nv", *(f"--bind={place}" for place in bound), request.container, "python")
 
 
 def as_text(launch: Launch, *notes: str) -> str:
     """The commands as a shell would take them."""
-    lines = [f"# {note}" for note in notes]
+    lines = [f"# {' '.join(note.split())}" for note in notes]
     lines += [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in launch.environment.items()

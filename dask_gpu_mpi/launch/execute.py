@@ -27,7 +27,7 @@ HEARD_ITSELF = 1.0
 LINGER = 3.0
 #: Seconds between two looks at the child, should a SIGCHLD be lost.
 POLL = 1.0
-#: si_code of signals that the kernel has sent: by a terminal, to the whole foreground group (sigaction(2)).
+#: si_code of signals that the kernel has sent (sigaction(2)): of SIGINT, a terminal's Ctrl-C to the whole foreground group.
 SI_KERNEL = 0x80
 
 
@@ -56,8 +56,10 @@ class Runner:
             pass  # one that came too late to be forwarded must not end this process, which has the job's exit code
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def run(self, command: Sequence[str], environ: Mapping[str, str]) -> int:
+    def run(self, command: Sequence[str], environ: Mapping[str, str], *, preflight: bool = False) -> int:
         """Run a command until it has ended; returns its exit code, 128 + N after signal N.
+
+        The preflight reads nothing of standard input, which is the script's, and would end of a signal before the walltime.
 
         Raises
         ------
@@ -71,27 +73,28 @@ class Runner:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
         try:
-            child = subprocess.Popen(command, env=dict(environ), preexec_fn=prepare)
+            stdin = subprocess.DEVNULL if preflight else None
+            child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
             raise LauncherError(f"launch: could not start {command[0]}: {error.strerror}") from None
         deadline: float | None = None
+        pending = signal.SIGTERM
         while child.poll() is None:
             wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))
             got = signal.sigtimedwait(self._signals, wait)
             if deadline is not None and time.monotonic() >= deadline:
                 deadline = None
-                child.send_signal(
-                    signal.SIGTERM if self.stopped_by == signal.SIGHUP else self.stopped_by or signal.SIGTERM
-                )
+                child.send_signal(signal.SIGTERM if pending == signal.SIGHUP else pending)
             if got is None or got.si_signo == signal.SIGCHLD:
                 continue
             if got.si_signo in WARNING:
-                if self._warning:
+                if self._warning and not preflight:
                     child.send_signal(got.si_signo)
                 continue
-            first, self.stopped_by = self.stopped_by is None, signal.Signals(got.si_signo)
-            if first and self._end and got.si_code != SI_KERNEL:
-                deadline = time.monotonic() + HEARD_ITSELF
+            self.stopped_by = signal.Signals(got.si_signo)
+            by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
+            if self._end and not by_terminal and deadline is None:
+                deadline, pending = time.monotonic() + HEARD_ITSELF, self.stopped_by
         self.listen(0.0)  # the launcher may have ended before its signal was read
         code = child.returncode
         return 128 - code if code < 0 else code
@@ -134,7 +137,7 @@ def run_launch(
             "--log-directory or DGM_LOGS"
         ) from None
     with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
-        if launch.check and ((code := runner.run(launch.check, child)) or runner.stopped_by):
+        if launch.check and ((code := runner.run(launch.check, child, preflight=True)) or runner.stopped_by):
             return code or 128 + (runner.stopped_by or 0)
         code = runner.run(launch.run, child)
         if code == 75 and requeue is not None:
@@ -142,7 +145,7 @@ def run_launch(
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
-            return code
+            return 128 + runner.stopped_by if code == 75 and launch.requeues_by_code else code
         if code == 75 and requeue is not None:
             answer = requeue()  # the signal with which the batch system ends this run comes at once
             return code if answer is None else answer

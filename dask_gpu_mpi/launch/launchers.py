@@ -131,6 +131,11 @@ def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Star
             return min(
                 of_kind, key=lambda one: one.kind == "intel" and Path(one.path).name != "mpiexec.hydra"
             )
+    if exact and not usable:
+        raise LauncherError(
+            f"launch: --launcher {named}: {exact} is no mpirun that is known (by what it prints with --version). "
+            f"Fix: the mpirun of {library.name}"
+        )
     there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"
     raise LauncherError(
         f"launch: {missing}no {named or 'mpirun'} of {library.name} was found (found: {there}). Fix: load the module of the MPI "

@@ -84,7 +84,7 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
     LauncherError
         The Python, or Apptainer, can't be run.
     """
-    command = [*python, "-c", PROGRAM]
+    command = [*python, "-P", "-c", PROGRAM]  # nothing of the working directory, which may be anybody's
     why = ""
     try:
         done = subprocess.run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = ["Requeue", "job_script", "pbs_resources", "requeue"]
 TIMEOUT = 60.0
 #: Counts the jobs that PBS has been given for one another: it counts no restarts.
 PBS_COUNT = "DGM_RESTART"
+SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
 _KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("Account_Name", "-A{1}"))
 
 Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
@@ -81,9 +83,11 @@ def pbs_resources(described: str) -> list[str]:
 
 
 def job_script(parent: int) -> str:
-    """The script that this process's parent, a shell, runs; empty: it runs none."""
+    """The script that the nearest shell above runs, from this parent on (`timeout` may be between); empty: there is none."""
     try:
-        words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")[1:]
+        while parent > 1 and Path(f"/proc/{parent}/comm").read_text().strip() not in SHELLS:
+            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
+        words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")[1:] if parent > 1 else []
     except OSError:
         return ""
     return next(
@@ -93,7 +97,7 @@ def job_script(parent: int) -> str:
 
 def _lsf(job: Requeue) -> int | None:
     """LSF requeues by the exit code (``bsub -Q 75``), without limit: the lines of a file count."""
-    file = Path(job.logs or ".", f"{job.allocation.job}.restarts" if not job.logs else "restarts")
+    file = Path(job.logs or ".", f"{job.allocation.job}.restarts")  # the folder may be that of many jobs
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with open(file, "a+", encoding="utf-8") as lines:
@@ -130,6 +134,12 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Compl
             capture_output=True,
             text=True,
             timeout=TIMEOUT,
+            preexec_fn=_hear_signals,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return subprocess.CompletedProcess(list(command), 127, "", str(error))
+
+
+def _hear_signals() -> None:
+    """In the child: `Runner` has blocked them in this process."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())

@@ -4,7 +4,8 @@ That may use MPI, as it may where mpi4py finalizes it, after all of `atexit`. Ha
 registration: so ours is registered when this is imported, and only what came before the package comes after it.
 
 Not with MPICH 4 and older over UCX, whose ``MPI_Finalize`` may never return: a rank closes its connections and then waits for
-the others in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five).
+the others in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five). But where one node
+has several ranks, Hydra wants it, or loses the exit code.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import atexit
 import os
 import time
 
+from dask_gpu_mpi.errors import LauncherError
+
 from .launcher_check import is_mpich_before_5
+from .launchers import alone_on_host
 
 __all__ = ["finalize", "finalize_at_exit"]
 
@@ -38,12 +42,20 @@ def finalize() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     version = MPI.Get_library_version()
-    if is_mpich_before_5(version) and "ch4:ucx" in version:
-        # What Finalize is to be for us: no rank ends before all have come to their end. Launchers do not ask for more.
-        MPI.COMM_WORLD.Barrier()
+    world = MPI.COMM_WORLD
+    may_hang = is_mpich_before_5(version) and "ch4:ucx" in version and world.size > 1
+    # As Finalize, this keeps each rank from ending before all have come to their end, which is all that we need of it.
+    if may_hang and world.allreduce(_alone(), op=MPI.LAND):
         time.sleep(SETTLING)
     else:
         MPI.Finalize()
+
+
+def _alone() -> bool:
+    try:
+        return alone_on_host(os.environ)
+    except LauncherError:
+        return False
 
 
 atexit.register(finalize)

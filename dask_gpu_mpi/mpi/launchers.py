@@ -25,6 +25,8 @@ __all__ = [
     "speaks",
 ]
 
+#: What launchers that are in no row of the table set (``prterun``, ALPS).
+_FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
 #: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
@@ -91,9 +93,18 @@ def alone_on_host(environ: Mapping[str, str]) -> bool:
 
 
 def all_on_one_host(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher has started all ranks on this host, as far as it sets that; also True without a launcher."""
-    launched = detect(environ)
-    if launched is None or launched.size == 1:
+    """Whether all ranks are on this host, as far as every launcher that has left its variables here sets that.
+
+    True also without a launcher; False where there may be one that is not in our table.
+    """
+    launched = all_launched(environ)
+    if not launched:
+        return not any(name.startswith(_FOREIGN) for name in environ)
+    return all(_on_one_host(each, environ) for each in launched)
+
+
+def _on_one_host(launched: Launched, environ: Mapping[str, str]) -> bool:
+    if launched.size == 1:
         return True
     if launched.launcher.local_size:
         return launched.size is not None and number(environ, launched.launcher.local_size) == launched.size

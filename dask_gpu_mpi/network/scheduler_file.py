@@ -121,9 +121,14 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
     except UntrustedFileError as error:
         raise InputError(f"the scheduler file {name} is not taken: {error}") from None
     except OSError as error:
-        raise InputError(f"the scheduler file {name} can't be read ({error.strerror})") from None
+        raise InputError(
+            f"the scheduler file {name} can't be read ({error.strerror}). Fix: a file that you may read"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise InputError(f'{name} is no scheduler file (expected JSON with an "address")') from None
+        raise InputError(
+            f'{name} is no scheduler file (expected JSON with an "address"). Fix: the file that the cluster has written '
+            "(--scheduler-file)"
+        ) from None
     if "://127." in address and host != socket.gethostname():
         raise InputError(
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
@@ -182,11 +187,14 @@ def _refuse_if_encryption_is_wanted(target: Target, options: Options) -> None:
             "encryption. Fix: start that cluster with TLS, or join it with --no-security on a network that you trust"
         )
     if options.protocol.encrypts:
+        where = "this node" if "://127." in target.address else "the network"
         say(
-            f"warning: the cluster at {target.address} is not encrypted: everyone on the network can reach it and run code as "
-            "you. Fix: start it with TLS; --no-security says that you know"
+            f"warning: the cluster at {target.address} is not encrypted: everyone on {where} can reach it and run code as you. "
+            "Fix: start it with TLS; --no-security says that you know"
         )
 
 
 def _origin(options: Options) -> str:
-    return "--security" if "security" in options.explicit else "--protocol tls"
+    return (
+        "security=True (--security)" if "security" in options.explicit else "protocol='tls' (--protocol tls)"
+    )

@@ -462,7 +462,7 @@ def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
     assert ran.rc == 1
     assert "not requeued: 0 restarts so far" in ran.output
     counts = {str(path.relative_to(batch.directory)) for path in batch.directory.glob("logs/**/*restarts")}
-    assert counts == {"logs/42/restarts", "logs/42_7/restarts"}
+    assert counts == {"logs/42/42.restarts", "logs/42_7/42_7.restarts"}
     batch.answers["python -m dask_gpu_mpi"] = ("", 3)
     assert run_template(batch, "lsf.bsub", "my.py", **member).rc == 3
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,6 +73,43 @@ def test_file_and_folder_of_a_stranger(
     with pytest.raises(
         UntrustedFileError, match=rf"^{what}.*{which}' belongs to another user \(uid {os.geteuid() + 7};"
     ):
+        read_trusted(file)
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "trusted"),
+    [("ann", [], True), ("ann", ["ann"], True), ("ann", ["ann", "eve"], False), ("lab", [], False)],
+)
+def test_group_of_the_user_alone(
+    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], trusted: bool
+) -> None:
+    user = SimpleNamespace(pw_gid=os.getegid(), pw_name="ann")
+    group = SimpleNamespace(gr_gid=os.getegid(), gr_name=name, gr_mem=members)
+    monkeypatch.setattr(trusted_files.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(trusted_files.grp, "getgrgid", lambda gid: group)
+    file.chmod(0o664)
+    file.parent.chmod(0o775)
+    if trusted:
+        assert read_trusted(file) == "text"
+    else:
+        with pytest.raises(UntrustedFileError, match="others may write"):
+            read_trusted(file)
+    file.parent.chmod(0o777)
+    with pytest.raises(UntrustedFileError, match="others may write"):
+        read_trusted(file)
+
+
+def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file.parent.chmod(0o1777)
+    owner(monkeypatch, file.parent, 65534)
+    monkeypatch.setattr(trusted_files, "_unmapped_root", lambda: 65534)
+    assert read_trusted(file) == "text"
+    file.parent.chmod(0o755)
+    with pytest.raises(UntrustedFileError, match="another user"):
+        read_trusted(file)
+    file.parent.chmod(0o1777)
+    monkeypatch.setattr(trusted_files, "_unmapped_root", lambda: None)
+    with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.launch.allocation import Allocation, Host
-from dask_gpu_mpi.launch.command import Launch, Request, as_text, decide
+from dask_gpu_mpi.launch.command import Launch, Request, as_text, decide, python_command
 from dask_gpu_mpi.launch.launchers import Kind, Starter
 from dask_gpu_mpi.launch.mpi_library import MpiLibrary
 
@@ -265,3 +265,13 @@ def test_text_to_paste(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "a 'b'\ncgone\na b|$HOME|é'|")
     assert (tmp_path / "made here").is_dir()
+
+
+@pytest.mark.parametrize("place", ["/a,b", "/a:b"])
+def test_directory_that_apptainer_can_not_bind(place: str) -> None:
+    with pytest.raises(LauncherError, match="apptainer can't bind .* Fix: another directory"):
+        python_command(Request((), ("my.py",), container="image"), {}, "python", place, "")
+
+
+def test_notes_are_one_line_each() -> None:
+    assert as_text(Launch({}, (), ("true",)), "job 1\nrm -r /").splitlines() == ["# job 1 rm -r /", "true"]

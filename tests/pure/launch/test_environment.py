@@ -85,7 +85,7 @@ def test_signal_before_the_walltime(system: System) -> None:
         (
             {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres:gpu:1"},
             "srun",
-            {"SLURM_GPUS_PER_TASK": None, "SLURM_TRES_PER_TASK": None, "SLURM_GPUS_PER_NODE": "4"},
+            {"SLURM_GPUS_PER_TASK": None, "SLURM_TRES_PER_TASK": None},
         ),
         # daemons of mpirun: all cores; Hydra copies this node's GPUs to all
         ({}, "hydra", {"SLURM_CPU_BIND": "none", "CUDA_VISIBLE_DEVICES": None}),

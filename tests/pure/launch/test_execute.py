@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -234,3 +235,66 @@ def test_folder_of_the_logs_that_is_none(tmp_path: Path, what: str) -> None:
         InputError, match=r"log files can't be written \(.*/logs/1: Not a directory\)\. Fix: .*DGM_LOGS"
     ):
         run_launch(launch, os.environ)
+
+
+def test_preflight_leaves_standard_input_to_the_script(tmp_path: Path) -> None:
+    (tmp_path / "input").write_text("hello")
+    reads = "import sys; print(repr(sys.stdin.read()))"
+    with (tmp_path / "input").open() as file:
+        done = subprocess.run(
+            [sys.executable, "-c", LAUNCH, reads, reads, "{}"],
+            stdin=file,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert done.stdout == "''\n'hello'\n"
+
+
+def test_signal_before_the_walltime_is_not_the_preflights() -> None:
+    job = start("print('the job')", check=HEARS)
+    up(job)
+    job.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    job.send_signal(signal.SIGTERM)
+    assert job.communicate(timeout=30)[0] == "heard SIGTERM\n"
+
+
+def test_end_that_is_sent_again_is_forwarded_again() -> None:
+    twice = "import signal, sys, time; heard = []; [signal.signal(n, lambda n, f: heard.append(n)) for n in (2, 15)]\n"
+    twice += "print('up', 0, flush=True)\nwhile len(heard) < 2: time.sleep(0.05)\nprint(heard); sys.exit(9)"
+    job = start(twice)
+    up(job)
+    for _ in range(2):
+        job.send_signal(signal.SIGTERM)
+        time.sleep(1.5)
+    output, _ = job.communicate(timeout=30)
+    assert (job.returncode, output) == (9, "[15, 15]\n")
+
+
+def test_hangup_of_the_terminal_ends_the_job() -> None:
+    """The kernel sends it to the session's leader alone."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            os.execv(sys.executable, [sys.executable, "-c", LAUNCH, "import time; time.sleep(60)", "", "{}"])
+        finally:
+            os._exit(1)
+    try:
+        time.sleep(2)
+        os.close(terminal)
+        limit = time.monotonic() + 20
+        while (found := os.waitpid(pid, os.WNOHANG))[0] == 0 and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert found[0] == pid
+    finally:
+        if found[0] == 0:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def test_cancelled_job_of_a_batch_system_that_requeues_by_the_code() -> None:
+    job = start(HEARS.replace("sys.exit(9)", "sys.exit(75)"), more="{'requeues_by_code': True}")
+    up(job)
+    job.send_signal(signal.SIGTERM)
+    assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 143)

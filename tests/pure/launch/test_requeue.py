@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -122,3 +123,25 @@ def test_job_script(tmp_path: Path) -> None:
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
     assert done.stdout.strip() == str(script)
     assert job_script(0) == ""
+
+
+def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
+    ask = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    script = tmp_path / "job.sh"
+    for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
+        script.write_text(f"#!/bin/bash\n{command}\ntrue\n")
+        words = ["bash", str(script), sys.executable, ask]
+        root = str(Path(__file__).resolve().parents[3])
+        done = subprocess.run(
+            words, capture_output=True, text=True, timeout=60, env={**os.environ, "PYTHONPATH": root}
+        )
+        assert done.stdout == f"{script}\n", done.stderr
+
+
+def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
+    """As a Python program that starts `launch`."""
+    (tmp_path / "driver.py").write_text("import time; time.sleep(60)")
+    with subprocess.Popen([sys.executable, str(tmp_path / "driver.py")]) as driver:
+        assert job_script(driver.pid) != str(tmp_path / "driver.py")
+        driver.kill()
+    assert job_script(1) == ""

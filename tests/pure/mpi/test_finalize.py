@@ -10,6 +10,7 @@ import pytest
 
 from dask_gpu_mpi.mpi import finalize as module
 
+HYDRA = {"PMI_RANK": "0", "PMI_SIZE": "3", "PMI_FD": "9", "MPI_LOCALRANKID": "0"}
 NEWER = "MPICH Version:      5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 OLDER = "MPICH Version:\t4.0.2\nMPICH Device:\tch4:ucx\n"
 OTHERS = (
@@ -22,13 +23,29 @@ OTHERS = (
 class FakeMpi:
     """What is asked of MPI."""
 
-    def __init__(self, version: str, *, initialized: bool = True, finalized: bool = False) -> None:
+    LAND = "and"
+
+    def __init__(
+        self,
+        version: str,
+        *,
+        size: int = 2,
+        alone: bool = True,
+        initialized: bool = True,
+        finalized: bool = False,
+    ) -> None:
         self.calls: list[object] = []
-        self.COMM_WORLD = types.SimpleNamespace(Barrier=lambda: self.calls.append("barrier"))
+        self.COMM_WORLD = types.SimpleNamespace(size=size, allreduce=self.allreduce)
+        self.others_alone = alone
         self.Is_initialized = lambda: initialized
         self.Is_finalized = lambda: finalized
         self.Get_library_version = lambda: version
         self.Finalize = lambda: self.calls.append("finalize")
+
+    def allreduce(self, value: bool, op: str) -> bool:
+        assert op == "and"
+        self.calls.append("all")
+        return value and self.others_alone
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, mpi: Any) -> list[object]:
@@ -54,8 +71,24 @@ def test_finalized_once_python_ends(monkeypatch: pytest.MonkeyPatch, version: st
 
 
 @pytest.mark.usefixtures("_owner")
-def test_library_whose_finalize_may_hang_is_only_waited_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert calls(monkeypatch, FakeMpi(OLDER)) == ["barrier", True]
+@pytest.mark.parametrize(
+    ("ranks_here", "others_alone", "size", "expected"),
+    [
+        ("1", True, 2, ["all", True]),
+        ("1", False, 3, ["all", "finalize"]),  # some node has several, whose exit code Hydra would lose
+        ("2", True, 3, ["all", "finalize"]),
+        ("x", True, 3, ["all", "finalize"]),
+        ("1", True, 1, ["finalize"]),
+    ],
+)
+def test_library_whose_finalize_may_hang_is_only_waited_with(
+    monkeypatch: pytest.MonkeyPatch, ranks_here: str, others_alone: bool, size: int, expected: list[object]
+) -> None:
+    for name, value in {**HYDRA, "MPI_LOCALNRANKS": ranks_here}.items():
+        monkeypatch.setenv(name, value)
+    if ranks_here == "x":
+        monkeypatch.setenv("PMI_RANK", "x")
+    assert calls(monkeypatch, FakeMpi(OLDER, size=size, alone=others_alone)) == expected
 
 
 @pytest.mark.usefixtures("_owner")

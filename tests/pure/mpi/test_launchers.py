@@ -182,6 +182,9 @@ def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
         ({"PALS_RANKID": "0"}, False),
         # in a step in which another launcher's daemons run, it is about the daemons
         ({"SLURM_STEP_NUM_NODES": "1", "PALS_RANKID": "0"}, False),
+        ({"PMIX_NAMESPACE": "prterun-h1-1@1", "PMIX_RANK": "0"}, False),
+        # one launcher inside another
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "2", **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, False),
     ],
 )
 def test_all_ranks_on_one_host(environ: dict[str, str], one: bool) -> None:
