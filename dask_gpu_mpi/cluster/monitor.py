@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 from dask_gpu_mpi.base.signal_actions import is_ours
@@ -72,10 +73,12 @@ class Monitor:
         """Raise in the script the signal that another rank was sent.
 
         Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
-        knows. Our own handler ignores the second; Python's own of SIGINT is nobody's either.
+        knows. Our own handler ignores the second. Of Python's own of SIGINT the script is still cleaning up then: a launcher
+        tells all ranks of Ctrl-C.
         """
         self._member.signal_elsewhere = None
-        if is_ours(number) or signal.getsignal(number) is signal.default_int_handler:
+        python_handles_it = signal.getsignal(number) is signal.default_int_handler
+        if is_ours(number) or (python_handles_it and not _is_interrupted()):
             os.kill(os.getpid(), number)
 
     def _end_the_script(self) -> None:
@@ -91,3 +94,11 @@ class Monitor:
                 flushing.start()
                 flushing.join(FLUSHING)
             os._exit(exit_codes.FAILED)
+
+
+def _is_interrupted() -> bool:
+    """Whether the script is in an `except` or a `finally` because of a KeyboardInterrupt."""
+    raised: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    return isinstance(
+        raised[1] if isinstance(raised, tuple) else raised, KeyboardInterrupt
+    )  # a tuple before Python 3.12

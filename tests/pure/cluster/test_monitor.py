@@ -45,6 +45,26 @@ def test_sigint_where_python_handles_it(sent: list[int]) -> None:
     assert sent == [signal.SIGINT]
 
 
+def test_sigint_that_the_script_has_had_itself(sent: list[int]) -> None:
+    """A launcher tells all ranks of Ctrl-C; a second interrupt would cut the script's cleaning up short."""
+
+    def fail(error: type[BaseException]) -> None:
+        try:
+            raise error
+        finally:
+            thread = threading.Thread(target=pass_on, args=(signal.SIGINT,))  # as the monitor is one
+            thread.start()
+            thread.join(10)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(KeyboardInterrupt):
+        fail(KeyboardInterrupt)
+    assert sent == []
+    with pytest.raises(ZeroDivisionError):
+        fail(ZeroDivisionError)
+    assert sent == [signal.SIGINT]
+
+
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, lambda *_: None])
 def test_a_signal_that_the_script_handles_or_ignores(handler: Any, sent: list[int]) -> None:
     signal.signal(signal.SIGTERM, handler)
