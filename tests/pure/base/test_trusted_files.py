@@ -13,9 +13,12 @@ import pytest
 from dask_gpu_mpi.base import trusted_files
 from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
 
+IS_OWN_GROUP = trusted_files._is_own_group
+
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(trusted_files, "_is_own_group", lambda gid: False)  # whose tests these are
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
     file = folder / "file"
@@ -83,6 +86,7 @@ def test_file_and_folder_of_a_stranger(
 def test_group_of_the_user_alone(
     file: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], trusted: bool
 ) -> None:
+    monkeypatch.setattr(trusted_files, "_is_own_group", IS_OWN_GROUP)
     user = SimpleNamespace(pw_gid=os.getegid(), pw_name="ann")
     group = SimpleNamespace(gr_gid=os.getegid(), gr_name=name, gr_mem=members)
     monkeypatch.setattr(trusted_files.pwd, "getpwuid", lambda uid: user)

@@ -138,6 +138,7 @@ def test_working_directory_that_was_deleted(
         raise FileNotFoundError
 
     monkeypatch.setattr("os.getcwd", gone)
+    monkeypatch.setenv("PWD", "/nowhere")
     assert run("my.py") == 2
     assert capsys.readouterr().err.startswith(
         "dask_gpu_mpi: error: launch: the working directory was deleted (expected"

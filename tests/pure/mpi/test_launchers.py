@@ -183,6 +183,11 @@ def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
         # in a step in which another launcher's daemons run, it is about the daemons
         ({"SLURM_STEP_NUM_NODES": "1", "PALS_RANKID": "0"}, False),
         ({"PMIX_NAMESPACE": "prterun-h1-1@1", "PMIX_RANK": "0"}, False),
+        # Hydra, and srun with PMI
+        ({**HYDRA, "PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}, True),
+        ({**HYDRA, "PMI_SIZE": "4", "MPI_LOCALNRANKS": "2"}, False),
+        ({**SRUN, "SLURM_STEP_NUM_NODES": "1", "PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, True),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_FD": "9"}, False),
         # one launcher inside another
         ({**SRUN, "SLURM_STEP_NUM_NODES": "2", **OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, False),
     ],
