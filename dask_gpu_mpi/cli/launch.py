@@ -82,9 +82,8 @@ def launch(
     """
     from dask_gpu_mpi.launch.command import Request
 
-    signals.signal(
-        signals.SIGCHLD, signals.SIG_DFL
-    )  # where it is inherited as ignored, all exit codes would be 0
+    # Where it is inherited as ignored, all exit codes would be 0.
+    signals.signal(signals.SIGCHLD, signals.SIG_DFL)
     try:
         request = Request(
             options=run_options(context.command.params, given),
@@ -178,9 +177,8 @@ def _launch(
         return 0
     if restarts is None:
         return run_launch(commands, environ)
-    job = Requeue(
-        where, restarts, job_script(os.getppid()), commands.logs
-    )  # 0 as well: LSF must not requeue then
+    # With 0 restarts as well: LSF must not requeue then.
+    job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)
     return run_launch(commands, environ, lambda: requeue(job, environ))
 
 

@@ -99,6 +99,5 @@ class Monitor:
 def _is_interrupted() -> bool:
     """Whether the script is in an `except` or a `finally` because of a KeyboardInterrupt."""
     raised: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
-    return isinstance(
-        raised[1] if isinstance(raised, tuple) else raised, KeyboardInterrupt
-    )  # a tuple before Python 3.12
+    error = raised[1] if isinstance(raised, tuple) else raised  # a tuple before Python 3.12
+    return isinstance(error, KeyboardInterrupt)

@@ -77,9 +77,8 @@ def _slurm(environ: Mapping[str, str], starter: Starter) -> Changes:
     per_node = _count(environ, "SLURM_GPUS_PER_NODE")
     if "SLURM_GPUS_PER_TASK" in environ:
         changes |= dict.fromkeys(("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"))
-        if (
-            on_node and starter.kind != "srun"
-        ):  # a step of srun has all GPUs of the job, which nodes may have differently
+        # A step of srun has all GPUs of the job, of which nodes may have different numbers.
+        if on_node and starter.kind != "srun":
             changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
     changes["SLURM_GPU_BIND"] = None
     if starter.kind == "srun":

@@ -84,15 +84,16 @@ def pbs_resources(described: str) -> list[str]:
 
 def job_script(parent: int) -> str:
     """The script that the nearest shell above runs, from this parent on (`timeout` may be between); empty: there is none."""
+    import psutil
+
     try:
-        while parent > 1 and Path(f"/proc/{parent}/comm").read_text().strip() not in SHELLS:
-            parent = int(Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[1])
-        words = Path(f"/proc/{parent}/cmdline").read_bytes().split(b"\0")[1:] if parent > 1 else []
-    except OSError:
+        process = psutil.Process(parent)
+        above = (process, *process.parents())
+        # by the program: the name of a process that is a script is the script's
+        words = next((each.cmdline() for each in above if os.path.basename(each.exe()) in SHELLS), [])
+    except psutil.Error:
         return ""
-    return next(
-        (os.fsdecode(word) for word in words if word[:1] not in (b"", b"-") and os.path.isfile(word)), ""
-    )
+    return next((word for word in words[1:] if word[:1] not in ("", "-") and os.path.isfile(word)), "")
 
 
 def _lsf(job: Requeue) -> int | None:

@@ -52,12 +52,9 @@ def end_time(
         return _pbs(job, now, ask)
     if environ.get("FLUX_JOB_ID"):
         left = ask(["flux", "job", "timeleft"]).strip()
+        known = re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left)
         # flux prints 0 for a job without a limit as well as for one that has ended
-        return (
-            now() + float(left)
-            if re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left) and float(left)
-            else None
-        )
+        return now() + float(left) if known and float(left) else None
     return None
 
 

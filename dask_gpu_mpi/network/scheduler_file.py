@@ -152,7 +152,7 @@ def read_target(options: Options) -> Target:
     """
     target = _target(options)
     if not (Protocol.of(target.address) or Protocol.TCP).encrypts:
-        _refuse_if_encryption_is_wanted(target, options)
+        _check_open_cluster(target, options)
     return target
 
 
@@ -179,7 +179,8 @@ def _target(options: Options) -> Target:
     return Target(address)
 
 
-def _refuse_if_encryption_is_wanted(target: Target, options: Options) -> None:
+def _check_open_cluster(target: Target, options: Options) -> None:
+    """Refuse a cluster without encryption where the user asks for it; warn of one where the user has said nothing."""
     wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
     if wanted and options.scheduler_file:
         raise InputError(
