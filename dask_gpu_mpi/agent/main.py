@@ -28,8 +28,9 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import collect
 from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
-from dask_gpu_mpi.network.ucx import connection_config, import_ucx, transfer_config
+from dask_gpu_mpi.network.ucx import connection_config, import_ucx, missing_ucx, transfer_config
 from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
@@ -154,11 +155,9 @@ def _configure(configuration: Configuration) -> str:
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
-    if configuration.protocol.moves_device_memory and importlib.util.find_spec("distributed_ucxx") is None:
-        raise InputError(
-            "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
-            "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
-        )
+    needs_ucx = configuration.protocol.moves_device_memory or configuration.worker_ucx is WorkerUcx.ALL
+    if needs_ucx and (missing := missing_ucx(device_memory=False)):
+        raise InputError(f"protocol 'ucx': {missing}; or leave protocol (--protocol) out")
     if configuration.protocol.moves_device_memory:
         dask.config.set(connection_config(configuration.worker_options) | transfer_config())
         import_ucx()

@@ -110,7 +110,7 @@ def initialize(
         Whether to serve the dashboard.
     dashboard_address : str, optional
         ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
-    protocol : {"tls", "tcp", "ucx"}, optional
+    protocol : {"auto", "tls", "ucx", "tcp"}, optional
         Default: ``"tls"``, with certificates made for this job.
     worker_class : str or type, optional
         Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.

@@ -288,6 +288,8 @@ def announce(joined: Joined, seconds: float) -> None:
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
     for warning in (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0)):
         say(f"warning: {warning}")
+    if joined.cluster.transport:
+        say(f"transport: {joined.cluster.transport}")
     if joined.cluster.dashboard:
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:

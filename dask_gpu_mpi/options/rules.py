@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import OptionError
 
 from .hints import show
 from .model import Source
-from .protocols import Protocol
+from .protocols import AUTO, Protocol, WorkerUcx
 
 __all__ = ["SWITCHES", "settle"]
 
@@ -111,47 +111,81 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
 def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[str]:
     """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
     security, where = values["security"], origins.get("security", "")
-    protocol = None if values["protocol"] is None else Protocol(values["protocol"])
+    chosen = None if values["protocol"] in (None, AUTO) else Protocol(values["protocol"])
     address = values["scheduler_address"] or ""
     if "://" in address:
-        scheme = Protocol.of(address)
-        if scheme is None:
-            raise OptionError(
-                f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
-                f"(expected one of {', '.join(Protocol)})"
-            )
-        if protocol not in (None, scheme) and "protocol" in given:
-            raise OptionError(
-                f"{origins['protocol']}: {protocol!r} is not the protocol of the scheduler at {address!r}. "
-                f"Fix: protocol={scheme!r}, or none"
-            )
-        protocol, origins["protocol"] = scheme, origins["scheduler_address"]
+        chosen = _of_address(address, chosen, origins, given)
         given |= {"protocol"}
-    notes: list[str] = []
-    if protocol is Protocol.UCX:
+    values["worker_ucx"] = WorkerUcx.OFF
+    if chosen is Protocol.UCX:
+        values["protocol"], notes = _with_ucx(values, origins, plain="://" in address)
+    else:
+        values["protocol"], notes = _without_ucx(chosen, security, where, origins, given), []
+        if chosen is None and security is None:
+            values["worker_ucx"] = WorkerUcx.AUTO
+    values["security"] = values["protocol"].encrypts
+    return notes
+
+
+def _of_address(
+    address: str, chosen: Protocol | None, origins: dict[str, str], given: frozenset[str]
+) -> Protocol:
+    """The protocol of the running scheduler, with which the user's must agree."""
+    scheme = Protocol.of(address)
+    if scheme is None:
+        raise OptionError(
+            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
+            f"(expected one of {', '.join(Protocol)})"
+        )
+    if chosen is Protocol.UCX and scheme is Protocol.TLS:
+        return chosen  # which speaks TLS with the scheduler
+    if chosen not in (None, scheme) and "protocol" in given:
+        raise OptionError(
+            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}. "
+            f"Fix: protocol={scheme!r}, or none"
+        )
+    origins["protocol"] = origins["scheduler_address"]
+    return scheme
+
+
+def _with_ucx(
+    values: dict[str, Any], origins: dict[str, str], *, plain: bool
+) -> tuple[Protocol, list[str]]:
+    """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
+    security = values["security"]
+    if security:
         # Refused wherever it is set: encryption that the user asks for is never dropped silently.
-        if security:
-            raise OptionError(
-                f"{origins['protocol']}: 'ucx' cannot encrypt, but {where} asks for encryption. Fix: protocol='tls', or "
-                "security=False (--no-security) on a network that you trust"
-            )
-        if security is None:
-            notes.append(
-                "the protocol 'ucx' can't encrypt: everyone on the network can reach this cluster and run code as you"
-            )
-    elif protocol is not None and security is not None and security != protocol.encrypts:
+        raise OptionError(
+            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: protocol='tls', or "
+            "'ucx' without security, for data between workers that is authenticated and not encrypted"
+        )
+    if security is False or (plain and values["scheduler_address"].startswith(f"{Protocol.UCX}://")):
+        return Protocol.UCX, [] if security is False else [
+            "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+        ]
+    values["worker_ucx"] = WorkerUcx.ALL
+    return Protocol.TLS, []
+
+
+def _without_ucx(
+    chosen: Protocol | None,
+    security: bool | None,
+    where: str,
+    origins: dict[str, str],
+    given: frozenset[str],
+) -> Protocol:
+    if chosen is not None and security is not None and security != chosen.encrypts:
         if ("protocol" in given) == ("security" in given):
-            fact = "is encrypted" if protocol.encrypts else "is not encrypted"
+            fact = "is encrypted" if chosen.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {protocol!r} {fact}, but {where} is {security}. Fix: set one of them, "
+                f"{origins['protocol']}: {chosen!r} {fact}, but {where} is {security}. Fix: set one of them, "
                 "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
             )
         if "security" in given:
-            protocol = None
-    if protocol is None:
-        protocol = Protocol.TCP if security is False else Protocol.TLS
-    values["protocol"], values["security"] = protocol, protocol.encrypts
-    return notes
+            chosen = None
+    if chosen is None:
+        return Protocol.TCP if security is False else Protocol.TLS
+    return chosen
 
 
 def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
@@ -162,7 +196,7 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
-    if values["protocol"] is not Protocol.UCX:
+    if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
         return [
             f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}. "
             "Fix: protocol='ucx' (--protocol ucx), or leave it out"

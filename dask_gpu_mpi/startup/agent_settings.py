@@ -24,6 +24,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         local_directory=options.local_directory,
         protocol=options.protocol,
         log_level=options.log_level,
+        worker_ucx=options.worker_ucx,
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
         shutdown_timeout=options.shutdown_timeout,
@@ -63,4 +64,5 @@ def worker_settings(options: Options, start: Start) -> WorkerSettings:
         death_timeout=max(options.startup_timeout, start.limit),
         delay=start.delay,
         device_memory=start.device_memory,
+        ucx=start.ucx,
     )

@@ -12,6 +12,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Node
 from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -68,6 +69,8 @@ class Registration:
     failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
+    #: Why its workers can't use UCX; empty: they can, or need not.
+    without_ucx: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,8 @@ class Start:
     delay: float = 0.0
     #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     limit: float = 0.0
+    #: What the workers send each other over UCX.
+    ucx: WorkerUcx = WorkerUcx.OFF
 
 
 @dataclass(frozen=True)
@@ -136,5 +141,7 @@ class Cluster:
     dashboard: str | None
     #: For the client rank.
     plan: Plan | None = None
+    #: For the client rank: how workers exchange data, where that is worth a line.
+    transport: str = ""
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)

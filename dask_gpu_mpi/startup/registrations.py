@@ -20,6 +20,7 @@ GATHER_FAILURES = 1.0
 SHARED = (
     "layout",
     "protocol",
+    "worker_ucx",
     "scheduler",
     "scheduler_rank",
     "client_rank",

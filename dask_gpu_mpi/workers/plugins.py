@@ -17,7 +17,7 @@ from .logs import log_to_file
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["Label", "LogFile", "plugins_of"]
+__all__ = ["Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
 
 
 def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
@@ -49,6 +49,41 @@ class LogFile(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         log_to_file(self.directory, self.file)
+
+
+class UcxBetweenWorkers(WorkerPlugin):
+    """Has a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
+
+    Parameters
+    ----------
+    host_frames : int
+        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
+    loopback : bool
+        Whether all workers are on this node: no port of UCX is open to others then.
+    """
+
+    name = "dask_gpu_mpi-ucx"
+
+    def __init__(self, host_frames: int, *, loopback: bool) -> None:
+        self.host_frames = host_frames
+        self.loopback = loopback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The worker is made after its plugins have come, and listens before it calls `setup`.
+        return _ucx_between_workers, (self.host_frames, self.loopback)
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process: UCX may start now, while nobody waits for it."""
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+        Ucx.begin()
+
+
+def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
+    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+    use_ucx_between_workers(host_frames, loopback=loopback)
+    return UcxBetweenWorkers(host_frames, loopback=loopback)
 
 
 class Label(WorkerPlugin):
