@@ -64,7 +64,8 @@ def missing_ucx(*, device_memory: bool) -> str:
     for name in (PACKAGE, "rmm") if device_memory else (PACKAGE,):
         if find_spec(name) is None:
             package = name.replace("_", "-")
-            return f"{package} is not installed. Fix: pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match the driver"
+            extras = "'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]'"
+            return f"{package} is not installed. Fix: pip install {extras}, to match the driver"
     for name in LIBUCX:
         with contextlib.suppress(PackageNotFoundError):
             found = version(name)

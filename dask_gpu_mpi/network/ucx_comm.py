@@ -1,9 +1,9 @@
 """Connections between workers: TLS, and beside each, where both ends offer it, UCX for what is large.
 
-A worker listens and connects with Dask's TLS, as every process of the cluster. In Dask's handshake it offers UCX, and where the other
-end does as well, the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64 bytes that
-each sends the other over UCX. From then on those frames of a message that are memory of a GPU (or, with ``protocol="ucx"``, large)
-travel over UCX, and all else, headers and pickles among it, over TLS. So
+A worker listens and connects with Dask's TLS, as every process of the cluster. In Dask's handshake it offers UCX. Where the other
+end does as well, the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64 bytes
+that each sends the other over UCX. From then on those frames of a message that are memory of a GPU (with ``protocol="ucx"``: that
+are large) travel over UCX, and all else, headers and pickles among it, over TLS. So
 
 - who has no certificate of the job does not get as far as UCX, and the tags are known to the two ends only;
 - scheduler, nannies and clients, which offer nothing, need no UCX, and what they send is always encrypted;
@@ -29,7 +29,7 @@ from distributed.comm import registry
 from distributed.comm.core import CommClosedError
 from distributed.comm.tcp import TLS, TLSBackend, TLSConnector, TLSListener
 from distributed.comm.utils import from_frames, to_frames
-from distributed.protocol import Serialized
+from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import host_array
 from distributed.utils import nbytes
 
@@ -180,6 +180,8 @@ class WorkerComm(TLS):
             # What TLS carries from now on are our own messages; those in them are deserialised as it was asked.
             self._deserialize_messages, self.deserialize = self.deserialize, False
             self._endpoint = endpoint
+            # Dask drops connections that the other end has closed without closing them.
+            weakref.finalize(self, endpoint.abort).atexit = False
         self._offered = False
 
     async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
@@ -204,7 +206,8 @@ class WorkerComm(TLS):
         except (UcxError, TimeoutError) as error:
             reason = str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
         await super().write({"reason": reason})
-        reason = reason or (await super().read())["reason"]
+        others_reason = (await super().read())["reason"]
+        reason = reason or others_reason
         if reason and endpoint is not None:
             endpoint.abort()
         return (None, reason) if reason else (endpoint, "")
@@ -214,9 +217,14 @@ class WorkerComm(TLS):
         self._abort_endpoint()
         super().abort()
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # type: ignore[override]
         """Close both, TLS once what was written has left."""
         await super().close()
+        self._abort_endpoint()
+
+    def on_tls_closed(self) -> None:
+        """The TLS connection has ended, whoever closed it."""
+        self._closed = True
         self._abort_endpoint()
 
     def _abort_endpoint(self) -> None:
@@ -243,11 +251,8 @@ def _on_device(frame: Any) -> bool:
 
 
 def _on_close(reference: weakref.ref[WorkerComm]) -> None:
-    """The TLS connection has ended, whoever closed it."""
-    comm = reference()
-    if comm is not None:
-        comm._closed = True
-        comm._abort_endpoint()
+    if (comm := reference()) is not None:
+        comm.on_tls_closed()
 
 
 def _log_once(peer: str, reason: str) -> None:

@@ -114,7 +114,7 @@ def _import() -> None:
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """Without distributed-ucxx's warning of a CUDA context that is there already: CUDAWorker has made it, on this worker's GPU."""
+    """Without distributed-ucxx's warning of a CUDA context that is there: CUDAWorker has made it, on this worker's GPU."""
     logger = logging.getLogger("distributed_ucxx.ucxx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -78,8 +78,8 @@ class Options:
     """The options of a rank, with every default filled in; times in seconds.
 
     The fields are the options of `dask_gpu_mpi.options.table.OPTIONS`, except ``nanny`` (which has become the `worker_class`) and
-    ``exclusive_workers`` (the `layout`). `security` and `protocol` agree with each other; `protocol` is what all processes speak, and
-    `worker_ucx` what workers use beside it.
+    ``exclusive_workers`` (the `layout`). `security` and `protocol` agree with each other; `protocol` is what all processes speak,
+    and `worker_ucx` what workers use beside it.
     """
 
     interface: str | None = None

@@ -148,16 +148,14 @@ def _of_address(
     return scheme
 
 
-def _with_ucx(
-    values: dict[str, Any], origins: dict[str, str], *, plain: bool
-) -> tuple[Protocol, list[str]]:
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], *, plain: bool) -> tuple[Protocol, list[str]]:
     """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
     security = values["security"]
     if security:
         # Refused wherever it is set: encryption that the user asks for is never dropped silently.
         raise OptionError(
-            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: protocol='tls', or "
-            "'ucx' without security, for data between workers that is authenticated and not encrypted"
+            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: "
+            "protocol='tls', or 'ucx' without security, for data between workers that is authenticated and not encrypted"
         )
     if security is False or (plain and values["scheduler_address"].startswith(f"{Protocol.UCX}://")):
         return Protocol.UCX, [] if security is False else [

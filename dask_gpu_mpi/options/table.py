@@ -45,8 +45,9 @@ _TABLE = (
            "interfaces, open to everyone on the network.",
            ("--dashboard-address",)),
     Option("protocol", "choice", None,
-           "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where every rank can. "
-           "tls: everything encrypted. ucx: tls, with all large data between workers over UCX. tcp: open to everyone on the network.",
+           "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
+           "every rank can. tls: everything encrypted. ucx: tls, with all large data between workers over UCX. tcp: open to "
+           "everyone on the network.",
            ("--protocol",), choices=(AUTO, *Protocol)),
     Option("worker_class", "class", "auto",
            "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
@@ -90,8 +91,8 @@ _TABLE = (
            expected="letters, digits and . _ + - (the name becomes part of file names)"),
     # dask-gpu-mpi's own
     Option("security", "bool", None,
-           "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated always, "
-           "encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
+           "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated "
+           "always, encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
            ("--security/--no-security",)),
     Option("layout", "choice", "shared",
            "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "

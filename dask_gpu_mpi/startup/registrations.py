@@ -32,6 +32,10 @@ SHARED = (
 )
 
 
+#: What messages call a field that is no option of its own.
+NAMES = {"worker_ucx": "protocol (UCX between workers)"}
+
+
 class FailureCoordinator:
     """Rank 0 where it can't take part itself: it gathers what the other ranks report, and ends the start.
 
@@ -130,7 +134,7 @@ class FailureCoordinator:
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
     """The options that must be the same on all ranks, as (name, value)."""
-    return tuple((name, getattr(options, name)) for name in SHARED)
+    return tuple((NAMES.get(name, name), getattr(options, name)) for name in SHARED)
 
 
 def check_agreement(registrations: Sequence[Registration]) -> None:

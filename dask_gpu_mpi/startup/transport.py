@@ -17,7 +17,11 @@ def obstacle(options: Options) -> str:
     """Why the workers of this rank can't use UCX beside TLS; empty: they can, or need not."""
     if options.worker_ucx is WorkerUcx.OFF:
         return ""
-    if options.worker_ucx is WorkerUcx.AUTO and options.worker_class != "auto" and options.worker_kind != "gpu":
+    if (
+        options.worker_ucx is WorkerUcx.AUTO
+        and options.worker_class != "auto"
+        and options.worker_kind != "gpu"
+    ):
         return "worker_class is not dask_cuda.CUDAWorker"
     return missing_ucx(device_memory=options.worker_ucx is WorkerUcx.AUTO)
 
@@ -58,6 +62,9 @@ def choose_ucx(wanted: WorkerUcx, plan: Plan, obstacles: Mapping[int, str]) -> t
             break
     alone = len(plan.workers) == 1
     if reason:
-        return WorkerUcx.OFF, "" if alone else f"TLS, which GPU data takes by way of host memory; no UCX: {reason}"
+        return (
+            WorkerUcx.OFF,
+            "" if alone else f"TLS, which GPU data takes by way of host memory; no UCX: {reason}",
+        )
     line = "TLS, and UCX for GPU memory between workers (authenticated, not encrypted)"
     return WorkerUcx.AUTO, "" if alone else line

@@ -15,28 +15,35 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
 
 
 @pytest.mark.parametrize(
-    ("given", "protocol", "security"),
+    ("given", "protocol", "ucx"),
     [
-        ({}, "tls", True), ({"security": True}, "tls", True), ({"security": False}, "tcp", False),
-        ({"protocol": "tcp"}, "tcp", False), ({"protocol": "tls"}, "tls", True), ({"protocol": "ucx"}, "ucx", False),
-        ({"protocol": "ucx", "security": False}, "ucx", False),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", False),
-        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", True),
-        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", False),
+        ({}, "tls", "auto"), ({"protocol": "auto"}, "tls", "auto"), ({"protocol": "ucx"}, "tls", "yes"),
+        # what is asked to be encrypted is, all of it
+        ({"security": True}, "tls", "no"), ({"protocol": "auto", "security": True}, "tls", "no"),
+        ({"protocol": "tls"}, "tls", "no"),
+        ({"security": False}, "tcp", "no"), ({"protocol": "auto", "security": False}, "tcp", "no"),
+        ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
+        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx"}, "tls", "yes"),
+        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", "no"),
     ],
 )  # fmt: skip
-def test_protocol_and_security(given: dict[str, Any], protocol: str, security: bool) -> None:
+def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -> None:
     options = keywords(**given)
-    assert (options.protocol, options.security) == (protocol, security)
+    assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
     # an open transport that nobody asked for by name is told
     open_unasked = protocol == "ucx" and "security" not in given
-    assert any("ucx" in warning for warning in options.warnings) == open_unasked
+    assert any("UCX" in warning for warning in options.warnings) == open_unasked
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"protocol": "tls", "worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"worker_options": {"enable_nvlink": True}}, ()),
         ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
          ("enable_infiniband, enable_rdmacm", "'tcp'")),
         ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),

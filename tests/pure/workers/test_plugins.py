@@ -12,7 +12,7 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import plugins
-from dask_gpu_mpi.workers.plugins import Label, LogFile, plugins_of
+from dask_gpu_mpi.workers.plugins import Label, LogFile, UcxBetweenWorkers, plugins_of
 
 
 def plan(device: str | None) -> WorkerPlan:
@@ -72,3 +72,29 @@ def test_the_log_file_is_named_for_worker_host_and_gpu(
     file.setup(None)  # type: ignore[arg-type]
     assert calls == [(str(tmp_path), name)]
     assert logging.getLogger("distributed") is not None
+
+
+def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its `Worker` is made, which listens before it sets its plugins up."""
+    from distributed.comm import registry
+
+    from dask_gpu_mpi.network.ucx_comm import WorkerComm
+    from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+    monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setattr(Ucx, "loopback", False)
+    before = registry.get_backend("tls")
+    monkeypatch.setitem(registry.backends, "tls", before)
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True))
+    assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
+    received = pickle.loads(sent)
+    assert isinstance(received, UcxBetweenWorkers)
+    assert registry.backends["tls"] is not before
+    assert (WorkerComm.host_frames, Ucx.loopback) == (1000, True)
+
+    begun: list[bool] = []
+    monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
+    received.setup(SimpleNamespace())  # type: ignore[arg-type]
+    assert begun == [True]
