@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "aside",
+    "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
     "hidden_transports",
@@ -97,7 +98,7 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     if any(worker_options.get(switch) is not None for switch in SWITCHES):
         priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
         config["distributed-ucxx.environment.sockaddr-tls-priority"] = priority
-    return _users_numbers() | config
+    return configured_numbers() | config
 
 
 #: Bytes that a worker asks of another at a time, and what distributed has for it: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
@@ -113,7 +114,7 @@ def transfer_config() -> dict[str, Any]:
     return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
 
 
-def _users_numbers() -> dict[str, Any]:
+def configured_numbers() -> dict[str, Any]:
     """What the user configured for UCX's environment as numbers or booleans, as texts: distributed-ucxx fails with others."""
     import dask
 

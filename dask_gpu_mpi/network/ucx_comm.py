@@ -19,8 +19,8 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import logging
 import secrets
+import socket
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -33,11 +33,11 @@ from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import host_array
 from distributed.utils import nbytes
 
+from dask_gpu_mpi.base.streams import say
+
 from .ucx_endpoint import Endpoint, Ucx, UcxError
 
 __all__ = ["WorkerComm", "use_ucx_between_workers"]
-
-logger = logging.getLogger("dask_gpu_mpi")
 
 #: Key of Dask's handshake, and what both ends must have there.
 OFFER, VERSION = "dask-gpu-mpi-ucx", 1
@@ -49,7 +49,7 @@ PROOF_TIMEOUT = 10.0
 PROOF_SIZE = 64
 #: How distributed serialises what goes over UCX: memory of a GPU stays there.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
-#: Peers with which a connection has stayed TLS, to log each once.
+#: Hosts with which a connection has stayed TLS, to warn of each once.
 _without_ucx: set[str] = set()
 
 
@@ -175,7 +175,7 @@ class WorkerComm(TLS):
             except TimeoutError:
                 raise CommClosedError(f"in {self}: no agreement within {AGREEMENT_TIMEOUT:g} s") from None
         if endpoint is None:
-            _log_once(self.peer_address, reason)
+            _warn_once(self.peer_address, reason)
         else:
             # What TLS carries from now on are our own messages; those in them are deserialised as it was asked.
             self._deserialize_messages, self.deserialize = self.deserialize, False
@@ -255,11 +255,13 @@ def _on_close(reference: weakref.ref[WorkerComm]) -> None:
         comm.on_tls_closed()
 
 
-def _log_once(peer: str, reason: str) -> None:
+def _warn_once(peer: str, reason: str) -> None:
     host = peer.rpartition(":")[0]
     if host not in _without_ucx:
         _without_ucx.add(host)
-        logger.warning("data to and from workers at %s goes over TLS, not UCX: %s", host, reason)
+        say(
+            f"warning: transfers between {socket.gethostname()} and {host.partition('://')[2]} go over TLS, not UCX: {reason}"
+        )
 
 
 class _Connector(TLSConnector):

@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Iterator
 from typing import Any
 
-from .ucx import aside, import_ucx
+from .ucx import aside, configured_numbers, import_ucx
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
@@ -32,12 +32,13 @@ class Ucx:
     _start: asyncio.Task[Ucx] | None = None
 
     def __init__(self) -> None:
+        import dask
         import ucxx
         from distributed_ucxx import ucxx as backend
 
         if self.loopback and "UCX_NET_DEVICES" not in os.environ:
             os.environ["UCX_NET_DEVICES"] = "lo"
-        with _unwarned():
+        with _unwarned(), dask.config.set(configured_numbers()):
             backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
         self._backend: Any = backend
         self._library: Any = ucxx

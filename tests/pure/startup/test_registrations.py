@@ -13,8 +13,8 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Registration
 from dask_gpu_mpi.startup.registrations import (
-    NAMES,
     GATHER_FAILURES,
+    NAMES,
     SHARED,
     FailureCoordinator,
     check_agreement,
