@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,11 @@ def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPl
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
+
+
+#: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
+#: which is to be neither one of the cluster's start nor of a job that is over by then.
+START_UCX_AFTER = 1.0
 
 
 class LogFile(WorkerPlugin):
@@ -73,10 +79,10 @@ class UcxBetweenWorkers(WorkerPlugin):
         return _ucx_between_workers, (self.host_frames, self.loopback)
 
     def setup(self, worker: Worker) -> None:
-        """Called by distributed in the worker's process: UCX may start now, while nobody waits for it."""
+        """Called by distributed in the worker's process, when the worker has all but started."""
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
-        Ucx.begin()
+        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
 
 
 def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:

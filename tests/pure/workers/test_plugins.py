@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -96,5 +97,12 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
-    received.setup(SimpleNamespace())  # type: ignore[arg-type]
-    assert begun == [True]
+    monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
+
+    async def started() -> None:
+        received.setup(SimpleNamespace())  # type: ignore[arg-type]
+        assert begun == []  # not while the cluster starts
+        while not begun:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(started(), 10))
