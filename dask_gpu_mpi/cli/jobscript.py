@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+from dask_gpu_mpi.base.safe_paths import replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.convert import convert
@@ -83,7 +83,7 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         text = render(job)
         if output is not None:
             try:
-                Path(output).write_bytes(os.fsencode(text))
+                replace(output, os.fsencode(text))
             except OSError as error:
                 raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
         elif not submits:

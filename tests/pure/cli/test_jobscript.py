@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,14 @@ def test_file_that_can_not_be_written(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(tmp_path), "--", "my.py"])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == f"dask_gpu_mpi: error: --output '{tmp_path}' can't be written: Is a directory\n"
+
+
+def test_device_is_not_replaced_by_the_script(tmp_path: Path) -> None:
+    shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(path), "--", "my.py"])
+        assert done.stderr == f"dask_gpu_mpi: error: --output '{path}' can't be written: no regular file\n"
 
 
 @pytest.mark.parametrize(
