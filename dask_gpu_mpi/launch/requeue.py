@@ -136,6 +136,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Compl
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             timeout=TIMEOUT,
             preexec_fn=_hear_signals,
         )
