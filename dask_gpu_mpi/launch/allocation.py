@@ -176,7 +176,7 @@ def _find(
     if hosts:
         return Allocation("hosts", len(hosts), sum(host.ranks for host in hosts), hosts)
     # On a login node or below `flux start` there may be an instance that is no job.
-    if environ.get("FLUX_URI") and (job := flux("jobid")):
+    if environ.get("FLUX_URI") and (job := flux("jobid")) and job.isprintable():
         nodes = int(size) if re.fullmatch(r"[1-9][0-9]{0,8}", size := flux("size")) else 1
         return Allocation("flux", nodes, nodes, job=job, requeue_as=job)
     if environ.get("SLURM_JOB_ID"):

@@ -150,8 +150,8 @@ def worker_ports(options: Options) -> Sequence[int]:
     chosen = options.worker_options.get("worker_port")
     if chosen is None and options.worker_class == "distributed.Worker":
         chosen = options.worker_options.get("port")
-    first, _, last = str(chosen or 0).partition(":")
     try:
+        first, _, last = str(chosen or 0).partition(":")
         ports = range(int(first), int(last or first) + 1)
     except ValueError:
         ports = range(0)
