@@ -134,3 +134,26 @@ def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("1234")
     with pytest.raises(OSError, match="far too large"):
         read_trusted(file)
+
+
+def test_folder_with_an_acl_for_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "_is_own_group", lambda gid: True)
+    file.parent.chmod(0o775)
+    assert read_trusted(file) == "text"
+    monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")
+    with pytest.raises(UntrustedFileError, match="others may write its folder"):
+        read_trusted(file)
+
+
+def test_link_of_a_stranger_on_the_way(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(file.parent)
+    assert read_trusted(tmp_path / "link" / "file") == "text"
+    owner(monkeypatch, tmp_path / "link", os.geteuid() + 7)
+    with pytest.raises(UntrustedFileError, match="the symbolic link .*link' belongs to another user"):
+        read_trusted(tmp_path / "link" / "file")
+
+
+def test_links_without_end(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        read_trusted(tmp_path / "loop")
