@@ -27,6 +27,8 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
 #: Ranks, or GPUs, of the largest job that is planned: more than any machine has, and planned in seconds.
 _LARGEST = 100_000
+#: Seconds that a walltime of four digits of hours can't have.
+_LONGEST = 10_000 * 3600
 _WALLTIME = r"(?!0+:00:00)\d{1,4}:[0-5]\d:[0-5]\d"
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
@@ -171,7 +173,7 @@ def _configured() -> dict[str, Any]:
             texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
             values[name] = tuple(convert(_LISTS[name], text, origin, "configuration") for text in texts)
         elif name in JOB_OPTIONS:
-            if name == "time" and isinstance(value, int):
+            if name == "time" and type(value) is int and 0 <= value < _LONGEST:
                 # YAML 1.1 reads 01:30:00 as a number of base 60
                 value = f"{value // 3600:02}:{value // 60 % 60:02}:{value % 60:02}"
             values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")

@@ -124,3 +124,20 @@ def test_the_smallest_job(option: str, least: int) -> None:
     request("pbs", ["my.py"], shape | {option: str(least)})
     with pytest.raises(OptionError, match=f"^command line: --{option.replace('_', '-')}: "):
         request("pbs", ["my.py"], shape | {option: str(least - 1)})
+
+
+@pytest.mark.parametrize(
+    "seconds", [10**5000, 10_000 * 3600, -1, True], ids=["huge", "too long", "negative", "true"]
+)
+def test_walltime_that_no_job_has(seconds: int) -> None:
+    """YAML 1.1 reads 01:30:00 as a number."""
+    shape = {"nodes": "1", "gpus_per_node": "0"}
+    with dask.config.set({"gpu-mpi.jobscript": {"time": 5400}}):
+        assert request("slurm", ["my.py"], shape).seconds == 5400
+    with (
+        dask.config.set({"gpu-mpi.jobscript": {"time": seconds}}),
+        pytest.raises(
+            OptionError, match=r"^configuration gpu-mpi\.jobscript\.time: invalid value .*HH:MM:SS"
+        ),
+    ):
+        request("slurm", ["my.py"], shape)
