@@ -163,7 +163,11 @@ def allocated_gpus(environ: Mapping[str, str]) -> int:
     (4, 0)
     """
     number = environ.get(GPUS_ON_NODE, "")
-    return int(number) if number.isdecimal() and not sees_none(environ.get(VISIBLE_DEVICES)) else 0
+    return (
+        int(number)
+        if re.fullmatch(r"[0-9]{1,9}", number) and not sees_none(environ.get(VISIBLE_DEVICES))
+        else 0
+    )
 
 
 def versions(library: str) -> dict[str, str]:

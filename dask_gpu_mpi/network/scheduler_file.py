@@ -7,18 +7,18 @@ at the end by whoever wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import socket
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.base.safe_paths import located, open_regular, replace
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
+from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_text, read_trusted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -70,17 +70,8 @@ def write_scheduler_file(
         "workers": {},
         CREDENTIALS_KEY: {"config": config, "host": socket.gethostname()},
     }
-    target = Path(path).absolute()
     try:
-        # mkstemp makes the file with mode 0600
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace(path, json.dumps(content, indent=1).encode(), 0o600)
     except OSError as error:
         raise InputError(
             f"the scheduler file {path!r} can't be written ({error.strerror}). Fix: give another path with scheduler_file "
@@ -90,11 +81,12 @@ def write_scheduler_file(
 
 def remove_scheduler_file(path: str, identity: str) -> None:
     """Remove the file, if it is still the one that this job wrote."""
-    try:
-        if json.loads(Path(path).read_text()).get("id") == identity:
-            os.unlink(path)
-    except (OSError, ValueError):
-        pass
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError),
+        located(path) as (folder, name),
+    ):
+        if json.loads(read_text(open_regular(folder, name)))["id"] == identity:
+            os.unlink(name, dir_fd=folder)
 
 
 def read_scheduler_file(path: str | os.PathLike[str]) -> Target:

@@ -19,6 +19,7 @@ from dask_gpu_mpi.network.scheduler_file import (
     write_scheduler_file,
 )
 from dask_gpu_mpi.options.resolve import resolve
+from strangers import links_are_strangers
 
 CONFIG = {"distributed.comm.require-encryption": True}
 
@@ -174,3 +175,32 @@ def test_open_cluster_is_warned_of_unless_that_is_said(
         joins("", path, **options)
     joins("tcp://h:1")
     assert capsys.readouterr().err == ""
+
+
+def test_strangers_link_leads_nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("home")
+    path = tmp_path / "link" / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", None, "a", {})
+    links_are_strangers(monkeypatch, tmp_path)
+    with pytest.raises(
+        InputError, match=r"can't be written \(the symbolic link .*link' belongs to another user"
+    ):
+        write_scheduler_file(str(path), "tls://h:1", None, "b", {})
+    with pytest.raises(InputError, match=r"is not taken: the symbolic link .*link' belongs to another user"):
+        read_scheduler_file(path)
+    remove_scheduler_file(str(path), "a")
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 100_000, "1" * 5000, "{}", "\xff"])
+def test_what_has_taken_its_place_is_left_there(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(text, encoding="latin-1")
+    remove_scheduler_file(str(path), "a")
+    assert path.exists()
+
+
+def test_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s.json")
+    remove_scheduler_file(str(tmp_path / "s.json"), "a")
