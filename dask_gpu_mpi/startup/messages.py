@@ -132,8 +132,8 @@ class Cluster:
 
     #: The scheduler's.
     address: str
-    #: Link to the dashboard.
-    dashboard: str | None
+    #: Link to the dashboard, with its token, for the client rank.
+    dashboard: str | None = field(repr=False)
     #: For the client rank.
     plan: Plan | None = None
     #: Dask configuration with the credentials, for the client rank.
