@@ -15,6 +15,7 @@ from multiprocessing import Pipe
 from typing import Any
 
 import dask
+import distributed  # noqa: F401 - its defaults are there before the first test, and stay
 import pytest
 
 from dask_gpu_mpi.agent import scheduler
