@@ -11,6 +11,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
+from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
 
 from .agent_settings import has_dashboard, scheduler_settings, worker_settings
@@ -149,4 +150,5 @@ def dashboard_link(options: Options, host: str, port: int | None, token: str) ->
     if port is None or not has_dashboard(options):
         return None
     listens = options.dashboard_address.rpartition(":")[0] or host
-    return add_token(f"http://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status", token)
+    scheme = "https" if is_configured("distributed.scheduler.dashboard.tls.cert") else "http"
+    return add_token(f"{scheme}://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status", token)
