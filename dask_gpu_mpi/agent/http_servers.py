@@ -8,10 +8,17 @@ server in ``worker_options``, and a scheduler without a dashboard has none.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["NO_SCHEDULER_ROUTES", "NO_WORKER_ROUTES", "listen_where_routes_are", "show_none"]
+__all__ = [
+    "NO_SCHEDULER_ROUTES",
+    "NO_WORKER_ROUTES",
+    "asks_for_server",
+    "listen_where_routes_are",
+    "show_none",
+]
 
 NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
 NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
@@ -35,6 +42,15 @@ def listen_where_routes_are() -> None:
 
     start_http_server.with_routes = True  # type: ignore[attr-defined]
     ServerNode.start_http_server = start_http_server  # type: ignore[method-assign]
+
+
+def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
+    """Whether the user wants an HTTP server in each worker.
+
+    >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
+    [False, False, True, True]
+    """
+    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
 
 
 def show_none(scheduler: Any) -> None:

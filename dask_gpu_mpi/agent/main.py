@@ -34,7 +34,7 @@ from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
 from .forkserver import become_fork_server, become_resource_tracker
-from .http_servers import NO_WORKER_ROUTES, listen_where_routes_are
+from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
 
@@ -156,7 +156,7 @@ def _configure(configuration: Configuration) -> str:
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     listen_where_routes_are()
-    if not {"dashboard", "dashboard_address"} & configuration.worker_options.keys():
+    if not asks_for_server(configuration.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
     check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
     if configuration.protocol.moves_device_memory and importlib.util.find_spec("distributed_ucxx") is None:

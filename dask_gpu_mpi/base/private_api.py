@@ -296,7 +296,7 @@ TABLE: tuple[PrivateName, ...] = (
         "tornado.httpserver",
         "HTTPServer.request_callback",
         "agent/scheduler",
-        "tornado 6.2 to 6.6",
+        "tornado 6.4 to 6.6",
         why="replaced: the gate that asks for the token",
         without="the test of this module fails: nothing would ask for it",
     ),
