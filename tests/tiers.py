@@ -30,6 +30,8 @@ QUICK = {
     "mpi/test_contexts.py": MPICH,
     # who listens
     "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
+    "mpi/test_dashboard.py::test_its_token_alone_opens_it": MPICH,
+    "mpi/test_dashboard.py::test_without_it_nothing_listens_for_http[nannies]": MPICH,
     # bad input: of each place where it can be found one row, and launchers that do not fit the library
     "mpi/test_bad_input.py::test_refused[unknown CLI option-command]": BOTH,
     "mpi/test_bad_input.py::test_refused[unknown keyword-initialize]": MPICH,

@@ -35,6 +35,7 @@ from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
 from .forkserver import become_fork_server, become_resource_tracker
+from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
 
@@ -48,6 +49,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
+    "dask_gpu_mpi.agent.dashboard_gate",
     "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
@@ -154,6 +156,9 @@ def _configure(configuration: Configuration) -> str:
 
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    listen_where_routes_are()
+    if not asks_for_server(configuration.worker_options):
+        dask.config.set(NO_WORKER_ROUTES)
     check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
     needs_ucx = configuration.protocol.moves_device_memory or configuration.worker_ucx is WorkerUcx.ALL
     if needs_ucx and (missing := missing_ucx(device_memory=False)):

@@ -96,12 +96,14 @@ class SchedulerSettings:
     port: int
     #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
-    #: Whether to serve the dashboard, once the cluster is up.
+    #: Whether to listen for HTTP, and to serve the dashboard there once the cluster is up.
     dashboard: bool
     #: ``host:port`` of the dashboard.
     dashboard_address: str
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
+    #: What opens the dashboard.
+    token: str = field(repr=False)
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""

@@ -257,6 +257,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
             )
         return Client(address, **kwargs)
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
+    from dask_gpu_mpi.script.dask_client import client_with_link
 
     target = read_scheduler_file(scheduler_file)
     if target.protocol == Protocol.UCX:
@@ -264,7 +265,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     elif target.config and "security" not in kwargs:
         with dask.config.set(target.config):
             kwargs["security"] = Security()
-    return Client(target.address, **kwargs)
+    return client_with_link(target.dashboard)(target.address, **kwargs)
 
 
 def send_close_signal() -> None:

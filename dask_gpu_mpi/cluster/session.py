@@ -20,6 +20,7 @@ from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
+from dask_gpu_mpi.network.dashboard_link import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
@@ -186,13 +187,22 @@ class Session:
 
         register_defaults()
         shut_down_once()
-        settings = {"scheduler-address": self.address, **self._config}
+        settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
         # own, is called first.
         before_finalize(self._finish)
         self._monitor.start()
+
+    def _link_config(self) -> dict[str, Any]:
+        """What ``Client.dashboard_link`` of the script, its pages and its children are made of."""
+        import dask
+
+        if not self._member.joined.options.scheduler:
+            return {}  # the dashboard of another job
+        template: str = dask.config.get("distributed.dashboard.link")
+        return {"distributed.dashboard.link": link_template(self.dashboard_link or "", template)}
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""

@@ -28,6 +28,8 @@ __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_fil
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
+#: Dask reads a link as a template: no braces.
+_LINK = re.compile(r"https?://[^\s{}]+")
 #: Of the configuration in the file, what is taken: TLS, UCX, and how clients fetch over it.
 _CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.client.direct-to-workers")
 
@@ -40,6 +42,8 @@ class Target:
     address: str
     #: Dask configuration with the credentials; empty without TLS.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: Link to its dashboard, with the token; empty: it has none; None: that is not known.
+    dashboard: str | None = field(default=None, repr=False)
 
     @property
     def protocol(self) -> str:
@@ -53,7 +57,12 @@ class Target:
 
 
 def write_scheduler_file(
-    path: str, address: str, port: int | None, identity: str, config: dict[str, Any]
+    path: str,
+    address: str,
+    port: int | None,
+    identity: str,
+    config: dict[str, Any],
+    dashboard: str | None = None,
 ) -> None:
     """Write the file, mode 0600, by rename.
 
@@ -68,7 +77,7 @@ def write_scheduler_file(
         "address": address,
         "services": {} if port is None else {"dashboard": port},
         "workers": {},
-        CREDENTIALS_KEY: {"config": config, "host": socket.gethostname()},
+        CREDENTIALS_KEY: {"config": config, "host": socket.gethostname(), "dashboard": dashboard or ""},
     }
     try:
         replace(path, json.dumps(content, indent=1).encode(), 0o600)
@@ -106,6 +115,9 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         ours = content.get(CREDENTIALS_KEY, {})
         host = str(ours.get("host", socket.gethostname()))
         config = _of_connection(ours.get("config", {}))
+        dashboard = ours.get("dashboard")
+        if dashboard and not _LINK.fullmatch(dashboard):
+            raise ValueError(dashboard)
     except FileNotFoundError:
         raise InputError(
             f"no scheduler file {name}. Fix: start the cluster with --scheduler-file first, and wait for the file"
@@ -126,7 +138,7 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
             f"{socket.gethostname()}. Fix: start it with an interface that others reach (--interface), or connect from {host}"
         )
-    return Target(address, config)
+    return Target(address, config, dashboard)
 
 
 def _of_connection(config: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -47,7 +48,12 @@ def settle(
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
     _scheduler(values, origins, given)
-    return (*notes, *_security(values, origins, given), *_ucx(values, origins))
+    return (
+        *notes,
+        *_security(values, origins, given),
+        *_dashboard(values, origins),
+        *_ucx(values, origins),
+    )
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[str]:
@@ -184,6 +190,32 @@ def _without_ucx(
     if chosen is None:
         return Protocol.TCP if security is False else Protocol.TLS
     return chosen
+
+
+def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """A warning where the dashboard is opened to the network."""
+    address = values["dashboard_address"]
+    if not (values["dashboard"] and values["scheduler"]) or address is None or _is_loopback(address):
+        return []
+    port = address.rpartition(":")[2]
+    tunnel = f"ssh -L {port}:localhost:{port} NODE"
+    return [
+        f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: the token that opens it "
+        f"crosses that in clear. Fix: leave the option out, and use a tunnel ({tunnel})"
+    ]
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether ``HOST:PORT`` is reached from its own node only.
+
+    >>> [_is_loopback(address) for address in ("127.0.0.1:8787", "[::1]:0", "localhost:8787", ":8787", "node1:8787")]
+    [True, True, True, False, False]
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:

@@ -38,11 +38,12 @@ _TABLE = (
            "Deprecated: use --worker-class distributed.Nanny or distributed.Worker.",
            ("--nanny/--no-nanny",), config=False),
     Option("dashboard", "bool", True,
-           "Whether the scheduler serves the dashboard.",
+           "Whether the scheduler serves the dashboard, which the token in the printed link opens. If not, nothing "
+           "listens for HTTP.",
            ("--dashboard/--no-dashboard",)),
     Option("dashboard_address", "listen", None,
            f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
-           "interfaces, open to everyone on the network.",
+           "interfaces, and the token crosses the network in clear.",
            ("--dashboard-address",)),
     Option("protocol", "choice", None,
            "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "

@@ -247,6 +247,7 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
         full = replace(self._cluster, plan=self.plan, transport=self._ucx[1], config=self._config)
+        part = Cluster(self._cluster.address, None)
         for rank in range(1, self.size):
-            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else self._cluster)
+            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)
         self.outcome = full

@@ -137,8 +137,8 @@ class Cluster:
 
     #: The scheduler's.
     address: str
-    #: Link to the dashboard.
-    dashboard: str | None
+    #: Link to the dashboard, with its token, for the client rank.
+    dashboard: str | None = field(repr=False)
     #: For the client rank.
     plan: Plan | None = None
     #: For the client rank: how workers exchange data, where that is worth a line.

@@ -171,3 +171,27 @@ def test_what_to_use_instead_of_nanny() -> None:
         keywords(nanny=True)
     (warning,) = resolve({"nanny": False}, source="command line").warnings
     assert warning == "command line: --nanny/--no-nanny: deprecated. Fix: --worker-class distributed.Worker"
+
+
+@pytest.mark.parametrize("address", [":8787", "0.0.0.0:8787", "[::]:8787", "10.0.0.1:8787", "node1:8787"])
+def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
+    (warning,) = resolve({"dashboard_address": address}, source="command line").warnings
+    assert warning == (
+        f"command line: --dashboard-address: {address!r} opens the dashboard to the network by plain HTTP: the token "
+        "that opens it crosses that in clear. Fix: leave the option out, and use a tunnel (ssh -L 8787:localhost:8787 NODE)"
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dashboard_address": "127.0.0.1:9000"},
+        {"dashboard_address": 9000},
+        {"dashboard_address": "[::1]:8787"},
+        {"dashboard_address": "localhost:8787"},
+        {"dashboard_address": ":8787", "dashboard": False},
+        {"dashboard_address": ":8787", "scheduler": False, "scheduler_address": "tcp://h:1"},
+    ],
+)
+def test_one_on_the_node_alone_or_none_is_not(given: dict[str, Any]) -> None:
+    assert resolve(given, source="keyword").warnings == ()
