@@ -6,6 +6,7 @@ tests/pure/network/test_ucx_comm.py has the agreement with a mock, tests/gpu mem
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from importlib.util import find_spec
 from pathlib import Path
@@ -205,6 +206,14 @@ def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path,
     lines = [line for line in done.stderr.splitlines() if "go over TLS, not UCX" in line]
     assert len(lines) == 2  # one of each worker
     assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines)
+
+
+@pytest.mark.one_mpi
+def test_check_tries_ucx(mpirun: Mpi) -> None:
+    done = mpirun.run([*COMMAND, "check", "--protocol", "ucx", "--json"], 2, timeout=90).check()
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
+    assert finding["level"] == "ok"
+    assert "UCX works on 1 of 1 nodes" in finding["found"]
 
 
 @pytest.mark.parametrize(
