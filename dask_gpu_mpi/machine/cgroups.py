@@ -130,7 +130,9 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
     # cgroups(7): "ID:CONTROLLERS:PATH"; version 2 has no controllers here
     for line in _read(proc / "cgroup").splitlines():
         _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
+        names, colon, path = rest.partition(":")
+        if not colon:
+            continue
         controllers = set(filter(None, names.split(",")))
         if controllers and controller not in controllers:
             continue

@@ -160,6 +160,8 @@ def _int(option: Option, value: Any, source: Source) -> int:
             raise ValueError
         value = int(value)
     number = operator.index(value)  # takes numpy's integers and no float
+    if abs(number) >= 1 << 63:  # no message could show one of thousands of digits
+        raise _Unexpected("an integer below 2**63")
     low = -math.inf if option.minimum is None else option.minimum
     high = math.inf if option.maximum is None else option.maximum
     if not low <= number <= high:

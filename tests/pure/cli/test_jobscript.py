@@ -141,3 +141,16 @@ def test_walltime_that_no_job_has(seconds: int) -> None:
         ),
     ):
         request("slurm", ["my.py"], shape)
+
+
+def test_number_that_is_too_large_to_show() -> None:
+    shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
+    for name in ("nodes", "ranks_per_node", "cpus_per_node"):
+        given = {key: text for key, text in shape.items() if key != name}
+        with (
+            dask.config.set({"gpu-mpi.jobscript": {name: 10**5000}}),
+            pytest.raises(
+                OptionError, match=rf"jobscript\.{name}: invalid value .*expected an integer below 2\*\*63"
+            ),
+        ):
+            request("slurm", ["my.py"], given)

@@ -225,3 +225,8 @@ def test_this_machine() -> None:
     assert allowed_cpus()
     quota = cpu_quota()
     assert quota is None or quota > 0
+
+
+def test_lines_that_name_no_group_are_passed_over(tree: Tree) -> None:
+    proc = tree("\n4\n7:memory\n", [("cgroup2", "/", "rw")], {"0/memory.max": "5"})
+    assert host_memory(proc, physical=GIB, resident=-1) == GIB
