@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.errors import InputError, StartupError
@@ -18,10 +19,10 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens,
 from dask_gpu_mpi.options.model import Options
 
 from .kernel import run_kernels
-from .observations import observe
+from .observations import Observations, observe
 from .report import Listening, Outcome
 
-__all__ = ["CheckingRank", "Kind", "ListenOrder", "RankTest"]
+__all__ = ["PAYLOADS", "CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
 
 class Kind(StrEnum):
@@ -68,6 +69,19 @@ class RankTest:
     seconds: float
     #: Other nodes to connect to.
     peers: tuple[Node, ...] = ()
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.STEP: tuple[str, str],
+    Kind.OBSERVED: Observations | Failure,
+    Kind.LISTEN: ListenOrder,
+    Kind.LISTENING: Listening,
+    Kind.TEST: RankTest,
+    Kind.TESTED: Outcome,
+    Kind.DONE: int,
+    FAIL: Failure,
+}
 
 
 class CheckingRank:

@@ -18,7 +18,7 @@ world = MPI.COMM_WORLD
 rank = world.rank
 
 def mailbox():
-    return Mailbox(world, "h", time.monotonic() + 30)
+    return Mailbox(world, "h", time.monotonic() + 30, {"closed": int, "here": int})
 
 # Rank 1 is there while rank 0 does other things and rank 2 has not come; a message is on its way that nobody waits for.
 first = mailbox()
@@ -65,7 +65,7 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 MPI.Get_library_version = lambda: "any but MPICH 4"
 rank = MPI.COMM_WORLD.rank
-box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30)
+box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
 started = time.monotonic()
 freed = box.close() if rank == ENDS else box.free(60, 60)
 tell(**{f"rank{rank}": [freed, time.monotonic() - started < 20]})
@@ -90,7 +90,7 @@ from mpi4py import MPI
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 MPI.Get_library_version = lambda: VERSION
-box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30)
+box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
 box.close()
 MPI.COMM_WORLD.Barrier()
 tell(**{f"rank{box.rank}": len(box._last)})
