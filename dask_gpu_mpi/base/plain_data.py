@@ -1,8 +1,8 @@
 """Messages between ranks as plain data: what arrives runs no code, whoever has sent it.
 
-A value is coded by its type, as its annotations declare it: dataclasses and named tuples as lists of their fields, enums as their
-values, tuples and sequences as lists, mappings as mappings; `Any` is plain data, unchecked but for that. Of a union with more than
-one class the value comes after the number of its class. Both sides have the same types, since all ranks run the same version.
+A value is coded by its type, as its annotations declare it: dataclasses and named tuples as lists of their fields, enums as
+their values, tuples and sequences as lists, mappings as mappings; `Any` is plain data, unchecked but for that. Of a union with
+several classes the value comes after the number of its class. Both sides have the same types: all ranks run the same version.
 
 The bytes are msgpack, which distributed needs as well: JSON has neither bytes nor integers as keys.
 """
@@ -143,17 +143,13 @@ def _codec(hint: Any) -> _Codec:
         return _mapping(*arguments)
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _enum(hint)
-    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+    if isinstance(hint, type) and (dataclasses.is_dataclass(hint) or issubclass(hint, tuple)):
         hints = get_type_hints(hint)
         names = (
-            [field.name for field in dataclasses.fields(hint)]
-            if dataclasses.is_dataclass(hint)
-            else hint._fields
+            [field.name for field in dataclasses.fields(hint)] if dataclasses.is_dataclass(hint) else hints
         )
-        made = functools.partial(_call, hint)
-        return _record(
-            made, [(name, _codec(hints[name])) for name in names], operator.attrgetter, hint.__name__, hint
-        )
+        parts = [(name, _codec(hints[name])) for name in names]
+        return _record(functools.partial(_call, hint), parts, operator.attrgetter, hint.__name__, hint)
     raise TypeError(f"{hint!r} can't be sent to another rank")
 
 
@@ -211,7 +207,7 @@ def _union(members: Sequence[Any]) -> _Codec:
     allowed = frozenset[type]().union(*(_ACCEPTED[each] for each in scalars))
     plain = [_codec(each) for each in scalars]
     codecs = [_codec(each) for each in others]
-    numbered = len(codecs) > 1 or (bool(codecs) and allowed > {_NONE})
+    numbered = len(codecs) > 1 or bool(codecs and allowed - {_NONE})
 
     def encode(value: Any) -> Any:
         if any(codec.accepts(value) for codec in plain):

@@ -155,6 +155,7 @@ class Mailbox:
                     self._last[source] = mail.payload
                 else:
                     mails.append(mail)
+        self._drops.report()
         return mails
 
     def flush(self, timeout: float) -> bool:
@@ -237,12 +238,19 @@ class Mailbox:
     def _open(self, source: int, message: bytearray) -> list[Mail]:
         """What has come with this message; nothing, where it is not from a rank of this job, or not in its turn."""
         try:
-            return [self._decode(source, data) for data in self._channels[source].open(message)]
-        except KeyError:
-            self._drops.add("from a rank that does not send any")
+            if source not in self._channels:
+                raise ForeignMessageError("from a rank that does not send any")
+            opened = self._channels[source].open(message)
         except ForeignMessageError as why:
             self._drops.add(str(why))
-        return []
+            return []
+        mails = []
+        for data in opened:
+            try:
+                mails.append(self._decode(source, data))
+            except PlainDataError as why:
+                self._drops.add(f"malformed, perhaps of another version of dask_gpu_mpi: {why}")
+        return mails
 
     def _decode(self, source: int, data: bytes) -> Mail:
         """A message of a rank of this job.

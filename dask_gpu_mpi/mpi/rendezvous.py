@@ -135,6 +135,7 @@ class Rendezvous:
             done = request.Test()
             for source, data in self._wire.receive():
                 self._on_message(source, data)
+            self._drops.report()
             if done and self._wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
                 return duplicate
             now = time.monotonic()

@@ -1,7 +1,7 @@
 """Messages between a rank and rank 0 that nobody else can read, make or repeat.
 
-Whoever reaches a port of an MPI library can send the job messages as one of its ranks, and whoever sees the network reads them. So
-rank 0 and each other rank agree on keys (X25519), which live as long as their communicator, and seal what they send
+Whoever reaches a port of an MPI library can send the job messages as one of its ranks, and whoever sees the network reads them.
+So rank 0 and each other rank agree on keys (X25519), which live as long as their communicator, and seal what they send
 (ChaCha20-Poly1305). The first messages, with the public keys, are as safe as MPI: see docs/security.md.
 """
 

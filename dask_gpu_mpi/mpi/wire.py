@@ -115,7 +115,6 @@ class Wire:
             begun = self._begin(message, status.Get_count(MPI.BYTE))
             if (each := self._test(status.Get_source(), *begun)) is not None:
                 received.append(each)
-        self._drops.report()
         return received
 
     def _begin(self, message: Any, size: int) -> tuple[Any, bytearray | None]:
