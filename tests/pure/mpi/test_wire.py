@@ -49,7 +49,7 @@ def test_too_large_messages_are_dropped_and_not_allocated(claims: int) -> None:
     comm.post(0, 1, b"0123456789", TAG)
     assert zero.receive() == [(1, b"0123456789")]
     assert drops.count == 1
-    assert large.request.error is not None or claims < 0  # MPI has it no more
+    assert large.received is False  # with Open MPI that would write beyond what is allocated
 
 
 def test_what_is_announced_and_never_comes_keeps_nothing_back() -> None:
