@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.errors import InputError, StartupError
@@ -18,11 +19,11 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens,
 from dask_gpu_mpi.options.model import Options
 
 from .kernel import run_kernels
-from .observations import observe
+from .observations import Observations, observe
 from .report import Listening, Outcome
 from .ucx import try_ucx
 
-__all__ = ["CheckingRank", "Kind", "ListenOrder", "RankTest"]
+__all__ = ["PAYLOADS", "CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
 
 class Kind(StrEnum):
@@ -71,6 +72,19 @@ class RankTest:
     peers: tuple[Node, ...] = ()
     #: UUID of the GPU whose memory is to go over UCX; empty: host memory; None: UCX is not tried here.
     ucx: str | None = None
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.STEP: tuple[str, str],
+    Kind.OBSERVED: Observations | Failure,
+    Kind.LISTEN: ListenOrder,
+    Kind.LISTENING: Listening,
+    Kind.TEST: RankTest,
+    Kind.TESTED: Outcome,
+    Kind.DONE: int,
+    FAIL: Failure,
+}
 
 
 class CheckingRank:

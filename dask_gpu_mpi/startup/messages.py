@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.node_pairs import Node
+from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["COORDINATOR", "Cluster", "Connect", "Kind", "Listen", "Listening", "Registration", "Start"]
+__all__ = [
+    "COORDINATOR",
+    "PAYLOADS",
+    "Cluster",
+    "Connect",
+    "Kind",
+    "Listen",
+    "Listening",
+    "Registration",
+    "Start",
+]
 
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
@@ -145,3 +157,20 @@ class Cluster:
     transport: str = ""
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.REGISTRATION: Registration,
+    Kind.LISTEN: Listen,
+    Kind.LISTENING: Listening,
+    Kind.CONNECT: Connect,
+    Kind.REACHED: tuple[Lost, ...],
+    Kind.SCHEDULER: tuple[str | None, dict[str, Any], str],
+    Kind.ADDRESS: tuple[str, str | None],
+    Kind.START: Start,
+    Kind.READY: list[Step],
+    Kind.FAILED: Failure,
+    Kind.CLUSTER_UP: Cluster,
+    Kind.FAIL: Failure,
+}

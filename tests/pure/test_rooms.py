@@ -23,7 +23,6 @@ ELSEWHERE = {
     "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
-    "mpi/mailbox": "starts MPI: tests/mpi/test_mailbox.py, tests/mpi/test_messages.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",
     "workers/settings": "plain data, no logic",
