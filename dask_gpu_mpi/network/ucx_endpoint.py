@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 from .ucx import aside, configured_numbers, import_ucx
@@ -148,15 +148,17 @@ class Endpoint:
 
     async def send(self, buffer: Any) -> None:
         """Send `buffer`, which the other end expects."""
-        await self._run(self._endpoint.send(buffer, tag=self._send_tag, force_tag=True))
+        await self._run(lambda endpoint: endpoint.send(buffer, tag=self._send_tag, force_tag=True))
 
     async def receive(self, buffer: Any) -> None:
         """Fill `buffer`, of the size of what was sent."""
-        await self._run(self._endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
+        await self._run(lambda endpoint: endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
 
-    async def _run(self, operation: Awaitable[Any]) -> None:
+    async def _run(self, operation: Callable[[Any], Awaitable[Any]]) -> None:
+        if self._endpoint is None:
+            raise UcxError("the endpoint was closed")
         try:
-            await self.ucx.run(operation)
+            await self.ucx.run(operation(self._endpoint))
         except Exception as error:  # ucxx has a dozen classes, which differ between its versions
             raise UcxError(f"{type(error).__name__}: {error}") from error
         if self._endpoint is None or not self._endpoint.alive:
