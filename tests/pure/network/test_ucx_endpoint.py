@@ -1,4 +1,4 @@
-"""UCX of a worker's process, with a mock of ucxx: it starts once, what fails is told, and progress is made where it is waited for."""
+"""UCX of a worker's process, with a mock of ucxx: it starts once, reports failures, and makes progress where that is awaited."""
 
 from __future__ import annotations
 
