@@ -126,14 +126,18 @@ class Census:
     def listeners(self, servers: Iterable[Any]) -> list[Listener]:
         """All that were seen so far, with what the script told of Dask's servers (`TELL_ADDRESSES`)."""
         now = self.look()
-        roles, uses = {}, {}
+        roles: dict[int, str] = {}
+        uses: dict[tuple[int, int], str] = {}
         for role, pid, ports in servers:
             roles[pid] = role
             uses |= {(pid, port): what for what, port in ports}
         ranks = set(ranks_of(self._job).values())
         found = []
+        # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
+        launchers = {(each.network, each.address, each.port) for each in self.seen if role_of(each.pid, ranks) == "launcher"}
         for place in self.seen:
-            role = roles.get(place.pid) or role_of(place.pid, ranks)
+            inherited = (place.network, place.address, place.port) in launchers
+            role = "launcher" if inherited else roles.get(place.pid) or role_of(place.pid, ranks)
             what = "start" if place not in now else uses.get((place.pid, place.port), "")
             found.append(Listener(role, what, place))
         return sorted(found)

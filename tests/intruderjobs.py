@@ -1,0 +1,351 @@
+"""Jobs under attack: a script that computes all the while, an intruder beside it (`attacks`), and what both showed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusters import TELL, facts, until
+from harness import ROOT, Mpi, TestBed
+from jobs import CompletedJob, Job
+from listeners import TELL_ADDRESSES, Census, Listener
+
+__all__ = ["KINDS", "LOOK", "Attacked", "Target", "attacked", "start"]
+
+#: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
+DESCRIPTORS = 1024
+#: Seconds for a group of attacks, and for the job to come up.
+GROUP, START = 60.0, 60.0
+
+#: The script. It holds back the reachability test until the file "go-start" is there, tells where it listens for it, and then
+#: computes, with a new client for each round, until the file "go-end" is there.
+SCRIPT = (
+    TELL
+    + TELL_ADDRESSES
+    + r'''
+import resource, socket, threading, time
+from pathlib import Path
+
+HERE = Path(os.environ["TMPDIR"])
+
+def hold_the_start():
+    from dask_gpu_mpi.startup import connecting
+    connect, listen = connecting.connect_to, connecting.Connecting.listen
+    def connect_later(*args, **options):
+        limit = time.monotonic() + 60
+        while not (HERE / "go-start").exists() and time.monotonic() < limit:
+            time.sleep(0.02)
+        return connect(*args, **options)
+    def listen_and_tell(self, wanted):
+        ports = listen(self, wanted)
+        tell(**{f"start-{os.getpid()}": [wanted.address, *ports]})
+        return ports
+    connecting.connect_to, connecting.Connecting.listen = connect_later, listen_and_tell
+
+class Recorder:
+    """Passes connections on, and keeps what their clients send."""
+
+    def __init__(self, address):
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        self.to, self.sent, self.open = (host, int(port)), [], []
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                inner, _ = self.server.accept()
+            except OSError:
+                return
+            outer = socket.create_connection(self.to)
+            self.sent.append(bytearray())
+            self.open += [inner, outer]
+            threading.Thread(target=self.pump, args=(inner, outer, self.sent[-1]), daemon=True).start()
+            threading.Thread(target=self.pump, args=(outer, inner, bytearray()), daemon=True).start()
+
+    def pump(self, source, target, kept):
+        try:
+            while data := source.recv(65536):
+                kept += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.server.close()
+        for each in self.open:
+            each.close()
+
+def note(path):
+    with open(path, "a") as file:
+        file.write("done\n")
+
+def routes(dask_scheduler=None, dask_worker=None):
+    from distributed.http.routing import _descend_routes
+    application, out = (dask_scheduler or dask_worker).http_application, {"/", "/status", "/sitemap.json"}
+    for each in [*application.applications, application]:
+        out.update(getattr(each, "app_paths", ()))
+        for router in (each.default_router, each.wildcard_router):
+            _descend_routes(router, set(), out)
+    return sorted(re.sub(r"\(.*?\)|[$^]", "x", route) for route in out if "/statics/" not in route)
+
+def compute(client, number):
+    """A round: right or an exception."""
+    found = client.gather(client.map(lambda x, n=number: x + n, range(50)))
+    assert found == [x + number for x in range(50)], found
+
+def main(options):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+    hold_the_start()
+    from dask_gpu_mpi import initialize
+    session = initialize(**options)
+    from distributed import Client
+    client = session.client()
+    client.wait_for_workers(int(os.environ["INTRUDERS_WORKERS"]))
+    recorder = Recorder(session.address)
+    scheme = session.address.partition("://")[0]
+    with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
+        recorded.run_on_scheduler(note, str(HERE / "notes"))
+    recorder.close()
+    http = sorted({*client.run_on_scheduler(routes), *(route for each in client.run(routes).values() for route in each)})
+    tell(
+        servers=servers(client),
+        address=session.address,
+        routes=http,
+        recorded=[bytes(each).hex() for each in recorder.sent],
+        recorder=recorder.port,
+    )
+    number = 0
+    while not (HERE / "go-end").exists():
+        with session.client() as extra:  # whoever belongs here still gets in
+            compute(extra, number)
+        number += 1
+        (HERE / "rounds.part").write_text(str(number))
+        os.rename(HERE / "rounds.part", HERE / "rounds")
+    compute(client, number)
+    tell(rounds=number, right=True)
+    client.close()
+
+main(json.loads(os.environ["INTRUDERS_OPTIONS"]))
+'''.replace("DESCRIPTORS", str(DESCRIPTORS))
+)
+
+#: What is attacked, by the name of its `Listener`.
+KINDS = {
+    "scheduler comm": "comm",
+    "worker comm": "comm",
+    "nanny comm": "comm",
+    "scheduler http": "http",
+    "worker http": "http",
+    "rank start": "start",
+    "rank": "mpi",
+    "launcher": "launcher",
+}
+#: In which order kinds of targets are attacked by what; all of a group at once.
+RAW = ("plain TCP", "pickle and msgpack bombs", "garbage of every length", "closed at once")
+HOLDING = ("a byte a second", "half-open connections")
+LOOK: dict[str, tuple[tuple[str, ...], ...]] = {
+    "comm": (
+        (
+            "TLS without a certificate",
+            "a self-made authority",
+            "another job's certificate",
+            "a process of Dask",
+            "replayed",
+        ),
+        RAW,
+        HOLDING,
+    ),
+    "http": (("routes without the token",), RAW, HOLDING),
+    "mpi": ((), (*RAW, "a rank's handshake"), HOLDING),
+    "start": (RAW, HOLDING),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an intruder is sent at."""
+
+    name: str
+    #: Of `KINDS`.
+    kind: str
+    role: str
+    host: str
+    port: int
+
+
+@dataclass
+class Attacked:
+    """A job that was attacked.
+
+    Attributes
+    ----------
+    done : CompletedJob
+        How it ended.
+    outcomes : dict
+        ``{attack: {target: outcome}}`` (see `attacks`).
+    listeners : list of Listener
+        Of the whole job, from its start on.
+    unexpected : list of Listener
+        Those of no known kind.
+    rounds : list of int
+        Rounds of the script during each group of attacks, its start not counted.
+    exploded : bool
+        Whether somebody has unpickled what the intruder sent.
+    notes : int
+        How often the operation that the intruder replays has run.
+    """
+
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+    listeners: list[Listener] = field(default_factory=list)
+    unexpected: list[Listener] = field(default_factory=list)
+    rounds: list[int] = field(default_factory=list)
+    exploded: bool = False
+    notes: int = 0
+    done: CompletedJob | None = None
+
+
+def start(
+    mpirun: Mpi,
+    ranks: int,
+    *,
+    bed: TestBed | None = None,
+    hosts: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Job:
+    """Start the job whose script computes until `attacked` ends it."""
+    env: dict[str, str | None] = {
+        "INTRUDERS_OPTIONS": json.dumps(options or {}),
+        "INTRUDERS_WORKERS": str(ranks),
+        # the components of Open MPI that users have
+        "OMPI_MCA_btl": None,
+        "OMPI_MCA_pml": None,
+    }
+    if bed is not None:
+        env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+    return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
+
+
+def attacked(job: Job, command: Sequence[str], hosts: Mapping[str, str], user: str, kinds: Sequence[str]) -> Attacked:
+    """Attack a job from its start to its end.
+
+    Parameters
+    ----------
+    job : Job
+        See `start`.
+    command : sequence of str
+        What the intruder's command line begins with: it leads to its host.
+    hosts : mapping
+        Address of each of the job's networks, as `listeners.Place.network` names it.
+    user : str
+        Whom the intruder is.
+    kinds : sequence of str
+        Which kinds of listeners it attacks.
+    """
+    result = Attacked()
+    with Census(job) as census:
+        if "start" in kinds:
+            ports = until(lambda: _start_ports(job, len(hosts)), START, "ranks that listen for the reachability test")
+            targets = [Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports]
+            for _ in _intrusion(job, command, user, targets, result):
+                pass
+        (job.directory / "go-start").touch()
+        job.wait_for('"servers"', START)
+        told = facts(job)
+        result.listeners = [each for each in census.listeners(told["servers"]) if each.place.port != told["recorder"]]
+        started = {port for name, (_, *ports) in _starts(told) for port in ports}
+        result.unexpected = [
+            each
+            for each in result.listeners
+            if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
+        ]
+        targets = [
+            Target(f"{each.name} {host}:{each.place.port}", KINDS[each.name], each.role, host, each.place.port)
+            for each in result.listeners
+            if each.what != "start" and KINDS.get(each.name) in kinds
+            for host in [hosts[each.place.network] if each.place.address in ("0.0.0.0", "::") else each.place.address]
+            if ":" not in each.place.address
+        ]
+        targets = list({target.name: target for target in targets}.values())
+        before = _rounds(job)
+        for _ in _intrusion(job, command, user, targets, result, recorded=told["recorded"], routes=told["routes"]):
+            with contextlib.suppress(AssertionError):  # the test says so
+                until(lambda before=before: _rounds(job) > before, 15)
+            result.rounds.append(_rounds(job) - before)
+            before = _rounds(job)
+        (job.directory / "go-end").touch()
+        result.exploded = (job.directory / "marker").exists()
+        result.notes = (job.directory / "notes").read_text().count("done")
+        result.done = job.wait(60)
+    return result
+
+
+def _intrusion(
+    job: Job, command: Sequence[str], user: str, targets: Sequence[Target], result: Attacked, **more: Any
+) -> Iterator[None]:
+    """Run the intruder, and yield after each group of attacks."""
+    groups: list[dict[str, list[str]]] = []
+    for number in range(max(len(LOOK[target.kind]) for target in targets)):
+        group: dict[str, list[str]] = {}
+        for target in targets:
+            for attack in LOOK[target.kind][number] if number < len(LOOK[target.kind]) else ():
+                group.setdefault(attack, []).append(target.name)
+        groups.append(group)
+    order = {
+        "user": user,
+        "marker": str(job.directory / "marker"),
+        "targets": [vars(target) for target in targets],
+        "groups": groups,
+        **more,
+    }
+    intruder = subprocess.Popen(
+        [*command, sys.executable, str(ROOT / "tests" / "attacks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert intruder.stdin is not None
+    assert intruder.stdout is not None
+    try:
+        intruder.stdin.write(json.dumps(order) + "\n")
+        for _ in groups:
+            intruder.stdin.flush()
+            line = intruder.stdout.readline()
+            assert line, f"the intruder ended: {intruder.communicate()[1]}"
+            for attack, name, outcome in json.loads(line):
+                result.outcomes.setdefault(attack, {})[name] = outcome
+            yield
+            intruder.stdin.write("\n")
+        _, errors = intruder.communicate(timeout=GROUP)
+        assert intruder.returncode == 0, errors
+    finally:
+        intruder.kill()
+        intruder.communicate()
+
+
+def _starts(told: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
+    return [(name, value) for name, value in told.items() if name.startswith("start-")]
+
+
+def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
+    """Where ranks listen for the reachability test, once all that do have told."""
+    told = _starts(facts(job))
+    return [(host, port) for _, (host, *ports) in told for port in ports if port] if len(told) >= ranks else []
+
+
+def _rounds(job: Job) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(job.directory / "rounds").read_text())
+    return 0
