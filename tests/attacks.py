@@ -1,7 +1,7 @@
 """An intruder: a program that tries to get into a job's listening sockets, as another user and perhaps from another host.
 
 It reads what to do from standard input, as JSON in one line (`intruderjobs.attacked`), and after each group of attacks prints
-what came of it, as ``[[attack, target, outcome], ...]``. An outcome begins with ``"in"`` where somebody was let in, else with
+what came of it, as ``[[attack, target, outcome, seconds], ...]``. An outcome begins with ``"in"`` where somebody was let in, else with
 ``"out"``. Everything is bounded: in number, in bytes and in time.
 """
 
@@ -36,8 +36,8 @@ __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
 
 #: Seconds for one connection, for one of Dask's own attempts, and for each of those that hold on.
 PATIENCE, DASKS_PATIENCE, HELD = 3.0, 3.0, 6.0
-#: Connections that are held open at each target, and those that send a byte a second.
-HALF_OPEN, SLOW = 1000, 3
+#: Connections to each target that are held open, that are closed at once, and that send a byte a second.
+HALF_OPEN, CLOSED, SLOW = 1000, 200, 3
 #: Lengths of garbage: every class up to 64 KiB, at the borders of what protocols read at once, and some between.
 LENGTHS = (
     *(1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 23, 24, 25, 31, 32, 33),
@@ -73,7 +73,9 @@ def bombs(marker: str) -> dict[str, bytes]:
     deep = b"\x91" * 100_000  # lists in lists
     return {
         "pickle": protocol.pickle.dumps(bomb),
-        "pickle in a handshake": framed({"compression": protocol.ToPickle(bomb), "python": (3,), "pickle-protocol": 5}),
+        "pickle in a handshake": framed(
+            {"compression": protocol.ToPickle(bomb), "python": (3,), "pickle-protocol": 5}
+        ),
         "pickle in an operation": framed({"op": "identity", "reply": protocol.ToPickle(bomb)}),
         "to be deserialised": framed({"op": "identity", "reply": protocol.Serialize(bomb)}),
         "deep msgpack": struct.pack("<QQQ", 16 + len(deep), 1, len(deep)) + deep,
@@ -118,8 +120,6 @@ def worst(outcomes: Sequence[str]) -> str:
     return inside[0] if inside else f"out: all {len(outcomes)}"
 
 
-
-
 def plain_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Dask's handshake and an operation without TLS, or HTTP."""
     hello = framed({"compression": None, "python": (3, 11, 0), "pickle-protocol": 5})
@@ -138,7 +138,7 @@ def garbage(target: dict[str, Any], order: dict[str, Any]) -> str:
     for number, length in enumerate(lengths):
         begin = BEGINNINGS[number % len(BEGINNINGS)]
         data = (begin + chance.randbytes(length))[:length]
-        with contextlib.suppress(OSError), connection(target) as stream:
+        with connection(target) as stream:
             outcomes.append(judged(target, answer_to(stream, data, 0.3)))
     return worst(outcomes)
 
@@ -154,10 +154,11 @@ def bombs_by_tcp(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 def half_open(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Very many connections that say nothing, held for some seconds."""
+    connection(target).close()
     streams: list[socket.socket] = []
     until = time.monotonic() + HELD
     try:
-        for _ in range(order.get("half_open", HALF_OPEN)):
+        for _ in range(HALF_OPEN):
             stream = socket.socket()
             stream.setblocking(False)
             streams.append(stream)
@@ -176,7 +177,9 @@ def slow(target: dict[str, Any], order: dict[str, Any]) -> str:
     with contextlib.ExitStack() as stack:
         streams = [stack.enter_context(connection(target)) for _ in range(SLOW)]
         for second in range(int(HELD)):
-            for stream, data in zip(streams, (b"\x16\x03\x01\x02\0\x01\0\x01", b"GET / HTTP", b"\x40\0\0\0\0\0\0\0"), strict=True):
+            for stream, data in zip(
+                streams, (b"\x16\x03\x01\x02\0\x01\0\x01", b"GET / HTTP", b"\x40\0\0\0\0\0\0\0"), strict=True
+            ):
                 with contextlib.suppress(OSError):
                     stream.sendall(data[second : second + 1])
             time.sleep(1.0)
@@ -189,15 +192,15 @@ def slow(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 def closing(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Connections that are closed at once, half of them by a reset."""
-    for number in range(order.get("closing", 200)):
-        with contextlib.suppress(OSError), connection(target) as stream:
+    for number in range(CLOSED):
+        with connection(target) as stream:
             if number % 2:
                 stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    return "out"
+    return f"out: {CLOSED} connections"
 
 
 def replayed(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """What a client of this job has sent, TLS and all, once more: at once, and in pieces. What comes of it the job's files tell."""
+    """What a client of this job has sent, TLS and all, once more: at once, and in pieces; the job's files tell what came of it."""
     outcomes = []
     for text in order["recorded"]:
         data = bytes.fromhex(text)
@@ -210,8 +213,6 @@ def replayed(target: dict[str, Any], order: dict[str, Any]) -> str:
                 answer_to(stream, data[last:], 1.0, 1 << 20)
             outcomes.append("out")
     return worst(outcomes)
-
-
 
 
 def by_tls(target: dict[str, Any], order: dict[str, Any], *certificate: str) -> str:
@@ -229,7 +230,11 @@ def by_tls(target: dict[str, Any], order: dict[str, Any], *certificate: str) -> 
                     file.flush()
                     context.load_cert_chain(file.name)
             got = b""
-            with contextlib.suppress(OSError), connection(target) as plain, context.wrap_socket(plain) as stream:
+            with (
+                contextlib.suppress(OSError),
+                connection(target) as plain,
+                context.wrap_socket(plain) as stream,
+            ):
                 stream.settimeout(1.0)
                 stream.sendall(data)
                 got = stream.recv(4096)
@@ -246,8 +251,6 @@ def self_made_authority(target: dict[str, Any], order: dict[str, Any]) -> str:
 def another_jobs(target: dict[str, Any], order: dict[str, Any]) -> str:
     """With the certificate of another job."""
     return by_tls(target, order, *order["another_job"])
-
-
 
 
 def possessions() -> list[tuple[str, Security | None]]:
@@ -282,7 +285,9 @@ async def as_worker(target: dict[str, Any], scheme: str, security: Security | No
     """A worker that registers itself, to get tasks and their data."""
     address = f"{scheme}://{target['host']}:{target['port']}"
     with tempfile.TemporaryDirectory() as folder:
-        worker = Worker(address, security=security, local_directory=folder, dashboard=False, nthreads=1, name="intruder")
+        worker = Worker(
+            address, security=security, local_directory=folder, dashboard=False, nthreads=1, name="intruder"
+        )
         try:
             await asyncio.wait_for(worker.start(), 2 * DASKS_PATIENCE)
             return "in: registered"
@@ -306,8 +311,6 @@ def as_process_of_dask(target: dict[str, Any], order: dict[str, Any]) -> str:
         return worst(asyncio.run(all_ways()))
 
 
-
-
 def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Every route, without the token, with a wrong one, and by another method."""
     outcomes = []
@@ -328,7 +331,9 @@ def ranks_handshake(target: dict[str, Any], order: dict[str, Any]) -> str:
     for jobid, rank in ((0, 0), (0, 1), (1, 0), (2**32 - 1, 2**32 - 1)):
         for magic in (MAGIC, bytes(16)):
             with contextlib.suppress(OSError), connection(target) as stream:
-                outcomes.append(judged(target, answer_to(stream, struct.pack("!II", jobid, rank) + magic, 1.0)))
+                outcomes.append(
+                    judged(target, answer_to(stream, struct.pack("!II", jobid, rank) + magic, 1.0))
+                )
     return worst(outcomes)
 
 
@@ -350,14 +355,16 @@ ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
 }
 
 
-def tried(attack: str, target: dict[str, Any], order: dict[str, Any]) -> str:
-    """What became of an attack."""
+def tried(attack: str, target: dict[str, Any], order: dict[str, Any]) -> tuple[str, float]:
+    """What became of an attack, and how many seconds it took."""
+    begun = time.monotonic()
     try:
-        return ATTACKS[attack](target, order)
+        outcome = ATTACKS[attack](target, order)
     except ConnectionRefusedError:
-        return "out: nobody listens"
+        outcome = "out: nobody listens"
     except OSError as error:
-        return f"out: {error}"
+        outcome = f"out: {error}"
+    return outcome, round(time.monotonic() - begun, 1)
 
 
 def become(user: str) -> None:
@@ -386,7 +393,10 @@ def main() -> None:
             pairs = [(attack, name) for attack, names in group.items() for name in names]
             with ThreadPoolExecutor(max(1, len(pairs))) as pool:
                 found = pool.map(lambda pair: tried(pair[0], targets[pair[1]], order), pairs)
-                print(json.dumps([[*pair, outcome] for pair, outcome in zip(pairs, found, strict=True)]), flush=True)
+                print(
+                    json.dumps([[*pair, outcome] for pair, outcome in zip(pairs, found, strict=True)]),
+                    flush=True,
+                )
             sys.stdin.readline()  # until the test has looked at the job
 
 

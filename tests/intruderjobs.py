@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from harness import ROOT, Mpi, TestBed
 from jobs import CompletedJob, Job
 from listeners import TELL_ADDRESSES, Census, Listener
 
-__all__ = ["KINDS", "LOOK", "Attacked", "Target", "attacked", "start"]
+__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start"]
 
 #: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
 DESCRIPTORS = 1024
@@ -152,10 +151,11 @@ KINDS = {
     "rank": "mpi",
     "launcher": "launcher",
 }
-#: In which order kinds of targets are attacked by what; all of a group at once.
+#: What needs no credentials, and what holds connections.
 RAW = ("plain TCP", "pickle and msgpack bombs", "garbage of every length", "closed at once")
 HOLDING = ("a byte a second", "half-open connections")
-LOOK: dict[str, tuple[tuple[str, ...], ...]] = {
+#: Groups of attacks by the kind of listener: one group after the other, all of a group at once.
+ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "comm": (
         (
             "TLS without a certificate",
@@ -195,6 +195,8 @@ class Attacked:
         How it ended.
     outcomes : dict
         ``{attack: {target: outcome}}`` (see `attacks`).
+    seconds : dict
+        Of each attack, the longest.
     listeners : list of Listener
         Of the whole job, from its start on.
     unexpected : list of Listener
@@ -210,6 +212,7 @@ class Attacked:
     outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     listeners: list[Listener] = field(default_factory=list)
     unexpected: list[Listener] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     exploded: bool = False
     notes: int = 0
@@ -237,7 +240,13 @@ def start(
     return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
 
 
-def attacked(job: Job, command: Sequence[str], hosts: Mapping[str, str], user: str, kinds: Sequence[str]) -> Attacked:
+def attacked(
+    job: Job,
+    command: Sequence[str],
+    hosts: Mapping[str, str],
+    user: str,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+) -> Attacked:
     """Attack a job from its start to its end.
 
     Parameters
@@ -250,20 +259,26 @@ def attacked(job: Job, command: Sequence[str], hosts: Mapping[str, str], user: s
         Address of each of the job's networks, as `listeners.Place.network` names it.
     user : str
         Whom the intruder is.
-    kinds : sequence of str
-        Which kinds of listeners it attacks.
+    attacks : mapping
+        Groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
     """
     result = Attacked()
     with Census(job) as census:
-        if "start" in kinds:
-            ports = until(lambda: _start_ports(job, len(hosts)), START, "ranks that listen for the reachability test")
-            targets = [Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports]
-            for _ in _intrusion(job, command, user, targets, result):
+        if "start" in attacks:
+            ports = until(
+                lambda: _start_ports(job, len(hosts)), START, "ranks that listen for the reachability test"
+            )
+            targets = [
+                Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports
+            ]
+            for _ in _intrusion(job, command, user, targets, attacks, result):
                 pass
         (job.directory / "go-start").touch()
         job.wait_for('"servers"', START)
         told = facts(job)
-        result.listeners = [each for each in census.listeners(told["servers"]) if each.place.port != told["recorder"]]
+        result.listeners = [
+            each for each in census.listeners(told["servers"]) if each.place.port != told["recorder"]
+        ]
         started = {port for name, (_, *ports) in _starts(told) for port in ports}
         result.unexpected = [
             each
@@ -271,15 +286,20 @@ def attacked(job: Job, command: Sequence[str], hosts: Mapping[str, str], user: s
             if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
         ]
         targets = [
-            Target(f"{each.name} {host}:{each.place.port}", KINDS[each.name], each.role, host, each.place.port)
+            Target(
+                f"{each.name} {host}:{each.place.port}", KINDS[each.name], each.role, host, each.place.port
+            )
             for each in result.listeners
-            if each.what != "start" and KINDS.get(each.name) in kinds
-            for host in [hosts[each.place.network] if each.place.address in ("0.0.0.0", "::") else each.place.address]
+            if each.what != "start" and KINDS.get(each.name) in attacks
+            for host in [
+                hosts[each.place.network] if each.place.address in ("0.0.0.0", "::") else each.place.address
+            ]
             if ":" not in each.place.address
         ]
         targets = list({target.name: target for target in targets}.values())
         before = _rounds(job)
-        for _ in _intrusion(job, command, user, targets, result, recorded=told["recorded"], routes=told["routes"]):
+        more = {"recorded": told["recorded"], "routes": told["routes"]}
+        for _ in _intrusion(job, command, user, targets, attacks, result, **more):
             with contextlib.suppress(AssertionError):  # the test says so
                 until(lambda before=before: _rounds(job) > before, 15)
             result.rounds.append(_rounds(job) - before)
@@ -292,14 +312,20 @@ def attacked(job: Job, command: Sequence[str], hosts: Mapping[str, str], user: s
 
 
 def _intrusion(
-    job: Job, command: Sequence[str], user: str, targets: Sequence[Target], result: Attacked, **more: Any
+    job: Job,
+    command: Sequence[str],
+    user: str,
+    targets: Sequence[Target],
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    result: Attacked,
+    **more: Any,
 ) -> Iterator[None]:
     """Run the intruder, and yield after each group of attacks."""
     groups: list[dict[str, list[str]]] = []
-    for number in range(max(len(LOOK[target.kind]) for target in targets)):
+    for number in range(max(len(attacks[target.kind]) for target in targets)):
         group: dict[str, list[str]] = {}
         for target in targets:
-            for attack in LOOK[target.kind][number] if number < len(LOOK[target.kind]) else ():
+            for attack in attacks[target.kind][number] if number < len(attacks[target.kind]) else ():
                 group.setdefault(attack, []).append(target.name)
         groups.append(group)
     order = {
@@ -324,8 +350,9 @@ def _intrusion(
             intruder.stdin.flush()
             line = intruder.stdout.readline()
             assert line, f"the intruder ended: {intruder.communicate()[1]}"
-            for attack, name, outcome in json.loads(line):
+            for attack, name, outcome, seconds in json.loads(line):
                 result.outcomes.setdefault(attack, {})[name] = outcome
+                result.seconds[attack] = max(seconds, result.seconds.get(attack, 0.0))
             yield
             intruder.stdin.write("\n")
         _, errors = intruder.communicate(timeout=GROUP)
@@ -342,7 +369,9 @@ def _starts(told: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
 def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
     """Where ranks listen for the reachability test, once all that do have told."""
     told = _starts(facts(job))
-    return [(host, port) for _, (host, *ports) in told for port in ports if port] if len(told) >= ranks else []
+    return (
+        [(host, port) for _, (host, *ports) in told for port in ports if port] if len(told) >= ranks else []
+    )
 
 
 def _rounds(job: Job) -> int:

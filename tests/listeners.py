@@ -134,7 +134,11 @@ class Census:
         ranks = set(ranks_of(self._job).values())
         found = []
         # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
-        launchers = {(each.network, each.address, each.port) for each in self.seen if role_of(each.pid, ranks) == "launcher"}
+        launchers = {
+            (each.network, each.address, each.port)
+            for each in self.seen
+            if role_of(each.pid, ranks) == "launcher"
+        }
         for place in self.seen:
             inherited = (place.network, place.address, place.port) in launchers
             role = "launcher" if inherited else roles.get(place.pid) or role_of(place.pid, ranks)
