@@ -1,8 +1,8 @@
 """An intruder: a program that tries to get into a job's listening sockets, as another user and perhaps from another host.
 
 It reads what to do from standard input, as JSON in one line (`intruderjobs.attacked`), and after each group of attacks prints
-what came of it, as ``[[attack, target, outcome, seconds], ...]``. An outcome begins with ``"in"`` where somebody was let in, else with
-``"out"``. Everything is bounded: in number, in bytes and in time.
+what came of it, as ``[[attack, target, outcome, seconds], ...]``. An outcome begins with ``"in"`` where somebody was let in,
+else with ``"out"``. Everything is bounded: in number, in bytes and in time.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def closing(target: dict[str, Any], order: dict[str, Any]) -> str:
 
 
 def replayed(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """What a client of this job has sent, TLS and all, once more: at once, and in pieces; the job's files tell what came of it."""
+    """What a client of this job sent, TLS and all, once more, at once and in pieces. Files of the job tell what came of it."""
     outcomes = []
     for text in order["recorded"]:
         data = bytes.fromhex(text)
@@ -218,21 +218,22 @@ def replayed(target: dict[str, Any], order: dict[str, Any]) -> str:
 def by_tls(target: dict[str, Any], order: dict[str, Any], *certificate: str) -> str:
     """Believes whatever the other side shows, so that the refusal must be the other side's; sends messages at once."""
     hello = framed({"compression": None, "python": (3, 11, 0), "pickle-protocol": 5})
+    messages = [b"", hello + framed({"op": "identity", "reply": True}), *bombs(order["marker"]).values()]
     outcomes = []
-    for data in (b"", hello + framed({"op": "identity", "reply": True}), *bombs(order["marker"]).values()):
-        for newest in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-            context.maximum_version = newest
-            if certificate:
-                with tempfile.NamedTemporaryFile("w") as file:
-                    file.write("".join(certificate))
-                    file.flush()
-                    context.load_cert_chain(file.name)
+    for newest in (ssl.TLSVersion.TLSv1_3, ssl.TLSVersion.TLSv1_2):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.maximum_version = newest
+        if certificate:
+            with tempfile.NamedTemporaryFile("w") as file:
+                file.write("".join(certificate))
+                file.flush()
+                context.load_cert_chain(file.name)
+        for data in messages:
             got = b""
             with (
-                contextlib.suppress(OSError),
                 connection(target) as plain,
+                contextlib.suppress(OSError),
                 context.wrap_socket(plain) as stream,
             ):
                 stream.settimeout(1.0)
@@ -317,11 +318,10 @@ def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
     for route in order["routes"]:
         for query, method in (("", "GET"), ("?token=" + "0" * 48, "GET"), ("", "POST")):
             head = f"{method} {route}{query} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-            with contextlib.suppress(OSError), connection(target) as stream:
+            with connection(target) as stream, contextlib.suppress(OSError):
                 stream.settimeout(1.0)
                 stream.sendall(head.encode())
-                got = stream.recv(4096)
-                outcomes.append(f"{judged(target, got)} {method} {route}{query}")
+                outcomes.append(f"{judged(target, stream.recv(4096))} {method} {route}{query}")
     return worst(outcomes)
 
 
@@ -330,7 +330,7 @@ def ranks_handshake(target: dict[str, Any], order: dict[str, Any]) -> str:
     outcomes = []
     for jobid, rank in ((0, 0), (0, 1), (1, 0), (2**32 - 1, 2**32 - 1)):
         for magic in (MAGIC, bytes(16)):
-            with contextlib.suppress(OSError), connection(target) as stream:
+            with connection(target) as stream:
                 outcomes.append(
                     judged(target, answer_to(stream, struct.pack("!II", jobid, rank) + magic, 1.0))
                 )
@@ -394,7 +394,7 @@ def main() -> None:
             with ThreadPoolExecutor(max(1, len(pairs))) as pool:
                 found = pool.map(lambda pair: tried(pair[0], targets[pair[1]], order), pairs)
                 print(
-                    json.dumps([[*pair, outcome] for pair, outcome in zip(pairs, found, strict=True)]),
+                    json.dumps([[*pair, *what] for pair, what in zip(pairs, found, strict=True)]),
                     flush=True,
                 )
             sys.stdin.readline()  # until the test has looked at the job
