@@ -114,8 +114,9 @@ def main(options):
     client.wait_for_workers(int(os.environ["INTRUDERS_WORKERS"]))
     recorder = Recorder(session.address)
     scheme = session.address.partition("://")[0]
-    with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
-        recorded.run_on_scheduler(note, str(HERE / "notes"))
+    if scheme != "ucx":  # whose connections can't be passed on
+        with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
+            recorded.run_on_scheduler(note, str(HERE / "notes"))
     recorder.close()
     http = sorted({*client.run_on_scheduler(routes), *(route for each in client.run(routes).values() for route in each)})
     tell(
@@ -140,13 +141,17 @@ main(json.loads(os.environ["INTRUDERS_OPTIONS"]))
 '''.replace("DESCRIPTORS", str(DESCRIPTORS))
 )
 
-#: What is attacked, by the name of its `Listener`.
+#: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
 KINDS = {
     "scheduler comm": "comm",
     "worker comm": "comm",
     "nanny comm": "comm",
     "scheduler http": "http",
     "worker http": "http",
+    "scheduler ucx": "ucx",
+    "worker ucx": "ucx",
+    "scheduler": "uct",
+    "worker": "uct",
     "rank start": "start",
     "rank": "mpi",
     "launcher": "launcher",
@@ -170,6 +175,8 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "http": (("routes without the token",), RAW, HOLDING),
     "mpi": ((), (*RAW, "a rank's handshake"), HOLDING),
     "start": (RAW, HOLDING),
+    "ucx": (("UCX without the secret",), RAW, HOLDING),
+    "uct": ((), RAW, HOLDING),
 }
 
 
@@ -235,7 +242,7 @@ def start(
         "OMPI_MCA_btl": None,
         "OMPI_MCA_pml": None,
     }
-    if bed is not None:
+    if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
         env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
     return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
 
@@ -306,7 +313,8 @@ def attacked(
             before = _rounds(job)
         (job.directory / "go-end").touch()
         result.exploded = (job.directory / "marker").exists()
-        result.notes = (job.directory / "notes").read_text().count("done")
+        with contextlib.suppress(FileNotFoundError):  # nothing could be recorded
+            result.notes = (job.directory / "notes").read_text().count("done")
         result.done = job.wait(60)
     return result
 

@@ -26,8 +26,9 @@ TELL_ADDRESSES = '''
 def ports(server):
     """What a server of Dask listens on: for messages and for HTTP."""
     http = getattr(server, "http_server", None)
+    kind = "ucx" if server.address.startswith("ucx") else "comm"
     return [
-        *([("comm", int(server.address.rpartition(":")[2]))] if server.address else []),
+        (kind, int(server.address.rpartition(":")[2])),
         *([("http", http.port)] if http is not None else []),
     ]
 
@@ -73,7 +74,7 @@ class Listener:
     role : str
         ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's command line.
     what : str
-        ``"comm"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed when the cluster is up, else empty.
+        ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or empty.
     """
 
     role: str
