@@ -21,8 +21,10 @@ __all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start"]
 
 #: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
 DESCRIPTORS = 1024
-#: Seconds for a group of attacks, and for the job to come up.
-GROUP, START = 60.0, 60.0
+#: Seconds for the intruder to end, for the job to come up, and for a round of its script.
+GROUP, START, ROUND = 60.0, 60.0, 15.0
+#: The end of what the script tells before it computes.
+LAST_TOLD = r'"recorder": [0-9]+\}'
 
 #: The script. It holds back the reachability test until the file "go-start" is there, tells where it listens for it, and then
 #: computes, with a new client for each round, until the file "go-end" is there.
@@ -152,6 +154,7 @@ KINDS = {
     "worker ucx": "ucx",
     "scheduler": "uct",
     "worker": "uct",
+    "nanny": "uct",
     "rank start": "start",
     "rank": "mpi",
     "launcher": "launcher",
@@ -272,43 +275,29 @@ def attacked(
     result = Attacked()
     with Census(job) as census:
         if "start" in attacks:
-            ports = until(
-                lambda: _start_ports(job, len(hosts)), START, "ranks that listen for the reachability test"
-            )
+            ports = until(lambda: _start_ports(job, len(hosts)), START, "listeners of the reachability test")
             targets = [
                 Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports
             ]
             for _ in _intrusion(job, command, user, targets, attacks, result):
                 pass
         (job.directory / "go-start").touch()
-        job.wait_for('"servers"', START)
+        job.wait_for(LAST_TOLD, START)
         told = facts(job)
-        result.listeners = [
-            each for each in census.listeners(told["servers"]) if each.place.port != told["recorder"]
-        ]
-        started = {port for name, (_, *ports) in _starts(told) for port in ports}
+        found = census.listeners(told["servers"])
+        result.listeners = [each for each in found if each.place.port != told["recorder"]]
+        started = {port for _, *ports in _starts(told) for port in ports}
         result.unexpected = [
             each
             for each in result.listeners
             if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
         ]
-        targets = [
-            Target(
-                f"{each.name} {host}:{each.place.port}", KINDS[each.name], each.role, host, each.place.port
-            )
-            for each in result.listeners
-            if each.what != "start" and KINDS.get(each.name) in attacks
-            for host in [
-                hosts[each.place.network] if each.place.address in ("0.0.0.0", "::") else each.place.address
-            ]
-            if ":" not in each.place.address
-        ]
-        targets = list({target.name: target for target in targets}.values())
         before = _rounds(job)
+        targets = _targets(result.listeners, hosts, attacks)
         more = {"recorded": told["recorded"], "routes": told["routes"]}
         for _ in _intrusion(job, command, user, targets, attacks, result, **more):
             with contextlib.suppress(AssertionError):  # the test says so
-                until(lambda before=before: _rounds(job) > before, 15)
+                until(lambda before=before: _rounds(job) > before, ROUND)
             result.rounds.append(_rounds(job) - before)
             before = _rounds(job)
         (job.directory / "go-end").touch()
@@ -317,6 +306,20 @@ def attacked(
             result.notes = (job.directory / "notes").read_text().count("done")
         result.done = job.wait(60)
     return result
+
+
+def _targets(
+    listeners: Sequence[Listener], hosts: Mapping[str, str], attacks: Mapping[str, Any]
+) -> list[Target]:
+    """What is still open and attacked at all, each once, by its IPv4 address."""
+    targets = {}
+    for each in listeners:
+        kind, place = KINDS.get(each.name, ""), each.place
+        if kind in attacks and each.what != "start" and ":" not in place.address:
+            host = hosts[place.network] if place.address == "0.0.0.0" else place.address
+            name = f"{each.name} {host}:{place.port}"
+            targets[name] = Target(name, kind, each.role, host, place.port)
+    return list(targets.values())
 
 
 def _intrusion(
@@ -365,21 +368,23 @@ def _intrusion(
             intruder.stdin.write("\n")
         _, errors = intruder.communicate(timeout=GROUP)
         assert intruder.returncode == 0, errors
-    finally:
+    finally:  # also at the test's timeout
         intruder.kill()
         intruder.communicate()
 
 
-def _starts(told: Mapping[str, Any]) -> list[tuple[str, list[Any]]]:
-    return [(name, value) for name, value in told.items() if name.startswith("start-")]
+def _starts(told: Mapping[str, Any]) -> list[list[Any]]:
+    """Address and ports of each rank that listens for the reachability test."""
+    return [value for name, value in told.items() if name.startswith("start-")]
 
 
 def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
-    """Where ranks listen for the reachability test, once all that do have told."""
-    told = _starts(facts(job))
-    return (
-        [(host, port) for _, (host, *ports) in told for port in ports if port] if len(told) >= ranks else []
-    )
+    """Where ranks listen for the reachability test, once as many have told."""
+    with contextlib.suppress(ValueError):  # half a line
+        told = _starts(facts(job))
+        if len(told) >= ranks:
+            return [(host, port) for host, *ports in told for port in ports if port]
+    return []
 
 
 def _rounds(job: Job) -> int:
