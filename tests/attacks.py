@@ -30,6 +30,7 @@ from distributed import Client, Security, Worker, protocol
 from distributed.comm.tcp import _add_frames_header
 from distributed.core import connect
 
+from dask_gpu_mpi.mpi.mailbox import _TAG
 from dask_gpu_mpi.network.credentials import Credentials, make_credentials
 
 __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
@@ -47,6 +48,8 @@ LENGTHS = (
 BEGINNINGS = (b"", b"\x16\x03\x01", b"GET /", b"\0" * 8, struct.pack("<Q", 64))
 #: What Open MPI's ranks show each other, after jobid and rank: 24 bytes in all.
 MAGIC = b"OPAL-TCP-BTL".ljust(16, b"\0")
+#: What its component for messages (ob1) calls a message that fits into one piece.
+ONE_MESSAGE = 0x41
 #: The first byte of a TLS record that refuses.
 ALERT = 0x15
 
@@ -109,7 +112,7 @@ def judged(target: dict[str, Any], got: bytes) -> str:
     if target["kind"] == "http":
         status = got[:12].decode(errors="replace")
         return f"in: {status}" if status.startswith("HTTP/1.1 2") else "out"
-    if target["kind"] == "mpi":
+    if target["kind"] == "mpi":  # which may answer; what it does with it the job's files tell
         return f"out: {len(got)} bytes"
     return "out" if not got or got[0] == ALERT else f"in: {got[:40]!r}"
 
@@ -350,15 +353,35 @@ def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
     return worst(outcomes)
 
 
+def forged(marker: str, source: int) -> bytes:
+    """Messages between ranks, as Open MPI sends them by TCP: whatever number is expected next, on each communicator there may be.
+
+    Before each its header: what it is, its kind, segments, length; then kind, flags, communicator, source, tag, number.
+    """
+    payload = protocol.pickle.dumps(("stop", Bomb(marker)))
+    messages = []
+    for communicator in range(3, 7):
+        for number in range(40):
+            match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, _TAG, number)
+            messages.append(
+                struct.pack("<BBHI", ONE_MESSAGE, 1, 0, len(match) + len(payload)) + match + payload
+            )
+    return b"".join(messages)
+
+
 def ranks_handshake(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """The 24 bytes with which a rank of Open MPI connects, of ranks that are not there."""
+    """The 24 bytes with which a rank of Open MPI connects; where they are answered, messages in the name of that rank."""
     outcomes = []
     for jobid, rank in ((0, 0), (0, 1), (1, 0), (2**32 - 1, 2**32 - 1)):
         for magic in (MAGIC, bytes(16)):
-            with connection(target) as stream:
-                outcomes.append(
-                    judged(target, answer_to(stream, struct.pack("!II", jobid, rank) + magic, 1.0))
-                )
+            with connection(target) as stream, contextlib.suppress(OSError):
+                stream.settimeout(1.0)
+                stream.sendall(struct.pack("!II", jobid, rank) + magic)
+                got = stream.recv(24)
+                if len(got) == 24:
+                    stream.sendall(forged(order["marker"], rank))
+                    time.sleep(1.0)
+                outcomes.append(judged(target, got))
     return worst(outcomes)
 
 
@@ -404,6 +427,8 @@ def become(user: str) -> None:
 def main() -> None:
     """Read what is to be tried, one group of attacks after the other, all of a group at once; tell what came of it."""
     order = json.loads(sys.stdin.readline())
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # UCX prints warnings
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if order["user"]:
@@ -421,6 +446,7 @@ def main() -> None:
                 found = pool.map(lambda pair: tried(pair[0], targets[pair[1]], order), pairs)
                 print(
                     json.dumps([[*pair, *what] for pair, what in zip(pairs, found, strict=True)]),
+                    file=results,
                     flush=True,
                 )
             sys.stdin.readline()  # until the test has looked at the job
