@@ -179,7 +179,7 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
     "mpi": ((), (*RAW, "a rank's handshake"), HOLDING),
     "start": (RAW, HOLDING),
     "ucx": (("UCX without the secret",), RAW, HOLDING),
-    "uct": ((), RAW, HOLDING),
+    "uct": ((), ("garbage of every length", "closed at once")),
 }
 
 
