@@ -32,6 +32,7 @@ from distributed.core import connect
 
 from dask_gpu_mpi.mpi.mailbox import _TAG
 from dask_gpu_mpi.network.credentials import Credentials, make_credentials
+from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
 __all__ = ["ATTACKS", "LENGTHS", "MAGIC", "bombs", "main"]
 
@@ -340,6 +341,12 @@ def without_the_secret(target: dict[str, Any], order: dict[str, Any]) -> str:
         return worst(asyncio.run(all_ways()))
 
 
+def with_ucx_of_another_job(target: dict[str, Any], order: dict[str, Any]) -> str:
+    """A worker of another job, which offers UCX beside TLS as those of this job do."""
+    use_ucx_between_workers(1, loopback=True)
+    return worst([asyncio.run(asks(target, "tls", make_credentials().security()))])
+
+
 def http_routes(target: dict[str, Any], order: dict[str, Any]) -> str:
     """Every route, without the token, with a wrong one, and by another method."""
     outcomes = []
@@ -399,6 +406,7 @@ ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
     "closed at once": closing,
     "a byte a second": slow,
     "half-open connections": half_open,
+    "a worker of another job, with UCX": with_ucx_of_another_job,
     "routes without the token": http_routes,
     "a rank's handshake": ranks_handshake,
 }

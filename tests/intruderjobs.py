@@ -93,7 +93,9 @@ def note(path):
 
 def routes(dask_scheduler=None, dask_worker=None):
     from distributed.http.routing import _descend_routes
-    application, out = (dask_scheduler or dask_worker).http_application, {"/", "/status", "/sitemap.json"}
+    application, out = getattr(dask_scheduler or dask_worker, "http_application", None), {"/", "/status", "/sitemap.json"}
+    if application is None:
+        return []
     for each in [*application.applications, application]:
         out.update(getattr(each, "app_paths", ()))
         for router in (each.default_router, each.wildcard_router):
