@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib
 import importlib.util
 import os
 import time
@@ -16,9 +17,10 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
 from .orders import Answer, Order, SchedulerSettings
@@ -122,6 +124,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
+    with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
+        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     hide_gpus(os.environ, but=settings.device)
@@ -160,6 +164,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             asked.set()
 
     loop.add_reader(pipe.fileno(), on_order)
+    _warn_of_end(settings.config)
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -168,6 +173,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
+
+
+def _warn_of_end(config: dict[str, Any]) -> None:
+    """Say in time that the certificate ends, should the cluster still run then."""
+    validity = certificate_validity(config)
+    if validity is not None:
+        text = f"warning: {ending_soon(validity[1])}"
+        asyncio.get_running_loop().call_later(max(0.0, time_of_warning(*validity) - time.time()), say, text)
 
 
 def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer, str, int]:
