@@ -43,7 +43,7 @@ RESERVED = 128
 #: What `accept` raises where this process, or the whole system, is out of descriptors or memory (accept(2)).
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
-#: Whether this task reads what may be no greeting at all; then it is counted, and `distributed.protocol` need not log a traceback.
+#: Whether this task reads what may be no greeting at all: that is counted, and `distributed.protocol` need not log a traceback.
 _greeting: ContextVar[bool] = ContextVar("_greeting", default=False)
 #: Closes each connection that is not known to be of the job's, oldest first.
 _unknown: dict[object, Callable[[], object]] = {}
@@ -172,6 +172,7 @@ class PatientSocket:
     def __init__(self, listening: Any) -> None:
         self._listening = listening
         self._timer: asyncio.TimerHandle | None = None
+        self._full = False
 
     def fileno(self) -> int:
         """Its descriptor, for the event loop."""
@@ -180,6 +181,9 @@ class PatientSocket:
 
     def accept(self) -> tuple[Any, Any]:
         """As ``socket.accept``."""
+        if self._full:  # one at a time then: what tornado accepts in one go is `_unknown` only in the next
+            self._full = False
+            raise BlockingIOError(errno.EAGAIN, "few descriptors are left")
         try:
             connection, address = self._listening.accept()
         except OSError as error:
@@ -189,8 +193,10 @@ class PatientSocket:
             raise BlockingIOError(errno.EAGAIN, "out of descriptors") from None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         # The kernel gives the lowest number that is free. The rest is for everything else that this process has to open.
-        if _unknown and 0 < limit - min(RESERVED, limit // 4) <= connection.fileno():
-            _make_room(f"{connection.fileno()} descriptors are in use")
+        if 0 < limit - min(RESERVED, limit // 4) <= connection.fileno():
+            self._full = True
+            if _unknown:
+                _make_room(f"{connection.fileno()} descriptors are in use")
         return connection, address
 
     def _pause(self, error: OSError) -> None:

@@ -35,6 +35,13 @@ protocol = sys.argv[1]
 security = make_credentials(**json.loads(sys.argv[2])).security() if protocol == "tls" else Security()
 dask.config.set({"distributed.comm.timeouts.connect": "1s"})
 tally.PERIOD = 0.2
+accepts = 0
+accept = listeners.PatientSocket.accept
+def counted(self):
+    global accepts
+    accepts += 1
+    return accept(self)
+listeners.PatientSocket.accept = counted
 listeners.DASK_HANDSHAKE = 1.0
 listeners.guard_listeners()
 
@@ -158,34 +165,34 @@ def test_garbage_is_counted(protocol: str) -> None:
 FULL = """
 FLOOD = '''
 import socket, sys
+sys.stdin.readline()
 made = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(300)]
 print("open", flush=True)
 sys.stdin.read()
 '''
 async def main(address):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
     dask.config.set({"distributed.comm.timeouts.connect": "60s"})
     listeners.DASK_HANDSHAKE = 60.0
     port = address.rpartition(":")[2]
     flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, port, stdin=-1, stdout=-1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    flood.stdin.write(b"go\\n")
     await flood.stdout.readline()
-    spent = time.process_time()
     answers = [await asyncio.wait_for(ask(address), 10) for _ in range(10)]
     await asyncio.sleep(1.0)
-    spent = time.process_time() - spent
     left = 128 - len(os.listdir("/proc/self/fd"))
     flood.stdin.close()
     await flood.wait()
-    return answers, left, spent
+    return answers, left, accepts
 """
 
 
 @PROTOCOLS
 def test_no_descriptors_for_strangers(protocol: str) -> None:
-    (answers, left, spent), lines = told(protocol, FULL)
+    (answers, left, accepts), lines = told(protocol, FULL)
     assert answers == ["hello"] * 10
     assert left > 16
-    assert spent < 0.8
+    assert accepts < 1000
     assert lines[0].startswith("too many connections: ")
     assert "(the limit is 128)" in lines[0]
     assert len(lines) < 20, lines
@@ -202,19 +209,19 @@ async def main(address):
             own.append(os.open("/dev/null", os.O_RDONLY))
     with contextlib.suppress(BlockingIOError):
         stranger.connect(("127.0.0.1", int(address.rpartition(":")[2])))
-    spent = time.process_time()
+    before = accepts
     await asyncio.sleep(1.2)
-    spent = time.process_time() - spent
+    times = accepts - before
     for fd in own:
         os.close(fd)
-    return spent, await ask(address)
+    return times, await ask(address)
 """
 
 
 def test_accept_without_a_descriptor_waits() -> None:
-    (spent, answer), lines = told("tcp", NOTHING_TO_CLOSE)
+    (times, answer), lines = told("tcp", NOTHING_TO_CLOSE)
     assert answer == "hello"
-    assert spent < 0.4
+    assert 1 <= times <= 4
     assert lines[0].startswith("too many connections: Too many open files")
 
 
