@@ -30,8 +30,8 @@ class Tally:
 
     Examples
     --------
-    >>> waiting = []
-    >>> tally = Tally(print, lambda seconds, function: waiting.append(function))
+    >>> waiting, times = [], iter((0.0, 60.0, 60.0))
+    >>> tally = Tally(print, lambda seconds, function: waiting.append(function), clock=times.__next__)
     >>> for host in ("h1", "h2", "h2"):
     ...     tally.add(f"no handshake with {host}", host)
     no handshake with h1

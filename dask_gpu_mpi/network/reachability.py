@@ -80,7 +80,14 @@ class Listener:
 
     def __init__(self, address: str, port: int, tokens: Tokens) -> None:
         self._question, self._answer = tokens.question.encode(), tokens.answer.encode()
-        self._listening = socket.create_server((address, port), backlog=BACKLOG)
+        self._listening = socket.socket()
+        try:
+            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listening.bind((address, port))
+            self._listening.listen(BACKLOG)
+        except OSError:
+            self._listening.close()
+            raise
         self._listening.setblocking(False)
         self.port: int = self._listening.getsockname()[1]
         self._selector = selectors.DefaultSelector()
