@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from dask_gpu_mpi.base.plain_data import from_plain, to_plain
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import (
     DISTRIBUTIONS,
@@ -14,6 +15,7 @@ from dask_gpu_mpi.check.observations import (
     PYTHON,
     Observations,
 )
+from dask_gpu_mpi.check.rank import PAYLOADS
 from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -71,8 +73,9 @@ GREEN = (
 class MockMailbox:
     """The mailbox of one rank, without MPI: what it sends to itself arrives, `on_send` answers for the others."""
 
-    def __init__(self, rank: int = 0, size: int = 2) -> None:
+    def __init__(self, rank: int = 0, size: int = 2, payloads: Mapping[str, Any] = PAYLOADS) -> None:
         self.rank, self.size = rank, size
+        self.payloads = payloads
         #: What it receives next.
         self.mails: list[Mail] = []
         #: (rank, kind, payload); rank -1: all.
@@ -83,7 +86,13 @@ class MockMailbox:
         mails, self.mails = self.mails, []
         return mails
 
+    def _check(self, kind: str, payload: Any) -> None:
+        """Whether the payload is one that can be sent as this kind."""
+        data = to_plain(self.payloads[kind], payload)
+        assert to_plain(self.payloads[kind], from_plain(self.payloads[kind], data)) == data
+
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
+        self._check(kind, payload)
         self.sent.append((rank, kind, payload))
         if rank == self.rank:
             self.mails.append(Mail(rank, kind, payload))
@@ -91,6 +100,7 @@ class MockMailbox:
             self.on_send(rank, kind, payload)
 
     def send_all(self, kind: str, payload: Any = None) -> None:
+        self._check(kind, payload)
         self.sent.append((-1, kind, payload))
 
     def flush(self, timeout: float) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.errors import InputError, StartupError
@@ -18,10 +19,11 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens,
 from dask_gpu_mpi.options.model import Options
 
 from .kernel import run_kernels
-from .observations import observe
+from .observations import Observations, observe
 from .report import Listening, Outcome
+from .ucx import try_ucx
 
-__all__ = ["CheckingRank", "Kind", "ListenOrder", "RankTest"]
+__all__ = ["PAYLOADS", "CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
 
 class Kind(StrEnum):
@@ -68,6 +70,21 @@ class RankTest:
     seconds: float
     #: Other nodes to connect to.
     peers: tuple[Node, ...] = ()
+    #: UUID of the GPU whose memory is to go over UCX; empty: host memory; None: UCX is not tried here.
+    ucx: str | None = None
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.STEP: tuple[str, str],
+    Kind.OBSERVED: Observations | Failure,
+    Kind.LISTEN: ListenOrder,
+    Kind.LISTENING: Listening,
+    Kind.TEST: RankTest,
+    Kind.TESTED: Outcome,
+    Kind.DONE: int,
+    FAIL: Failure,
+}
 
 
 class CheckingRank:
@@ -137,12 +154,15 @@ class CheckingRank:
 
     def _test(self, test: RankTest) -> Outcome:
         # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(3) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
+            ucx = (
+                pool.submit(try_ucx, test.ucx, self._environ, test.seconds) if test.ucx is not None else None
+            )
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
             lost = pool.submit(connect_to_peers, test.peers, timeout)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Outcome(reach, kernels.result(), lost.result())
+            return Outcome(reach, kernels.result(), lost.result(), ucx.result() if ucx is not None else None)
 
     def serve(self, deadline: float) -> int:
         """Serve rank 0 until it sends the exit code.

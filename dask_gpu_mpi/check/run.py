@@ -26,7 +26,7 @@ from dask_gpu_mpi.options.model import Options
 
 from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
 from .observations import without_rank
-from .rank import CheckingRank
+from .rank import PAYLOADS, CheckingRank
 from .report import Evidence, Finding, Report, split_fix
 from .rules import apply_rules
 
@@ -90,7 +90,7 @@ def run_check(
             return _alone(error, silent, show)
         problems.append(("launcher", without_rank(str(error))))
     try:
-        mailbox = Mailbox(world, host, started + OBSERVE_TIMEOUT, deadline_name=DEADLINE_NAME)
+        mailbox = Mailbox(world, host, started + OBSERVE_TIMEOUT, PAYLOADS, deadline_name=DEADLINE_NAME)
     except StartupError as error:
         if rank == 0:
             _alone(error, False, show)

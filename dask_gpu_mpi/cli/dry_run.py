@@ -6,9 +6,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
@@ -17,7 +18,7 @@ from dask_gpu_mpi.machine.gpu_probe import Look, hangs, nvml_grace, start_look
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.gathering import FLUSH, gather, report_to_all
+from dask_gpu_mpi.mpi.gathering import FAIL, FLUSH, gather, report_to_all
 from dask_gpu_mpi.mpi.library import load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.options.model import Options
@@ -29,7 +30,7 @@ from dask_gpu_mpi.workers.worker_options import check_options_of
 
 from .options import usable
 
-__all__ = ["plan_of_allocation", "plan_of_inventories"]
+__all__ = ["PAYLOADS", "plan_of_allocation", "plan_of_inventories"]
 
 #: Seconds for the ranks to respond, where the options with the start-up timeout can't be used.
 WITHOUT_OPTIONS = 60.0
@@ -44,6 +45,14 @@ class Kind(StrEnum):
     INVENTORY = "inventory"
     #: Rank 0 to all: the plan is made.
     DONE = "done"
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.INVENTORY: tuple[str, Inventory | Failure],
+    Kind.DONE: None,
+    FAIL: Failure,
+}
 
 
 def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
@@ -80,7 +89,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
             options.reported = no_mpi.reported
             raise options from None
         raise
-    mailbox = Mailbox(world, host, deadline)
+    mailbox = Mailbox(world, host, deadline, PAYLOADS)
     answer: Inventory | Failure
     try:
         answer = _inspect(usable(options), mailbox, look, deadline - nvml_grace(timeout))

@@ -110,7 +110,7 @@ def initialize(
         Whether to serve the dashboard.
     dashboard_address : str, optional
         ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
-    protocol : {"tls", "tcp", "ucx"}, optional
+    protocol : {"auto", "tls", "ucx", "tcp"}, optional
         Default: ``"tls"``, with certificates made for this job.
     worker_class : str or type, optional
         Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
@@ -259,6 +259,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         return Client(address, **kwargs)
     from dask_gpu_mpi.network.certificates import clock_problem
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
+    from dask_gpu_mpi.script.dask_client import client_with_link
 
     target = read_scheduler_file(scheduler_file)
     if target.protocol == Protocol.UCX:
@@ -267,7 +268,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         with dask.config.set(target.config):
             kwargs["security"] = Security()
     try:
-        return Client(target.address, **kwargs)
+        return client_with_link(target.dashboard)(target.address, **kwargs)
     except OSError as error:
         if problem := clock_problem(f"{error} {error.__cause__}"):
             raise InputError(f"connect: {problem}") from None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any
 
-__all__ = ["EndKind"]
+from dask_gpu_mpi.base.timeline import Step
+
+__all__ = ["PAYLOADS", "EndKind"]
 
 
 class EndKind(StrEnum):
@@ -30,3 +34,16 @@ class EndKind(StrEnum):
     WORKERS_ENDED = "workers-ended"
     #: Any rank without the script to rank 0, which passes it on to the client rank: the number of the signal that it was sent.
     SIGNAL = "signal"
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    EndKind.STOP: str | None,
+    EndKind.END: None,
+    EndKind.RELEASE: None,
+    EndKind.BUSY: None,
+    EndKind.CLOSED: tuple[int, list[Step]],
+    EndKind.OVER: tuple[bool, str | None],
+    EndKind.WORKERS_ENDED: tuple[int, bool],
+    EndKind.SIGNAL: int,
+}

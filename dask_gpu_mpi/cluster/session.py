@@ -20,6 +20,7 @@ from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
+from dask_gpu_mpi.network.dashboard_link import link_template
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import register_defaults
@@ -188,13 +189,22 @@ class Session:
 
         register_defaults()
         shut_down_once()
-        settings = {"scheduler-address": self.address, **self._config}
+        settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
         # own, is called first.
         before_finalize(self._finish)
         self._monitor.start()
+
+    def _link_config(self) -> dict[str, Any]:
+        """What ``Client.dashboard_link`` of the script, its pages and its children are made of."""
+        import dask
+
+        if not self._member.joined.options.scheduler:
+            return {}  # the dashboard of another job
+        template: str = dask.config.get("distributed.dashboard.link")
+        return {"distributed.dashboard.link": link_template(self.dashboard_link or "", template)}
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""
@@ -291,6 +301,8 @@ def announce(joined: Joined, seconds: float) -> None:
     warnings = (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0))
     for warning in (*open_warnings(joined.cluster.address, joined.options), *warnings):
         say(f"warning: {warning}")
+    if joined.cluster.transport:
+        say(f"transport: {joined.cluster.transport}")
     if joined.cluster.dashboard:
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:

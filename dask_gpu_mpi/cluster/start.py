@@ -97,11 +97,21 @@ def start(
         from dask_gpu_mpi.startup.start_context import StartContext
 
         from .member import Member
+        from .messages import PAYLOADS
         from .session import Session, announce
 
         timeline.lap("import")
         deadline = started + options.startup_timeout
-        context = StartContext(environ, comm, has_client, started, deadline, signals, timeline)
+        context = StartContext(
+            environ,
+            comm,
+            has_client,
+            started,
+            deadline,
+            signals,
+            timeline,
+            payloads_when_up=PAYLOADS,
+        )
         checked = None if check is None else lambda rank: check(rank, options)
         joined = Bringup(options, agent, context, check=checked).run()
     except BaseException:

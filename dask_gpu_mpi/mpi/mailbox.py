@@ -1,9 +1,12 @@
 """How the ranks talk to each other: small messages over MPI, and nobody waits in a call that spins.
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
-sent without waiting (`isend`), and polled for between short sleeps (`improbe`). One message kind after the other makes the
+sent without waiting, and polled for between short sleeps (`wire`). One message kind after the other makes the
 protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
 ours.
+
+All messages are to rank 0 or from it. Each is plain data of the type that its kind has (`base.plain_data`), sealed for the other
+side (`sealing`): what somebody else has sent is dropped and counted, and never ends the job.
 """
 
 from __future__ import annotations
@@ -12,13 +15,17 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 
 from .launcher_check import is_mpich_before_5
 from .library import before_finalize
 from .rendezvous import DEADLINE, Rendezvous
+from .sealing import Channel, ForeignMessageError
 from .signals import undisturbed
+from .wire import Drops, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
@@ -53,6 +60,8 @@ class Mailbox:
         Where this rank runs; sent to rank 0 at once, to name those who are missing.
     deadline : float
         ``time.monotonic()`` until which all ranks must have come.
+    payloads : mapping
+        The type of what each kind of message carries.
     deadline_name : str
         What that deadline is called in messages.
     interrupted : callable, optional
@@ -69,6 +78,7 @@ class Mailbox:
         comm: Any,
         host: str,
         deadline: float,
+        payloads: Mapping[str, Any],
         *,
         deadline_name: str = DEADLINE,
         interrupted: Callable[[], Failure | None] = lambda: None,
@@ -79,9 +89,10 @@ class Mailbox:
         self.hosts: dict[int, str] = {self.rank: host}
         #: Messages of this rank to itself.
         self._self: list[Mail] = []
-        #: What MPI has to send, and what is not handed to MPI yet.
-        self._pending: list[Any] = []
-        self._later: list[tuple[int, str, Any]] = []
+        #: What is not handed to MPI yet, by rank.
+        self._later: list[tuple[int, bytes]] = []
+        self._payloads = {**payloads, _LAST: bool}
+        self._drops = Drops(f"rank {self.rank} on {host}")
         #: Last messages that have come, by rank.
         self._last: dict[int, bool] = {}
         #: Whether this rank has sent its own.
@@ -91,63 +102,69 @@ class Mailbox:
         self._owner = os.getpid()
         #: None: there are no other ranks, or it is freed.
         self._comm: Any = None
+        self._wire: Wire | None = None
+        self._channels: dict[int, Channel] = {}
         if self.size == 1:
             return
-        rendezvous = Rendezvous(comm, host, deadline, deadline_name, interrupted)
+        rendezvous = Rendezvous(comm, host, deadline, deadline_name, interrupted, self._drops)
         self._comm = rendezvous.duplicate()
+        self._wire = Wire(self._comm, _TAG, self._drops)
+        self._channels = rendezvous.channels
         self.hosts = rendezvous.hosts
         # Whichever way MPI ends: with Python, after which nothing of it runs any more, or by the script's ``MPI.Finalize()``.
         atexit.register(self.close)
         before_finalize(self.close)
 
+    @property
+    def dropped(self) -> int:
+        """How many messages have come that no rank of this job has sent."""
+        return self._drops.count
+
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        """Post a message; returns at once."""
+        """Post a message; returns at once.
+
+        Raises
+        ------
+        PlainDataError
+            The payload is not of the type that the kind has.
+        """
         if rank == self.rank:
             self._self.append(Mail(rank, kind, payload))
             return
-        self._later.append((rank, kind, payload))
+        self._later.append((rank, self._encode(kind, payload)))
         self._dispatch()
 
     def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
         """Post the same message to every other rank (and to this one, if asked)."""
-        for rank in range(self.size):
-            if rank != self.rank or to_self:
-                self.send(rank, kind, payload)
+        if to_self:
+            self.send(self.rank, kind, payload)
+        if self.size > 1:
+            data = self._encode(kind, payload)
+            self._later += [(rank, data) for rank in range(self.size) if rank != self.rank]
+            self._dispatch()
 
     def receive(self) -> list[Mail]:
         """Every message that is here now."""
-        from mpi4py import MPI
-
         mails, self._self = self._self, []
-        if not self._may_call():
+        if self._wire is None or not self._may_call():
             return mails
         self._post()
-        status = MPI.Status()
-        misses = 0
-        # Until two polls have found nothing: the first may only have made the library take in what the second then finds (Open
-        # MPI), and the next call may be a tenth of a second away.
-        while misses < 2:
-            message = self._comm.improbe(source=MPI.ANY_SOURCE, tag=_TAG, status=status)
-            if message is None:
-                misses += 1
-                continue
-            source = status.Get_source()
-            kind, payload = message.recv()
-            if kind == _LAST:  # for `free` or `close`, and it may come before this rank is there
-                self._last[source] = payload
-            else:
-                mails.append(Mail(source, kind, payload))
+        for source, data in self._wire.receive():
+            for mail in self._open(source, data):
+                if mail.kind == _LAST:  # for `free` or `close`, and it may come before this rank is there
+                    self._last[source] = mail.payload
+                else:
+                    mails.append(mail)
+        self._drops.report()
         return mails
 
     def flush(self, timeout: float) -> bool:
         """Let the messages on their way leave; False when some have not after `timeout` seconds."""
         limit = time.monotonic() + timeout
-        while self._pending or self._later:
-            self._post()
-            if self._pending or self._later:
-                if time.monotonic() > limit:
-                    return False
-                time.sleep(0.002)
+        while not self._post():
+            if time.monotonic() > limit:
+                return False
+            time.sleep(0.002)
         return True
 
     def free(self, timeout: float, patience: float) -> bool:
@@ -215,16 +232,52 @@ class Mailbox:
             return False
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
+    def _encode(self, kind: str, payload: Any) -> bytes:
+        return pack([str(kind), to_plain(self._payloads[kind], payload)])
+
+    def _open(self, source: int, message: bytearray) -> list[Mail]:
+        """What has come with this message; nothing, where it is not from a rank of this job, or not in its turn."""
+        try:
+            if source not in self._channels:
+                raise ForeignMessageError("from a rank that does not send any")
+            opened = self._channels[source].open(message)
+        except ForeignMessageError as why:
+            self._drops.add(str(why))
+            return []
+        mails = []
+        for data in opened:
+            try:
+                mails.append(self._decode(source, data))
+            except PlainDataError as why:
+                self._drops.add(f"malformed, perhaps of another version of dask_gpu_mpi: {why}")
+        return mails
+
+    def _decode(self, source: int, data: bytes) -> Mail:
+        """A message of a rank of this job.
+
+        Raises
+        ------
+        PlainDataError
+            It runs another version of this package.
+        """
+        kind, payload = from_plain(tuple[str, Any], unpack(data))
+        if kind not in self._payloads:
+            raise PlainDataError(f"unknown kind {kind!r}")
+        return Mail(source, kind, from_plain(self._payloads[kind], payload))
+
     def _dispatch(self) -> None:
-        """Hand to MPI what waits to be sent, and test no request: a message to each of n ranks must not take n² tests."""
-        if not self._may_call():
+        """Hand to MPI what waits to be sent: here it is sealed, since that is the order in which it is received."""
+        if self._wire is None or not self._may_call():
             return
         waiting, self._later = self._later, []
-        for rank, kind, payload in waiting:
-            self._pending.append(self._comm.isend((kind, payload), dest=rank, tag=_TAG))
+        for rank, data in waiting:
+            self._wire.send(rank, self._channels[rank].seal(data))
 
-    def _post(self) -> None:
+    def _post(self) -> bool:
+        """Let messages leave; whether all have."""
+        if self._wire is None:
+            return True
         if not self._may_call():
-            return
+            return not self._later and not self._wire.leaving
         self._dispatch()
-        self._pending = [request for request in self._pending if not request.Test()]
+        return self._wire.has_sent()

@@ -1,26 +1,32 @@
-"""All ranks come together once, at the start: they duplicate the communicator, and ranks that do not come are named."""
+"""All ranks come together once, at the start: they duplicate the communicator, exchange keys, and name ranks that do not come."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
 
 from .local_ranks import allocated_hosts, neighbours
+from .sealing import Channel, ForeignMessageError, KeyPair
+from .wire import Drops, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["DEADLINE", "Rendezvous", "missing_ranks"]
+__all__ = ["DEADLINE", "Answer", "Hello", "Rendezvous", "missing_ranks"]
 
 #: What the deadline is called in messages, unless the caller has another one.
 DEADLINE = "the start-up deadline (startup_timeout)"
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _TAG = 32701
+#: Bytes of the largest message: the states of all ranks of a host.
+LARGEST = 1 << 16
 #: Seconds after the deadline in which each rank names the ranks of its host that are missing.
 NAMING = 0.5
 #: Seconds more after which another rank reports, because rank 0 itself is missing.
@@ -31,10 +37,31 @@ INTERRUPTED_GRACE = 0.5
 MOST_NAMED = 8
 
 
+@dataclass(frozen=True)
+class Hello:
+    """What a rank sends rank 0: at once, and again after the deadline."""
+
+    #: Where it runs.
+    host: str
+    #: Its public key, for what it sends from now on.
+    key: bytes
+    #: Ranks of its host that are missing, as seen from outside (`local_ranks.neighbours`).
+    states: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What rank 0 sends each rank of which it has heard."""
+
+    #: Its public key.
+    key: bytes
+
+
 class Rendezvous:
     """One duplication of a communicator, which takes all ranks, without waiting in MPI.
 
-    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing.
+    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. From each only the first
+    key counts.
 
     Parameters
     ----------
@@ -48,6 +75,8 @@ class Rendezvous:
         What that deadline is called in messages.
     interrupted : callable
         The failure to report instead of waiting any longer; None: there is none.
+    drops : Drops
+        Counts what no rank of the job has sent.
     """
 
     def __init__(
@@ -57,6 +86,7 @@ class Rendezvous:
         deadline: float,
         deadline_name: str,
         interrupted: Callable[[], Failure | None],
+        drops: Drops,
     ) -> None:
         self._comm = comm
         self._rank: int = comm.Get_rank()
@@ -65,30 +95,48 @@ class Rendezvous:
         self._deadline = deadline
         self._deadline_name = deadline_name
         self._interrupted = interrupted
-        self._sends: list[Any] = []
+        self._drops = drops
+        self._wire = Wire(comm, _TAG, drops, largest=LARGEST)
+        self._keys = KeyPair()
+        #: Public key of each rank that has come, on rank 0.
+        self._known: dict[int, bytes] = {}
+        #: To each rank with which this one has exchanged keys: on rank 0 all others, elsewhere rank 0.
+        self.channels: dict[int, Channel] = {}
         #: Host of each rank that has come, complete on rank 0.
         self.hosts: dict[int, str] = {self._rank: host}
         #: Ranks seen from outside, by others of their host: that host, and their state.
         self._beside: dict[int, tuple[str, str]] = {}
 
     def duplicate(self) -> Any:
-        """The new communicator.
+        """The new communicator, which returns errors.
 
         Raises
         ------
         DaskGpuMpiError
             Not all ranks came in time, or `interrupted`; `fatal`.
         """
+        from mpi4py import MPI
+
+        # A script's communicator may abort where a stranger's message is larger than what we take.
+        before = self._comm.Get_errhandler()
+        self._comm.Set_errhandler(MPI.ERRORS_RETURN)
+        try:
+            return self._duplicate()
+        finally:
+            self._comm.Set_errhandler(before)
+
+    def _duplicate(self) -> Any:
         if self._rank:
-            self._send({})
+            self._send_hello({})
         duplicate, request = self._comm.Idup()
         pause = 0.001
         late = False
         while True:
             done = request.Test()
-            if self._rank == 0:
-                self._receive()
-            if done and self._all_hosts_are_known():
+            for source, data in self._wire.receive():
+                self._on_message(source, data)
+            self._drops.report()
+            if done and self._wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
                 return duplicate
             now = time.monotonic()
             self._raise_if_interrupted()
@@ -101,21 +149,32 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
-    def _send(self, neighbour_states: Mapping[int, str]) -> None:
-        self._sends.append(self._comm.isend((self._host, neighbour_states), dest=0, tag=_TAG))
+    def _send_hello(self, neighbour_states: Mapping[int, str]) -> None:
+        hello = Hello(self._host, self._keys.public, dict(neighbour_states))
+        self._wire.send(0, pack(to_plain(Hello, hello)))
 
-    def _receive(self) -> None:
-        from mpi4py import MPI
+    def _on_message(self, source: int, data: bytearray) -> None:
+        """The first key of a rank, or more of what it sees; what else there is, a stranger has sent."""
+        try:
+            if self._rank == 0 and 0 < source < self._size:
+                self._on_hello(source, from_plain(Hello, unpack(data)))
+            elif self._rank and source == 0 and not self.channels:
+                answer: Answer = from_plain(Answer, unpack(data))
+                self.channels[0] = self._keys.channel(answer.key, self._rank, to_rank=False)
+            else:
+                self._drops.add("from a rank that does not send any")
+        except (PlainDataError, ForeignMessageError):
+            self._drops.add("not one of the first messages")
 
-        status = MPI.Status()
-        while (message := self._comm.improbe(tag=_TAG, status=status)) is not None:
-            host, states = message.recv()
-            self.hosts[status.Get_source()] = host
-            self._beside.update({rank: (host, state) for rank, state in states.items()})
-
-    def _all_hosts_are_known(self) -> bool:
-        """Whether what this rank has sent has left, and rank 0 has all of it."""
-        return len(self.hosts) == self._size if self._rank == 0 else all(each.Test() for each in self._sends)
+    def _on_hello(self, source: int, hello: Hello) -> None:
+        if source not in self._known:
+            self.channels[source] = self._keys.channel(hello.key, source, to_rank=True)
+            self._known[source] = hello.key
+            self.hosts[source] = hello.host
+            self._wire.send(source, pack(to_plain(Answer, Answer(self._keys.public))))
+        elif self._known[source] != hello.key:
+            raise ForeignMessageError("another key")
+        self._beside.update({rank: (hello.host, state) for rank, state in hello.states.items()})
 
     def _raise_if_interrupted(self) -> None:
         failure = self._interrupted()
@@ -131,7 +190,7 @@ class Rendezvous:
         """Report the ranks of this host as seen from outside: a missing rank can't report where it is."""
         states = neighbours(os.getpid())
         if self._rank:
-            self._send(states)
+            self._send_hello(states)
         else:
             self._beside.update({rank: (self._host, state) for rank, state in states.items()})
 

@@ -39,6 +39,7 @@ from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
+from .transport import obstacle
 
 __all__ = [
     "WITHOUT_OPTIONS",
@@ -167,6 +168,7 @@ class Bringup:
                 options.interface,
                 shared,
                 has_client=context.has_client,
+                without_ucx=obstacle(options),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)

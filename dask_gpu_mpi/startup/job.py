@@ -73,6 +73,7 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline, hos
         target=target,
         configured=preparation.configured,
         patient="startup_timeout" not in options.explicit,
+        ucx=options.worker_ucx,
     )
 
 

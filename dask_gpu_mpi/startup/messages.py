@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.node_pairs import Node
+from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["COORDINATOR", "Cluster", "Connect", "Kind", "Listen", "Listening", "Registration", "Start"]
+__all__ = [
+    "COORDINATOR",
+    "PAYLOADS",
+    "Cluster",
+    "Connect",
+    "Kind",
+    "Listen",
+    "Listening",
+    "Registration",
+    "Start",
+]
 
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
@@ -68,6 +81,8 @@ class Registration:
     failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
+    #: Why its workers can't use UCX; empty: they can, or need not.
+    without_ucx: str = ""
 
 
 @dataclass(frozen=True)
@@ -124,6 +139,8 @@ class Start:
     delay: float = 0.0
     #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     limit: float = 0.0
+    #: What the workers send each other over UCX.
+    ucx: WorkerUcx = WorkerUcx.OFF
 
 
 @dataclass(frozen=True)
@@ -132,9 +149,28 @@ class Cluster:
 
     #: The scheduler's.
     address: str
-    #: Link to the dashboard.
-    dashboard: str | None
+    #: Link to the dashboard, with its token, for the client rank.
+    dashboard: str | None = field(repr=False)
     #: For the client rank.
     plan: Plan | None = None
+    #: For the client rank: how workers exchange data, where that is worth a line.
+    transport: str = ""
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+#: The type of what each kind carries.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.REGISTRATION: Registration,
+    Kind.LISTEN: Listen,
+    Kind.LISTENING: Listening,
+    Kind.CONNECT: Connect,
+    Kind.REACHED: tuple[Lost, ...],
+    Kind.SCHEDULER: tuple[str | None, dict[str, Any], str],
+    Kind.ADDRESS: tuple[str, str | None],
+    Kind.START: Start,
+    Kind.READY: list[Step],
+    Kind.FAILED: Failure,
+    Kind.CLUSTER_UP: Cluster,
+    Kind.FAIL: Failure,
+}

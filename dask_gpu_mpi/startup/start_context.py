@@ -20,6 +20,7 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.signals import Signals
 
 from .channels import Channels
+from .messages import PAYLOADS
 
 __all__ = ["StartContext"]
 
@@ -42,6 +43,8 @@ class StartContext:
     #: Of this process.
     timeline: Timeline
     host: str = field(default_factory=socket.gethostname)
+    #: The type of what each kind of message carries that ranks send once the cluster is up.
+    payloads_when_up: Mapping[str, Any] = field(default_factory=dict)
     #: Whether other ranks know of this one by now.
     _has_met: bool = False
 
@@ -56,7 +59,8 @@ class StartContext:
         world = load_mpi(self.environ, self.host).COMM_WORLD
         self.timeline.lap("import mpi4py, MPI_Init")
         comm = self.comm if self.comm is not None else world
-        mailbox = Mailbox(comm, self.host, self.deadline, interrupted=self.signal_failure)
+        payloads = {**PAYLOADS, **self.payloads_when_up}
+        mailbox = Mailbox(comm, self.host, self.deadline, payloads, interrupted=self.signal_failure)
         self.timeline.lap("join the ranks")
         self._has_met = mailbox.size > 1
         if agent is not None:

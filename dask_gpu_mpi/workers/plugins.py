@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from .logs import log_to_file
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["KeylessDump", "Label", "LogFile", "plugins_of"]
+__all__ = ["KeylessDump", "Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
 
 
 def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
@@ -28,6 +29,11 @@ def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPl
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
+
+
+#: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
+#: which is to be neither one of the cluster's start nor of a job that is over by then.
+START_UCX_AFTER = 1.0
 
 
 class LogFile(WorkerPlugin):
@@ -83,6 +89,41 @@ def without_keys(config: Any) -> Any:
     if isinstance(config, (list, tuple)):
         return [without_keys(value) for value in config]
     return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config
+
+
+class UcxBetweenWorkers(WorkerPlugin):
+    """Has a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
+
+    Parameters
+    ----------
+    host_frames : int
+        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
+    loopback : bool
+        Whether all workers are on this node: no port of UCX is open to others then.
+    """
+
+    name = "dask_gpu_mpi-ucx"
+
+    def __init__(self, host_frames: int, *, loopback: bool) -> None:
+        self.host_frames = host_frames
+        self.loopback = loopback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The worker is made after its plugins have come, and listens before it calls `setup`.
+        return _ucx_between_workers, (self.host_frames, self.loopback)
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process, when the worker has all but started."""
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
+
+
+def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
+    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+    use_ucx_between_workers(host_frames, loopback=loopback)
+    return UcxBetweenWorkers(host_frames, loopback=loopback)
 
 
 class Label(WorkerPlugin):

@@ -20,7 +20,7 @@ LEAVES = """
         atexit.register(look)
     else:
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=look), None)
-    box = Mailbox(MPI.COMM_WORLD, "host", time.monotonic() + 60)
+    box = Mailbox(MPI.COMM_WORLD, "host", time.monotonic() + 60, {"of others": bytes, "of rank 0": None})
     for _ in range(20):
         if box.rank:
             box.send(0, "of others", bytes(1 << 16))

@@ -39,7 +39,8 @@ class Process:
         monkeypatch.setattr(module, "abort", self.codes.append)
         self.silent = False
 
-    def _mailbox(self, world: Any, host: str, deadline: float, *, deadline_name: str) -> Any:
+    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, *, deadline_name: str) -> Any:
+        assert payloads is self.mailbox.payloads
         assert 9 < deadline - time.monotonic() <= 10
         assert deadline_name == "the deadline of check (10 s)"
         self._maybe("Mailbox")

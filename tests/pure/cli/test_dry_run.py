@@ -51,7 +51,7 @@ class Process:
     """What `plan` finds in its process: MPI, its launcher, and NVML."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
-        self.mailbox: Any = MockMailbox(rank)
+        self.mailbox: Any = MockMailbox(rank, payloads=dry_run.PAYLOADS)
         self.look = Look()
         self.wrong: LauncherError | None = None
         self.deadlines: list[float] = []
@@ -61,7 +61,8 @@ class Process:
         monkeypatch.setattr(dry_run.launcher_check, "cross_check", self._cross_check)
         monkeypatch.setattr(dry_run, "_start_look", lambda: self.look)
 
-    def _mailbox(self, world: Any, host: str, deadline: float) -> Any:
+    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any) -> Any:
+        assert self.mailbox.payloads is payloads
         self.deadlines.append(deadline - time.monotonic())
         return self.mailbox
 

@@ -167,7 +167,7 @@ def test_what_came_up(
     workers = [SimpleNamespace(kind="gpu" if of else "cpu", devices=tuple(of.split())) for of in devices]
     plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
-        cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1"),
+        cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
         options=SimpleNamespace(warnings=("of options",), dashboard=True, scheduler=True),
     )
     monkeypatch.setattr(session_module, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])
@@ -177,10 +177,11 @@ def test_what_came_up(
         "dask_gpu_mpi: warning: of options",
         "dask_gpu_mpi: warning: of the plan",
         f"dask_gpu_mpi: warning: of versions, {any(devices)}",
+        "dask_gpu_mpi: transport: TLS",
         "dask_gpu_mpi: dashboard at http://d",
     ]
     monkeypatch.setattr(session_module.importlib.util, "find_spec", lambda _: None)
-    joined.cluster.dashboard = None
+    joined.cluster.dashboard, joined.cluster.transport = None, ""
     announce(joined, 2.0)
     assert (
         capsys.readouterr()

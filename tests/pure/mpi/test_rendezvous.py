@@ -2,54 +2,42 @@
 
 from __future__ import annotations
 
-import sys
-from types import SimpleNamespace
+import pickle
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.plain_data import pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import rendezvous
-from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous, missing_ranks
+from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
+from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Answer, Hello, Rendezvous, missing_ranks
+from dask_gpu_mpi.mpi.sealing import KeyPair
+from dask_gpu_mpi.mpi.wire import Drops
+from mockmpi import Comm, install
+
+#: Keys of ranks, which are ready before the test: rank 0's first.
+KEYS = [KeyPair() for _ in range(5)]
 
 
-class Status:
-    source = -1
+def comm_of(
+    rank: int, size: int, hellos: dict[int, tuple[str, dict[int, str]]] | None = None, *, comes: bool = True
+) -> Comm:
+    """One rank's; what the others have sent it is there from the beginning."""
+    comm = Comm(rank, size, comes=comes)
+    for source, (host, states) in (hellos or {}).items():
+        hello = Hello(host, KEYS[source].public, states)
+        comm.post(0, source, pack(to_plain(Hello, hello)), TAG)
+    if rank and comes:
+        comm.post(rank, 0, pack(to_plain(Answer, Answer(KEYS[0].public))), TAG)
+    return comm
 
-    def Get_source(self) -> int:
-        return self.source
 
-
-class Comm:
-    """One rank's; what the others have sent to rank 0 is there from the beginning."""
-
-    def __init__(
-        self, rank: int, size: int, mails: dict[int, Any] | None = None, *, comes: bool = True
-    ) -> None:
-        self.rank, self.size, self.comes = rank, size, comes
-        self.mails = list((mails or {}).items())
-        self.sent: list[Any] = []
-
-    def Get_rank(self) -> int:
-        return self.rank
-
-    def Get_size(self) -> int:
-        return self.size
-
-    def Idup(self) -> tuple[str, Any]:
-        return "duplicate", SimpleNamespace(Test=lambda: self.comes)
-
-    def isend(self, message: Any, *, dest: int, tag: int) -> Any:
-        assert dest == 0
-        self.sent.append(message)
-        return SimpleNamespace(Test=lambda: self.comes)
-
-    def improbe(self, *, tag: int, status: Status) -> Any:
-        if not self.mails:
-            return None
-        status.source, message = self.mails.pop(0)
-        return SimpleNamespace(recv=lambda: message)
+def sent(comm: Comm, rank: int = 0) -> list[Any]:
+    """What has been sent to that rank, without the keys."""
+    mails = [unpack(message.data) for _, message in comm.queues[0, rank, TAG]]
+    return [[part for part in mail if not isinstance(part, bytes)] for mail in mails]
 
 
 class Clock:
@@ -70,7 +58,7 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setitem(sys.modules, "mpi4py", SimpleNamespace(MPI=SimpleNamespace(Status=Status)))  # type: ignore[arg-type]
+    install(monkeypatch)
     monkeypatch.setattr(rendezvous, "time", clock)
     monkeypatch.setattr(rendezvous, "neighbours", lambda pid: {0: "there", 2: "stopped"})
     monkeypatch.setattr(rendezvous, "allocated_hosts", lambda: "")
@@ -78,16 +66,102 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def meeting(comm: Comm, deadline: float = 100.0, failure: Failure | None = None) -> Rendezvous:
-    return Rendezvous(comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure)
+    return Rendezvous(comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure, Drops(f"rank {comm.rank}"))
 
 
-def test_all_come() -> None:
-    zero = meeting(Comm(0, 3, {1: ("h1", {}), 2: ("h2", {})}), 130)
-    assert zero.duplicate() == "duplicate"
+def test_all_come_and_have_keys_to_each_other() -> None:
+    comm = comm_of(0, 3, {1: ("h1", {}), 2: ("h2", {})})
+    zero = meeting(comm, 130)
+    made = zero.duplicate()
+    assert (made.number, made.handler, comm.handler) == (1, "abort", "abort")
     assert zero.hosts == {0: "h0", 1: "h1", 2: "h2"}
-    comm = Comm(1, 3)
-    assert meeting(comm, 130).duplicate() == "duplicate"
-    assert comm.sent == [("h1", {})]
+    for rank in (1, 2):
+        (data,) = [message.data for _, message in comm.queues[0, rank, TAG]]
+        (public,) = unpack(data)
+        channel = KEYS[rank].channel(public, rank, to_rank=False)
+        assert zero.channels[rank].open(channel.seal(b"up")) == [b"up"]
+        assert channel.open(zero.channels[rank].seal(b"down")) == [b"down"]
+    comm = comm_of(1, 3)
+    assert meeting(comm, 130).duplicate().number == 1
+    assert sent(comm) == [["h1", {}]]
+
+
+def test_errors_are_returned_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script's communicator may abort the job where a message does not fit; ours must not."""
+    comm = comm_of(1, 2)
+    handlers: list[str] = []
+    duplicate = comm.Idup
+    monkeypatch.setattr(comm, "Idup", lambda: handlers.append(comm.handler) or duplicate())
+    meeting(comm, 130).duplicate()
+    assert (handlers, comm.handler) == (["return"], "abort")
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [
+        (1, b""),
+        (1, pickle.dumps(("h1", {}))),
+        (1, b"\x91" * 5000),
+        (1, pack(["h1", b"short", {}])),
+        (1, pack(["h1", bytes(32), {}])),  # of low order: gives the same secret with every key
+        (1, pack(["h1", KEYS[1].public])),
+        (1, bytes(rendezvous.LARGEST + 1)),
+        (2, pack(["h1", KEYS[1].public, {}])),
+        (0, pack(["h1", KEYS[1].public, {}])),
+        (-5, pack(["h1", KEYS[1].public, {}])),
+    ],
+    ids=[
+        "empty",
+        "pickle",
+        "nested",
+        "short key",
+        "weak key",
+        "fields",
+        "large",
+        "no rank",
+        "rank 0",
+        "negative",
+    ],
+)
+def test_what_no_rank_has_sent_is_dropped(
+    source: int, data: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    comm = Comm(0, 2)
+    comm.post(0, source, data, TAG)
+    comm.post(0, 1, pack(["h1", KEYS[1].public, {}]), TAG)
+    zero = meeting(comm, 130)
+    assert zero.duplicate().number == 1
+    assert zero.hosts == {0: "h0", 1: "h1"}
+    assert zero._drops.count == 1
+    assert "warning: rank 0: 1 MPI message was dropped" in capsys.readouterr().err
+
+
+def test_only_the_first_key_of_a_rank_counts() -> None:
+    """A second message of a rank has its states; with another key it is a stranger's."""
+    comm = Comm(0, 4)
+    for key, states in ((1, {}), (3, {3: "forged"}), (1, {3: "stopped"})):
+        comm.post(0, 1, pack(["h1", KEYS[key].public, states]), TAG)
+    zero = meeting(comm)
+    with pytest.raises(StartupError, match="rank 3 on h1 is stopped"):
+        zero.duplicate()
+    assert zero._drops.count == 1
+    assert zero.channels[1].open(KEYS[1].channel(zero._keys.public, 1, to_rank=False).seal(b"x")) == [b"x"]
+
+
+def test_only_the_first_answer_of_rank_0_counts() -> None:
+    comm = Comm(1, 2)
+    for source, key in ((2, 2), (0, 0), (0, 2)):
+        comm.post(1, source, pack([KEYS[key].public]), TAG)
+    one = meeting(comm, 130)
+    one.duplicate()
+    assert one._drops.count == 2
+    assert KEYS[0].channel(one._keys.public, 1, to_rank=True).open(one.channels[0].seal(b"x")) == [b"x"]
+
+
+def test_a_rank_waits_for_its_answer() -> None:
+    comm = Comm(1, 2)
+    with pytest.raises(StartupError, match="no response from rank 0 of 2"):
+        meeting(comm).duplicate()
 
 
 @pytest.mark.parametrize(("rank", "seconds"), [(0, 0.5), (1, 2.5)])
@@ -98,7 +172,7 @@ def test_until_when_a_rank_waits(
     named: list[float] = []
     monkeypatch.setattr(rendezvous, "neighbours", lambda pid: named.append(clock.now) or {})
     with pytest.raises(StartupError):
-        meeting(Comm(rank, 2, comes=False), 107.0).duplicate()
+        meeting(comm_of(rank, 2, comes=False), 107.0).duplicate()
     assert 107.0 + seconds < clock.now <= 107.0 + seconds + 0.02
     assert 107.0 < named[0] <= 107.02
     assert clock.slept[:7] == [0.001, 0.002, 0.004, 0.008, 0.016, 0.02, 0.02]
@@ -107,27 +181,27 @@ def test_until_when_a_rank_waits(
 def test_a_rank_that_comes_late_is_none_that_is_missing(clock: Clock) -> None:
     comm = Comm(0, 2)
     late = meeting(comm, 107.0)
-    comm.improbe = lambda **_: None  # type: ignore[method-assign]
     sleep = clock.sleep
 
     def come(seconds: float) -> None:
         sleep(seconds)
-        if clock.now > 107.4:
-            late.hosts[1] = "h1"
+        if clock.now > 107.4 and not late.channels:
+            comm.post(0, 1, pack(["h1", KEYS[1].public, {}]), TAG)
 
     clock.sleep = come  # type: ignore[method-assign]
-    assert late.duplicate() == "duplicate"
+    assert late.duplicate().number == 1
+    assert late.hosts == {0: "h0", 1: "h1"}
 
 
 def test_rank_0_waits_for_every_host() -> None:
     """MPI may have duplicated the communicator before the last message is here."""
     with pytest.raises(StartupError, match="no response from rank 2 of 3"):
-        meeting(Comm(0, 3, {1: ("h1", {})})).duplicate()
+        meeting(comm_of(0, 3, {1: ("h1", {})})).duplicate()
 
 
 def test_rank_0_names_the_missing_as_others_see_them() -> None:
     with pytest.raises(StartupError) as caught:
-        meeting(Comm(0, 5, {1: ("h1", {3: "there"}), 4: ("h1", {})}, comes=False)).duplicate()
+        meeting(comm_of(0, 5, {1: ("h1", {3: "there"}), 4: ("h1", {})}, comes=False)).duplicate()
     assert str(caught.value).startswith(
         f"no response from ranks 2-3 of 5 before {DEADLINE} (rank 2 on h0 is stopped, rank 3 on h1 runs, but not in MPI); "
         "rank 0 on h0, ranks 1,4 on h1 responded. Fix: "
@@ -138,10 +212,10 @@ def test_rank_0_names_the_missing_as_others_see_them() -> None:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_others_report_where_rank_0_is_missing(rank: int) -> None:
-    comm = Comm(rank, 3, comes=False)
+    comm = comm_of(rank, 3, comes=False)
     with pytest.raises(StartupError) as caught:
         meeting(comm).duplicate()
-    assert comm.sent == [(f"h{rank}", {}), (f"h{rank}", {0: "there", 2: "stopped"})]
+    assert sent(comm) == [[f"h{rank}", {}], [f"h{rank}", {0: "there", 2: "stopped"}]]
     assert f"rank 0 of 3 before {DEADLINE} (rank 0 on h{rank} runs, but not in MPI). Fix: " in str(
         caught.value
     )
@@ -152,7 +226,7 @@ def test_others_report_where_rank_0_is_missing(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_interrupted(clock: Clock, rank: int) -> None:
     with pytest.raises(Exception, match="SIGTERM came") as caught:
-        meeting(Comm(rank, 2, comes=False), 130, Failure("SIGTERM came", 143)).duplicate()
+        meeting(comm_of(rank, 2, comes=False), 130, Failure("SIGTERM came", 143)).duplicate()
     assert caught.value.fatal  # type: ignore[attr-defined]
     assert clock.slept == [0.5] * rank  # rank 0 reports for all, if it was interrupted as well
 

@@ -12,6 +12,7 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.startup import start_context
+from dask_gpu_mpi.startup.messages import PAYLOADS
 from dask_gpu_mpi.startup.start_context import StartContext
 
 
@@ -89,11 +90,13 @@ def test_the_ranks_meet(size: int, met: bool, given: bool, monkeypatch: pytest.M
     mpi = SimpleNamespace(COMM_WORLD="world")
     monkeypatch.setattr(start_context, "load_mpi", lambda environ, host: mpi)
     around = context()
+    around.payloads_when_up = {"later": int}
     if given:
         around.comm = "mine"
     agent: Any = Agent()
     channels = around.meet(agent)
-    assert calls == [("mine" if given else "world", around.host, around.deadline)]
+    payloads = {**PAYLOADS, "later": int}
+    assert calls == [("mine" if given else "world", around.host, around.deadline, payloads)]
     assert (channels.size, channels.agent, around._has_met) == (size, agent, met)
     assert agent.orders == [Order.JOINED]
     assert around.meet(None).agent is None

@@ -13,10 +13,11 @@ from distributed import Nanny, Worker
 
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.plugins import Label
+from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.settings import WorkerSettings
 
 CPU = WorkerPlan(
@@ -27,9 +28,16 @@ SETTINGS = WorkerSettings("tcp://127.0.0.1:1", "tcp", "127.0.0.1", 5.0)
 
 
 def make(
-    plan: WorkerPlan, worker_class: str | type, scratch: Path, /, *, gpus: bool = False, **options: Any
+    plan: WorkerPlan,
+    worker_class: str | type,
+    scratch: Path,
+    /,
+    *,
+    gpus: bool = False,
+    ucx: WorkerUcx = WorkerUcx.OFF,
+    **options: Any,
 ) -> Any:
-    settings = replace(SETTINGS, device_memory={"GPU-x": 1}) if gpus else SETTINGS
+    settings = replace(SETTINGS, device_memory={"GPU-x": 1} if gpus else {}, ucx=ucx)
     given = configuration(
         Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
@@ -56,6 +64,27 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: 
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
         assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "ucx", "beside_gpus", "host_frames"),
+    [
+        (GPU, WorkerUcx.OFF, True, None),
+        (GPU, WorkerUcx.AUTO, True, 0),
+        (GPU, WorkerUcx.ALL, True, 65536),
+        (CPU, WorkerUcx.AUTO, True, None),
+        (CPU, WorkerUcx.ALL, True, None),
+        (CPU, WorkerUcx.ALL, False, 65536),
+    ],
+)
+def test_who_offers_ucx(
+    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None, tmp_path: Path
+) -> None:
+    """Not CPU workers beside GPU workers, which must not touch their devices."""
+    nanny = make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
+    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
+    assert all(each.loopback for each in offers)
 
 
 def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:

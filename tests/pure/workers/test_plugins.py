@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import plugins
-from dask_gpu_mpi.workers.plugins import KeylessDump, Label, LogFile, plugins_of
+from dask_gpu_mpi.workers.plugins import KeylessDump, Label, LogFile, UcxBetweenWorkers, plugins_of
 
 
 def plan(device: str | None) -> WorkerPlan:
@@ -100,3 +101,36 @@ def test_a_worker_that_dumps_nothing() -> None:
     worker: Any = SimpleNamespace(handlers={})
     KeylessDump().setup(worker)
     assert worker.handlers == {}
+
+
+def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its `Worker` is made, which listens before it sets its plugins up."""
+    from distributed.comm import registry
+
+    from dask_gpu_mpi.network.ucx_comm import WorkerComm
+    from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+    monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setattr(Ucx, "loopback", False)
+    before = registry.get_backend("tls")
+    monkeypatch.setitem(registry.backends, "tls", before)
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True))
+    assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
+    received = pickle.loads(sent)
+    assert isinstance(received, UcxBetweenWorkers)
+    assert registry.backends["tls"] is not before
+    assert (WorkerComm.host_frames, Ucx.loopback) == (1000, True)
+
+    begun: list[bool] = []
+    monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
+
+    async def started() -> None:
+        received.setup(SimpleNamespace())  # type: ignore[arg-type]
+        assert begun == []  # not while the cluster starts
+        while not begun:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(started(), 10))

@@ -1,0 +1,145 @@
+"""The messages of ranks that are all in this process: what strangers send is dropped, and the next message is read."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.base.plain_data import PlainDataError, pack
+from dask_gpu_mpi.mpi import mailbox as module
+from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
+from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
+from dask_gpu_mpi.mpi.sealing import KeyPair
+from mockmpi import Comm, install
+
+PAYLOADS = {"text": str, "steps": list[int], "nothing": None}
+
+
+@pytest.fixture(autouse=True)
+def _mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr(module.atexit, "register", lambda call: None)
+    monkeypatch.setattr(module, "before_finalize", lambda call: None)
+
+
+def mailboxes(size: int) -> list[Mailbox]:
+    """As many ranks that have met."""
+    first = Comm(0, size)
+    made: dict[int, Mailbox] = {}
+
+    def meet(rank: int) -> None:
+        made[rank] = Mailbox(first.beside(rank), f"h{rank}", time.monotonic() + 30, PAYLOADS)
+        made[rank]._thread = threading.main_thread().ident or 0
+
+    threads = [threading.Thread(target=meet, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [made[rank] for rank in range(size)]
+
+
+def inject(to: Mailbox, source: int, data: bytes) -> None:
+    """What a stranger sends, as that rank, on our communicator."""
+    to._comm.post(to.rank, source, data, TAG)
+
+
+def test_messages_to_rank_0_and_from_it() -> None:
+    zero, one, two = mailboxes(3)
+    assert zero.hosts == {0: "h0", 1: "h1", 2: "h2"}
+    one.send(0, "text", "a")
+    two.send(0, "steps", [1, 2])
+    one.send(0, "nothing")
+    zero.send(0, "text", "to itself")
+    assert sorted(zero.receive()) == [
+        (0, "text", "to itself"),
+        (1, "nothing", None),
+        (1, "text", "a"),
+        (2, "steps", [1, 2]),
+    ]
+    zero.send_all("text", "all", to_self=True)
+    assert [box.receive() for box in (zero, one, two)] == [[Mail(0, "text", "all")]] * 3
+    assert [box.dropped for box in (zero, one, two)] == [0, 0, 0]
+
+
+def test_what_is_not_of_the_kinds_type_is_not_sent() -> None:
+    zero, one = mailboxes(2)
+    with pytest.raises(PlainDataError):
+        one.send(0, "text", 3)
+    with pytest.raises(KeyError):
+        one.send(0, "unknown", 3)
+    assert zero.receive() == []
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("unpickled",)
+
+
+def test_what_no_rank_has_sent_is_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    zero, one, two = mailboxes(3)
+    for data in (b"", pickle.dumps(("text", Bomb())), pack(["text", "plain"]), *map(bytes, range(1, 100))):
+        inject(zero, 1, data)
+    inject(zero, 1, KeyPair().channel(KeyPair().public, 1, to_rank=False).seal(pack(["text", "another key"])))
+    two.send(0, "text", "of rank 2")
+    (_, sent) = zero._comm.queues[1, 0, TAG].pop()
+    for source in (-2, 0, 1, 3, 2, 2):  # only as rank 2, and only once
+        inject(zero, source, sent.data)
+    one.send(0, "text", "a")
+    assert zero.receive() == [Mail(2, "text", "of rank 2"), Mail(1, "text", "a")]
+    assert zero.dropped == 102 + 1 + 5
+    err = capsys.readouterr().err
+    assert err.count("warning: rank 0 on h0: 108 MPI messages were dropped") == 1
+    assert zero.receive() == []
+    assert zero.dropped == 108
+
+
+def test_other_ranks_hear_rank_0_alone() -> None:
+    zero, one, two = mailboxes(3)
+    two.send(0, "text", "a")
+    inject(one, 2, zero._comm.queues[1, 0, TAG][0][1].data)
+    inject(one, 0, b"x" * 50)
+    zero.send(1, "text", "b")
+    assert one.receive() == [Mail(0, "text", "b")]
+    assert one.dropped == 2
+
+
+@pytest.mark.parametrize("message", [["unknown", None], ["text", 3], ["text"], "text", [["text"], 1], {}])
+def test_a_rank_of_another_version(message: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sealed, but nothing that this version sends: dropped as well, and what comes after it is read."""
+    zero, one = mailboxes(2)
+    inject(zero, 1, one._channels[0].seal(pack(message)))
+    one.send(0, "text", "a")
+    assert zero.receive() == [Mail(1, "text", "a")]
+    assert zero.dropped == 1
+    assert "malformed" in capsys.readouterr().err
+
+
+def test_a_large_message_that_takes_longer_comes_before_those_after_it() -> None:
+    zero, one = mailboxes(2)
+    one.send(0, "text", "large")
+    _, large = zero._comm.queues[1, 0, TAG][0]
+    large.comes = False
+    one.send(0, "text", "small")
+    assert zero.receive() == []
+    large.request.ready = True
+    assert [mail.payload for mail in zero.receive()] == ["large", "small"]
+
+
+def test_a_world_of_one_rank_needs_no_keys() -> None:
+    program = (
+        "import sys\nfrom types import SimpleNamespace\nfrom dask_gpu_mpi.mpi.mailbox import Mailbox\n"
+        "comm = SimpleNamespace(Get_rank=lambda: 0, Get_size=lambda: 1)\n"
+        "box = Mailbox(comm, 'h', 0.0, {'text': str})\n"
+        "box.send(0, 'text', 'a')\nbox.send_all('text', 'b')\nassert len(box.receive()) == 1 and box.flush(1)\n"
+        "box.close()\n"
+        "found = [each for each in ('cryptography', 'msgpack', 'mpi4py') if each in sys.modules]\n"
+        "assert found == [], found\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
