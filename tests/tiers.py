@@ -59,6 +59,8 @@ QUICK = {
     "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
     "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
     "mpi/test_security.py": MPICH,
+    "mpi/test_secrets.py": MPICH,
+    "mpi/test_strangers.py": MPICH,
     "mpi/test_output.py::test_what_the_script_has_printed_before_its_job_is_aborted": BOTH,
     "mpi/test_timeline.py::test_every_rank_tells_every_step": MPICH,
     # what the MPIs do differently: begin, end, messages, variables, components

@@ -154,6 +154,8 @@ def _configure(configuration: Configuration) -> str:
 
     from dask_gpu_mpi.workers.worker_options import check_options_of
 
+    with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
+        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     listen_where_routes_are()

@@ -16,9 +16,10 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
 from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, show_none
@@ -125,6 +126,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
 
     from .dashboard_gate import Gate
 
+    with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
+        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     listen_where_routes_are()
@@ -170,6 +173,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             asked.set()
 
     loop.add_reader(pipe.fileno(), on_order)
+    _warn_of_end(settings.config)
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,6 +182,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
+
+
+def _warn_of_end(config: dict[str, Any]) -> None:
+    """Say in time that the certificate ends, should the cluster still run then."""
+    validity = certificate_validity(config)
+    if validity is not None:
+        text = f"warning: {ending_soon(validity[1])}"
+        asyncio.get_running_loop().call_later(max(0.0, time_of_warning(*validity) - time.time()), say, text)
 
 
 def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer, str, int]:

@@ -261,6 +261,31 @@ TABLE: tuple[PrivateName, ...] = (
         without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
     ),
     *_of(
+        "distributed.comm.registry",
+        "backends",
+        "network/listeners",
+        _DISTRIBUTED,
+        why="the listeners of tls and tcp are replaced by those of this package, which have a deadline for handshakes",
+        without="as `_listener_class`",
+    ),
+    *_of(
+        "distributed.comm.tcp",
+        "TLSBackend._listener_class TCPBackend._listener_class TLSListener._prepare_stream TLSListener._handle_stream "
+        "TLSListener.on_connection",
+        "network/listeners",
+        _DISTRIBUTED,
+        why="their handshake has a deadline; what fails there is counted, and logged once a minute",
+        without="half-open connections are kept for ever, and each that fails is logged",
+    ),
+    *_of(
+        "tornado.tcpserver",
+        "add_accept_handler",
+        "network/listeners",
+        "tornado 6.2 to 6.6",
+        why="replaced: a process without descriptors accepts nothing for half a second, and closes half-open connections",
+        without="such a process keeps a core busy, and logs a traceback each time",
+    ),
+    *_of(
         "distributed.dashboard.scheduler",
         "connect",
         "agent/scheduler",

@@ -243,7 +243,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Raises
     ------
     InputError
-        There is no such file, or it is none; or there is neither a file nor a cluster of this process.
+        There is no such file, or it is none; or there is neither a file nor a cluster of this process; or the cluster's
+        certificate is not valid by this node's clock.
     """
     import dask
     from distributed import Client, Security
@@ -256,6 +257,7 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
                 "node). Fix: start the job with --scheduler-file FILE, and call connect(FILE)"
             )
         return Client(address, **kwargs)
+    from dask_gpu_mpi.network.certificates import clock_problem
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
     from dask_gpu_mpi.script.dask_client import client_with_link
 
@@ -265,7 +267,12 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     elif target.config and "security" not in kwargs:
         with dask.config.set(target.config):
             kwargs["security"] = Security()
-    return client_with_link(target.dashboard)(target.address, **kwargs)
+    try:
+        return client_with_link(target.dashboard)(target.address, **kwargs)
+    except OSError as error:
+        if problem := clock_problem(f"{error} {error.__cause__}"):
+            raise InputError(f"connect: {problem}") from None
+        raise
 
 
 def send_close_signal() -> None:

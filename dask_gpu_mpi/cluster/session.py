@@ -21,6 +21,8 @@ from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
@@ -296,7 +298,8 @@ def announce(joined: Joined, seconds: float) -> None:
         for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
     ]
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
-    for warning in (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0)):
+    warnings = (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0))
+    for warning in (*open_warnings(joined.cluster.address, joined.options), *warnings):
         say(f"warning: {warning}")
     if joined.cluster.transport:
         say(f"transport: {joined.cluster.transport}")
@@ -304,6 +307,21 @@ def announce(joined: Joined, seconds: float) -> None:
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
         say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def open_warnings(address: str, options: Options) -> list[str]:
+    """Warns of a cluster of this job's own over TCP; the options warn of UCX, and who joins another's has been told then.
+
+    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
+    """
+    if not options.scheduler or Protocol.of(address) is not Protocol.TCP:
+        return []
+    where = "this node" if "://127." in address else "the network"
+    return [
+        f"the protocol is tcp, without encryption: everyone on {where} can reach this cluster and run code as you. "
+        "Fix: leave out --no-security (security=False) and --protocol tcp; the default is TLS"
+    ]
 
 
 def version_warnings(*, gpus: bool) -> list[str]:

@@ -27,7 +27,7 @@ from typing import Any
 
 from distributed.comm import registry
 from distributed.comm.core import CommClosedError
-from distributed.comm.tcp import TLS, TLSBackend, TLSConnector, TLSListener
+from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
 from distributed.comm.utils import from_frames, to_frames
 from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import host_array
@@ -35,6 +35,7 @@ from distributed.utils import nbytes
 
 from dask_gpu_mpi.base.streams import say
 
+from .listeners import TLSListener
 from .ucx_endpoint import Endpoint, Ucx, UcxError
 
 __all__ = ["WorkerComm", "use_ucx_between_workers"]

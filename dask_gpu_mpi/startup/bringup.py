@@ -204,7 +204,7 @@ class Bringup:
             self._check(rank)
         preparation: Preparation | None = None
         if rank == COORDINATOR:
-            preparation = prepare_job(options)  # while the agent imports
+            preparation = prepare_job(options, context.environ)  # while the agent imports
             self._timeline.lap("configuration, credentials")
         if rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()

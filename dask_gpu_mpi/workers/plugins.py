@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
@@ -18,12 +18,13 @@ from .logs import log_to_file
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
+__all__ = ["KeylessDump", "Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
 
 
 def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
-    """What runs inside this worker: the label on its tasks' exceptions, and its log file, if there is a log directory."""
+    """What runs inside this worker: the label on its tasks' exceptions, no key in dumps, and its log file, if there is one."""
     gpu = f", GPU {plan.device}" if plan.device else ""
+    yield KeylessDump()
     yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
@@ -55,6 +56,39 @@ class LogFile(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         log_to_file(self.directory, self.file)
+
+
+class KeylessDump(WorkerPlugin):
+    """Leaves the private key out of ``client.dump_cluster_state()``, which writes each worker's configuration into a file."""
+
+    name = "dask_gpu_mpi-keyless-dump"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        dump = worker.handlers.get("dump_state")
+        if dump is None:  # in another version of distributed
+            return
+
+        def dump_state(*, exclude: Collection[str] = ()) -> Any:
+            state = dump(exclude=exclude)
+            if isinstance(state, dict) and "config" in state:
+                state["config"] = without_keys(state["config"])
+            return state
+
+        worker.handlers["dump_state"] = dump_state
+
+
+def without_keys(config: Any) -> Any:
+    """A configuration without texts that hold a private key.
+
+    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}, "preload": ["x"]})
+    {'tls': {'key': 'private key, left out', 'ciphers': None}, 'preload': ['x']}
+    """
+    if isinstance(config, dict):
+        return {key: without_keys(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [without_keys(value) for value in config]
+    return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config
 
 
 class UcxBetweenWorkers(WorkerPlugin):

@@ -8,6 +8,7 @@ import errno
 import os
 import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.network.credentials import make_credentials
 
 SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1}, "token")
 
@@ -29,6 +31,9 @@ SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe
 @pytest.fixture(autouse=True)
 def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "dask_gpu_mpi.network.listeners.guard_listeners", lambda: None
+    )  # of the whole process
     before = copy.deepcopy(dask.config.config)
     with warnings.catch_warnings():
         yield
@@ -320,3 +325,22 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     os.close(ended)
     assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
     assert ends == ([3] if up else [])
+
+
+@pytest.mark.parametrize(("age", "warned"), [(0.0, False), (89.5 * 86400, True)])
+def test_the_end_of_the_certificate_is_told(
+    age: float, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_credentials(now=time.time() - age).dask_config()
+
+    async def run() -> None:
+        scheduler._warn_of_end(config)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    lines = capsys.readouterr().err.splitlines()
+    assert ["warning: the certificate of this cluster ends at" in line for line in lines] == [True] * warned
+
+
+def test_no_certificate_ends_never() -> None:
+    scheduler._warn_of_end({})

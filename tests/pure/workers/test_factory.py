@@ -17,7 +17,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.plugins import UcxBetweenWorkers
+from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.settings import WorkerSettings
 
 CPU = WorkerPlan(
@@ -125,7 +125,7 @@ def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert nanny.worker_kwargs["lifetime"] == "1 hour"
     assert nanny.death_timeout == 5.0
     assert Path(nanny.local_directory).parent == tmp_path
-    (label,) = nanny.worker_kwargs["plugins"]
+    (label,) = (one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label))
     assert label.text == "[raised by worker a, rank 0 on host h]"
 
 
@@ -138,7 +138,7 @@ def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
     mine = Mine()
     found = make(CPU, Nanny, tmp_path, plugins=(mine,)).worker_kwargs["plugins"]
     assert mine in found
-    assert len(found) == 2
+    assert len(found) == 3
 
 
 def test_no_memory_limit_is_none(tmp_path: Path) -> None:
