@@ -3,8 +3,8 @@
     python benchmarks/scale.py --join 300 --json benchmarks/results/scale.json --plot benchmarks/results/scale.png
     python benchmarks/scale.py --sizes --real 16 32 64 128 --limit --json benchmarks/results/scale-real.json
 
-The coordinator is a state machine without MPI: it receives the messages of ranks that do not exist, and its own are pickled as
-mpi4py does it, so that bytes and seconds on rank 0 are those of a real job without the network. The exponent is the slope
+The coordinator is a state machine without MPI: it receives the messages of ranks that do not exist, and its own are coded and
+sealed as in a job, so that bytes and seconds on rank 0 are those of a real job without the network. The exponent is the slope
 between two sizes (1 is linear), of the best of three runs. ``--join N`` measures the scheduler's CPU time for each worker that
 registers over TLS. ``--real`` starts jobs of so many ranks here, with one CPU worker each, which must come up, compute, end
 with code 0: seconds until the client sees all workers, and the rate at which the scheduler took them, from its own records.
@@ -22,7 +22,6 @@ import itertools
 import logging
 import math
 import multiprocessing
-import pickle
 import sys
 import tempfile
 import time
@@ -47,6 +46,8 @@ from common import (
     write,
 )
 
+from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.mpi.sealing import KeyPair
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.model import PlacementOptions
@@ -55,7 +56,7 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -86,14 +87,16 @@ for name in (*PRELOAD, *PRELOAD_LATER):
 """
 
 
-def pickled(value: Any) -> bytes:
-    """As mpi4py sends it."""
-    return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+def coded(kind: Kind, payload: Any) -> bytes:
+    """As a rank sends it, before it is sealed."""
+    return pack([str(kind), to_plain(PAYLOADS[kind], payload)])
 
 
 def simulate(size: int) -> dict[str, Any]:
     """Start a cluster of `size` ranks that do not exist; seconds and bytes of each step on rank 0."""
     inventories = hypothetical_job(size // RANKS_PER_HOST, RANKS_PER_HOST, GPUS_PER_HOST, visible="all")
+    zero = KeyPair()
+    keys = [KeyPair() for _ in range(size)]
     registrations = []
     for inventory in inventories:
         host = inventory.rank // RANKS_PER_HOST
@@ -104,11 +107,12 @@ def simulate(size: int) -> dict[str, Any]:
         shape = tuple((f"option{number}", None) for number in range(10))
         interfaces = (Interface("lo", "127.0.0.1", "127.0.0.0/8"), *network)
         registration = Registration(inventory.host, inventory, interfaces, None, shape)
-        registrations.append(pickled((Kind.REGISTRATION, registration)))
+        channel = keys[inventory.rank].channel(zero.public, inventory.rank, to_rank=False)
+        registrations.append(channel.seal(coded(Kind.REGISTRATION, registration)))
     sent: list[tuple[str, int, float]] = []
 
     def send(rank: int, kind: str, payload: Any) -> None:
-        sent.append((kind, len(pickled((kind, payload))), time.perf_counter()))
+        sent.append((kind, len(channels[rank].seal(coded(Kind(kind), payload))), time.perf_counter()))
 
     plans: list[float] = []
 
@@ -132,9 +136,13 @@ def simulate(size: int) -> dict[str, Any]:
         }
 
     begun = time.perf_counter()
-    for rank, data in enumerate(registrations):
-        kind, registration = pickle.loads(data)
-        coordinator.handle(Event(rank, kind, registration), 1.0)
+    channels = [zero.channel(other.public, rank, to_rank=True) for rank, other in enumerate(keys)]
+    step("agree on keys", begun, [len(other.public) for other in keys])
+    begun = time.perf_counter()
+    for rank, message in enumerate(registrations):
+        for data in channels[rank].open(message):
+            kind, payload = unpack(data)
+            coordinator.handle(Event(rank, kind, from_plain(PAYLOADS[kind], payload)), 1.0)
     step("gather", begun, [len(data) for data in registrations])
     steps["gather"]["seconds"] -= plans[0]
     steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
@@ -158,7 +166,7 @@ def simulate(size: int) -> dict[str, Any]:
     steps["client's plan"] = {
         "seconds": 0.0,
         "bytes": 0,
-        "largest": len(pickled((Kind.CLUSTER_UP, coordinator.outcome))),
+        "largest": len(coded(Kind.CLUSTER_UP, coordinator.outcome)),
     }
     return {
         "ranks": size,

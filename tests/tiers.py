@@ -67,6 +67,7 @@ QUICK = {
     "mpi/test_endings.py::test_the_job_ends[forked children]": BOTH,
     "mpi/test_killed.py::test_sigkill[other rank-auto]": BOTH,
     "mpi/test_mailbox.py": BOTH,
+    "mpi/test_sniffing.py": BOTH,
     "mpi/test_messages.py::test_all_are_received_before_mpi_ends[sys.exit]": BOTH,
     "mpi/test_mpi4py.py::test_mpi_that_has_ended": BOTH,
     "mpi/test_openmpi.py::test_component_is_opened_only_where_it_is_wanted[None]": BOTH,

@@ -45,7 +45,11 @@ def finalize() -> None:
     world = MPI.COMM_WORLD
     may_hang = is_mpich_before_5(version) and "ch4:ucx" in version and world.size > 1
     # As Finalize, this keeps each rank from ending before all have come to their end, which is all that we need of it.
-    if may_hang and world.allreduce(_alone(), op=MPI.LAND):
+    # mpi4py's allreduce would unpickle what arrives.
+    all_alone = bytearray([may_hang and _alone()])
+    if may_hang:
+        world.Allreduce(MPI.IN_PLACE, [all_alone, MPI.C_BOOL], op=MPI.LAND)
+    if all_alone[0]:
         time.sleep(SETTLING)
     else:
         MPI.Finalize()

@@ -118,6 +118,10 @@ from dask_gpu_mpi.mpi import mailbox, rendezvous, wire
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.sealing import KeyPair
 
+def refuse(*_):
+    raise AssertionError("pickled")
+
+MPI.pickle.__init__(refuse, refuse)
 wire.LARGEST = wire.Wire.__init__.__kwdefaults__["largest"] = 100_000
 world = MPI.COMM_WORLD
 rank = world.rank

@@ -23,7 +23,7 @@ OTHERS = (
 class FakeMpi:
     """What is asked of MPI."""
 
-    LAND = "and"
+    LAND, IN_PLACE, C_BOOL = "and", "in place", "bool"
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class FakeMpi:
         finalized: bool = False,
     ) -> None:
         self.calls: list[object] = []
-        self.COMM_WORLD = types.SimpleNamespace(size=size, allreduce=self.allreduce)
+        self.COMM_WORLD = types.SimpleNamespace(size=size, Allreduce=self.Allreduce)
         self.others_alone = alone
         self.Is_initialized = lambda: initialized
         self.Is_finalized = lambda: finalized
         self.Get_library_version = lambda: version
         self.Finalize = lambda: self.calls.append("finalize")
 
-    def allreduce(self, value: bool, op: str) -> bool:
-        assert op == "and"
+    def Allreduce(self, where: str, what: list[Any], op: str) -> None:
+        assert (where, what[1], op) == ("in place", "bool", "and")
         self.calls.append("all")
-        return value and self.others_alone
+        what[0][0] &= self.others_alone
 
 
 def calls(monkeypatch: pytest.MonkeyPatch, mpi: Any) -> list[object]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import pytest
 
+import dask_gpu_mpi
 from dask_gpu_mpi.mpi import wire as module
 from dask_gpu_mpi.mpi.wire import LARGEST, MOST_ARRIVING, Drops, Wire
 from mockmpi import Comm, install
 
 TAG = 5
+PACKAGE = Path(dask_gpu_mpi.__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +107,57 @@ def test_one_warning_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         "rank 3 on h: 121 MPI messages were",
     ]
     assert drops.count == 130
+
+
+#: mpi4py's methods that pickle what they send, or unpickle what arrives, of which there are no others of the same name.
+PICKLING = {
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "bcast",
+    "bsend",
+    "exscan",
+    "ibsend",
+    "improbe",
+    "irecv",
+    "isend",
+    "issend",
+    "mprobe",
+    "reduce",
+    "scan",
+    "scatter",
+    "sendrecv",
+    "ssend",
+}
+#: Those that have namesakes, and what communicators are called.
+AMBIGUOUS, COMMUNICATORS = {"gather", "recv", "send"}, {"COMM_WORLD", "_comm", "comm", "message", "world"}
+
+
+def pickling(tree: ast.AST) -> set[str]:
+    """What of mpi4py's pickling methods a module uses."""
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    of = {id(node): getattr(node.value, "attr", getattr(node.value, "id", "")) for node in used}
+    return {
+        node.attr
+        for node in used
+        if node.attr in PICKLING or (node.attr in AMBIGUOUS and of[id(node)] in COMMUNICATORS)
+    }
+
+
+def test_nothing_in_the_package_has_mpi4py_pickle() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)): names
+        for path in PACKAGE.rglob("*.py")
+        if (names := pickling(ast.parse(path.read_text(encoding="utf-8"))))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "code", ["comm.isend(1, 2)", "self._comm.recv()", "MPI.COMM_WORLD.bcast(3)", "message.recv()"]
+)
+def test_what_would_be_found(code: str) -> None:
+    assert pickling(ast.parse(code))
+    assert not pickling(
+        ast.parse(code.replace("isend", "Isend").replace("recv", "Recv").replace("bcast", "Bcast"))
+    )
