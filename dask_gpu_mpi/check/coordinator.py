@@ -21,6 +21,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup.transport import choose_ucx
 
 from .observations import Observations
 from .rank import CheckingRank, Kind, ListenOrder, RankTest
@@ -181,11 +182,18 @@ class CheckCoordinator:
 
 def _tries_of_ucx(evidence: Evidence) -> dict[int, str]:
     """The first rank of each node that has workers which may use UCX, and the GPU of the first of these; empty: it has none."""
-    if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
+    if evidence.plan is None:
+        return {}
+    obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
+    try:
+        chosen = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)[0]
+    except InputError:
+        return {}
+    if chosen is WorkerUcx.OFF:
         return {}
     devices: dict[int, str] = {}
     for worker in evidence.plan.workers:
-        if worker.kind == "gpu" or evidence.worker_ucx is WorkerUcx.ALL:
+        if worker.kind == "gpu" or chosen is WorkerUcx.ALL:
             devices.setdefault(worker.rank, worker.devices[0] if worker.devices else "")
     firsts: dict[int, str] = {}
     for observed in evidence.by_host().values():

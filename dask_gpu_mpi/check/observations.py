@@ -147,7 +147,7 @@ def observe(
         ecc=ecc,
         problems=tuple(found),
         allocated_gpus=allocated_gpus(environ) if wants_gpus else 0,
-        without_ucx=obstacle(options),
+        without_ucx=obstacle(options, gpus=bool(inventory and inventory.gpus)),
     )
 
 

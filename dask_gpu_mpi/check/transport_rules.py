@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup.transport import choose_ucx
 
@@ -11,7 +13,7 @@ from .report import Evidence, Finding, split_fix
 
 __all__ = ["check_transport"]
 
-FIX = "choose what to do without UCX, --protocol tls, or find out what it needs: UCX_LOG_LEVEL=info, and docs/transports.md"
+FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
 
 
 def check_transport(evidence: Evidence) -> Iterator[Finding]:
@@ -19,23 +21,19 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
     if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
         return
     obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
-    if evidence.worker_ucx is WorkerUcx.ALL:
-        for rank, text in obstacles.items():
-            if text:
-                yield Finding("error", "transport", *split_fix(text, FIX), (rank,))
-    chosen, line = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)
+    try:
+        chosen, line = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)
+    except InputError as refused:
+        yield Finding("error", "transport", *split_fix(str(refused), FIX))
+        return
+    if chosen is WorkerUcx.OFF:
+        if line:
+            yield Finding("warning", "transport", *split_fix(line, FIX))
+        return
     failed = {rank: test.ucx.error for rank, test in evidence.tests.items() if test.ucx and test.ucx.error}
     for rank, error in failed.items():
         found = f"UCX does not work: {error}; data to and from workers there goes over TLS"
         yield Finding("warning", "transport", found, FIX, (rank,))
-    if not line or failed or (any(obstacles.values()) and evidence.worker_ucx is WorkerUcx.ALL):
-        return
-    if chosen is WorkerUcx.OFF:
-        yield Finding("warning", "transport", *split_fix(line, FIX))
-    else:
-        tried = sum(test.ucx is not None for test in evidence.tests.values())
-        yield Finding(
-            "ok",
-            "transport",
-            line + (f"; UCX works on {tried} of {len(evidence.by_host())} nodes" if tried else ""),
-        )
+    if not failed:
+        tried = counted(sum(test.ucx is not None for test in evidence.tests.values()), "node")
+        yield Finding("ok", "transport", f"{line}; UCX works within {tried}")

@@ -92,13 +92,16 @@ async def _send(on_device: bool) -> None:
     ucx = await Ucx.begin()
     tag = secrets.randbits(64)
     endpoint = await ucx.connect(ucx.address, send_tag=tag, receive_tag=tag)
-    buffers: tuple[Any, Any] = (bytearray(secrets.token_bytes(_SIZE)), bytearray(_SIZE))
+    data = secrets.token_bytes(_SIZE)
+    sent: Any = bytearray(data)
+    received: Any = bytearray(_SIZE)
     if on_device:
-        buffers = (ucx.device_array(_SIZE), ucx.device_array(_SIZE))
+        import rmm
+
+        sent, received = rmm.DeviceBuffer.to_device(data), ucx.device_array(_SIZE)
         ucx.synchronize()
-    sent, received = buffers
     await asyncio.gather(endpoint.send(sent), endpoint.receive(received))
-    if not on_device and sent != received:
+    if (received.tobytes() if on_device else bytes(received)) != data:
         raise ValueError("what came is not what was sent")
 
 

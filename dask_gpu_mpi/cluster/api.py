@@ -111,7 +111,8 @@ def initialize(
     dashboard_address : str, optional
         ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
     protocol : {"auto", "tls", "ucx", "tcp"}, optional
-        Default: ``"tls"``, with certificates made for this job.
+        Default: ``"auto"``, which is TLS with certificates made for this job, and memory of GPUs goes from GPU to GPU over UCX,
+        authenticated and not encrypted, where every rank can; see docs/transports.md.
     worker_class : str or type, optional
         Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
     worker_options : dict, optional

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_text, read_trusted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 
 __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
 
@@ -200,6 +200,7 @@ def _check_open_cluster(target: Target, options: Options) -> None:
 
 
 def _origin(options: Options) -> str:
-    return (
-        "security=True (--security)" if "security" in options.explicit else "protocol='tls' (--protocol tls)"
-    )
+    if "security" in options.explicit:
+        return "security=True (--security)"
+    name = Protocol.UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
+    return f"protocol={name!r} (--protocol {name})"

@@ -46,6 +46,8 @@ OFFER, VERSION = "dask-gpu-mpi-ucx", 1
 AGREEMENT_TIMEOUT = 60.0
 #: Seconds for the proofs; else the connection stays TLS.
 PROOF_TIMEOUT = 10.0
+#: Seconds for one frame, 2 GB at most: after them the connection is closed, and Dask asks once more.
+FRAME_TIMEOUT = 300.0
 #: Bytes of a proof.
 PROOF_SIZE = 64
 #: How distributed serialises what goes over UCX: memory of a GPU stays there.
@@ -109,7 +111,8 @@ class WorkerComm(TLS):
             if any(on_device for _, on_device in header["away"]):
                 endpoint.ucx.synchronize()  # the arrays are there
             for frame in away:
-                await endpoint.receive(frame)
+                async with asyncio.timeout(FRAME_TIMEOUT):
+                    await endpoint.receive(frame)
             over_ucx, over_tls = iter(away), iter(inner.frames)
             frames = [next(over_ucx if is_away else over_tls) for is_away in header["order"]]
             return await from_frames(
@@ -133,7 +136,7 @@ class WorkerComm(TLS):
             on_error=on_error,
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
         )
-        order = [self._is_away(frame) for frame in frames]
+        order = [self._goes_over_ucx(frame) for frame in frames]
         away = [frame for frame, is_away in zip(frames, order, strict=True) if is_away]
         here = [frame for frame, is_away in zip(frames, order, strict=True) if not is_away]
         header = {"order": bytes(order), "away": [(nbytes(frame), _on_device(frame)) for frame in away]}
@@ -142,19 +145,24 @@ class WorkerComm(TLS):
         await super().write(Serialized(header, here))
         with self._aborting_on_error():
             for frame in away:
-                await endpoint.send(frame)
+                async with asyncio.timeout(FRAME_TIMEOUT):
+                    await endpoint.send(frame)
         return sum(map(nbytes, frames))
 
-    def _is_away(self, frame: Any) -> bool:
+    def _goes_over_ucx(self, frame: Any) -> bool:
+        """Memory of GPUs; where the user wants it large buffers too, but no ``bytes``: what pickle and msgpack make is that."""
         size = nbytes(frame)
-        return bool(size) and (_on_device(frame) or 0 < self.host_frames <= size)
+        if _on_device(frame):
+            return bool(size)
+        buffer = frame.obj if isinstance(frame, memoryview) else frame
+        return 0 < self.host_frames <= size and not isinstance(buffer, bytes)
 
     @contextlib.contextmanager
     def _aborting_on_error(self) -> Iterator[None]:
         """Close the connection where a message has not come, or gone, as a whole: nobody knows where it stands."""
         try:
             yield
-        except (UcxError, EOFError) as error:
+        except (UcxError, EOFError, TimeoutError) as error:
             self.abort()
             raise CommClosedError(f"in {self}: {error}") from error
         except BaseException:

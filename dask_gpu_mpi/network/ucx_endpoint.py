@@ -14,9 +14,13 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
-from .ucx import aside, configured_numbers, import_ucx
+from .ucx import SECTION, aside, configured_numbers, import_ucx
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
+
+
+#: Seconds for which progress goes on after a transfer, and between progress otherwise.
+LINGER, TICK = 0.1, 0.25
 
 
 class UcxError(Exception):
@@ -36,9 +40,7 @@ class Ucx:
         import ucxx
         from distributed_ucxx import ucxx as backend
 
-        if self.loopback and "UCX_NET_DEVICES" not in os.environ:
-            os.environ["UCX_NET_DEVICES"] = "lo"
-        with _unwarned(), dask.config.set(configured_numbers()):
+        with _unwarned(), dask.config.set({**configured_numbers(), **self._devices()}):
             backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
         self._backend: Any = backend
         self._library: Any = ucxx
@@ -48,6 +50,7 @@ class Ucx:
         self._polls = self._context.progress_mode == "blocking"
         if self._polls:
             asyncio.get_running_loop().remove_reader(self._context.worker.epoll_file_descriptor)
+            self._tick()
 
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
@@ -86,23 +89,55 @@ class Ucx:
         """Wait for the default stream: UCX knows nothing of CUDA's order."""
         self._backend.synchronize_stream()
 
+    @classmethod
+    def _devices(cls) -> dict[str, Any]:
+        """The configuration by which UCX listens on the loopback interface alone, unless the user has chosen its devices."""
+        import dask
+
+        configured = dask.config.get(f"{SECTION}.environment", None) or {}
+        chosen = any(name.upper().replace("-", "_") == "NET_DEVICES" for name in configured)
+        if not cls.loopback or chosen or "UCX_NET_DEVICES" in os.environ:
+            return {}
+        return {f"{SECTION}.environment.net-devices": "lo"}
+
     async def run(self, operation: Awaitable[Any]) -> None:
         """Wait for a send or receive, and make UCX's progress meanwhile."""
-        self._pending += 1
-        if self._polls and self._poller is None:
-            self._poller = asyncio.get_running_loop().create_task(self._poll())
-        try:
+        if not self._polls:
             await operation
+            return
+        self._pending += 1
+        task = asyncio.ensure_future(operation)
+        try:
+            if self._poller is None:
+                self._poller = asyncio.get_running_loop().create_task(self._poll())
+            poller = self._poller
+            await asyncio.wait({task, poller}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                poller.result()  # what UCX has raised
+            await task
         finally:
             self._pending -= 1
+            task.cancel()
 
     async def _poll(self) -> None:
+        """Make progress while something is under way, and for a moment more: what has been sent may still be in UCX's buffers."""
+        loop = asyncio.get_running_loop()
         try:
-            while self._pending:
+            until = loop.time() + LINGER
+            while self._pending or loop.time() < until:
                 self._context.worker.progress()
-                await asyncio.sleep(0)
+                if self._pending:
+                    until = loop.time() + LINGER
+                    await asyncio.sleep(0)
+                else:
+                    await asyncio.sleep(LINGER / 50)
         finally:
             self._poller = None
+
+    def _tick(self) -> None:
+        """Progress now and then, whatever is under way: UCX asks for it, to notice what has ended."""
+        self._context.worker.progress()
+        asyncio.get_running_loop().call_later(TICK, self._tick)
 
 
 def _import() -> None:

@@ -116,27 +116,37 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
 
 def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[str]:
     """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
-    security, where = values["security"], origins.get("security", "")
-    chosen = None if values["protocol"] in (None, AUTO) else Protocol(values["protocol"])
+    security = values["security"]
+    if values["protocol"] == AUTO:  # as if it were not set
+        values["protocol"] = None
+        origins.pop("protocol", None)
+    chosen = None if values["protocol"] is None else Protocol(values["protocol"])
+    is_chosen = chosen is not None
+    notes: list[str] = []
     address = values["scheduler_address"] or ""
     if "://" in address:
-        chosen = _of_address(address, chosen, origins, given)
+        chosen = _of_address(values, chosen, origins, given, notes)
         given |= {"protocol"}
     values["worker_ucx"] = WorkerUcx.OFF
     if chosen is Protocol.UCX:
-        values["protocol"], notes = _with_ucx(values, origins, plain="://" in address)
+        values["protocol"] = _with_ucx(values, origins, notes)
     else:
-        values["protocol"], notes = _without_ucx(chosen, security, where, origins, given), []
-        if chosen is None and security is None:
+        values["protocol"] = _without_ucx(chosen, security, origins, given)
+        if not is_chosen and security is None and values["protocol"] is Protocol.TLS:
             values["worker_ucx"] = WorkerUcx.AUTO
     values["security"] = values["protocol"].encrypts
     return notes
 
 
 def _of_address(
-    address: str, chosen: Protocol | None, origins: dict[str, str], given: frozenset[str]
+    values: dict[str, Any],
+    chosen: Protocol | None,
+    origins: dict[str, str],
+    given: frozenset[str],
+    notes: list[str],
 ) -> Protocol:
     """The protocol of the running scheduler, with which the user's must agree."""
+    address = values["scheduler_address"]
     scheme = Protocol.of(address)
     if scheme is None:
         raise OptionError(
@@ -150,39 +160,48 @@ def _of_address(
             f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}. "
             f"Fix: protocol={scheme!r}, or none"
         )
+    if values["security"] and not scheme.encrypts and "security" not in given:
+        # Refused wherever it is set: encryption that the user asks for is never dropped silently.
+        raise OptionError(
+            f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} asks for "
+            "encryption. Fix: a cluster with TLS, or security=False (--no-security) on a network that you trust"
+        )
+    if chosen is Protocol.TLS and not scheme.encrypts and values["security"] is None:
+        notes.append(
+            f"{origins['protocol']}: no effect: the scheduler at {address!r} is not encrypted, and everyone on the network can "
+            "reach it and run code as you. Fix: a cluster with TLS"
+        )
     origins["protocol"] = origins["scheduler_address"]
     return scheme
 
 
-def _with_ucx(values: dict[str, Any], origins: dict[str, str], *, plain: bool) -> tuple[Protocol, list[str]]:
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[str]) -> Protocol:
     """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
-    security = values["security"]
-    if security:
-        # Refused wherever it is set: encryption that the user asks for is never dropped silently.
+    if values["security"]:
         raise OptionError(
             f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: "
             "protocol='tls', or 'ucx' without security, for data between workers that is authenticated and not encrypted"
         )
-    if security is False or (plain and values["scheduler_address"].startswith(f"{Protocol.UCX}://")):
-        return Protocol.UCX, [] if security is False else [
+    if values["security"] is False:
+        return Protocol.UCX
+    if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
+        notes.append(
             "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
-        ]
+        )
+        return Protocol.UCX
     values["worker_ucx"] = WorkerUcx.ALL
-    return Protocol.TLS, []
+    return Protocol.TLS
 
 
 def _without_ucx(
-    chosen: Protocol | None,
-    security: bool | None,
-    where: str,
-    origins: dict[str, str],
-    given: frozenset[str],
+    chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
 ) -> Protocol:
+    """TLS or TCP, as `protocol` and `security` say together."""
     if chosen is not None and security is not None and security != chosen.encrypts:
         if ("protocol" in given) == ("security" in given):
             fact = "is encrypted" if chosen.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {chosen!r} {fact}, but {where} is {security}. Fix: set one of them, "
+                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}. Fix: set one of them, "
                 "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
             )
         if "security" in given:

@@ -168,7 +168,7 @@ class Bringup:
                 options.interface,
                 shared,
                 has_client=context.has_client,
-                without_ucx=obstacle(options),
+                without_ucx=obstacle(options, gpus=bool(inventory.gpus)),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)

@@ -158,6 +158,7 @@ class Coordinator(FailureCoordinator):
             plan = self._job.plan(inventories, any(each.has_client for each in found))
             check_client(found, plan.client.rank)
             self._listen = self._choose_addresses(found, machines)
+            self._ucx = self._choose_ucx(found, plan)
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
@@ -168,9 +169,6 @@ class Coordinator(FailureCoordinator):
             self._limit = start_limit(len(plan.workers), per_core)
             self._deadline = max(self._deadline, now + self._limit)
         target = self._job.target
-        if target is None or Protocol.of(target.address) is Protocol.TLS:
-            obstacles = {rank: each.without_ucx for rank, each in enumerate(found)}
-            self._ucx = choose_ucx(self._job.ucx, plan, obstacles)
         if target is not None:
             self._config = target.config | settings
             if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
@@ -183,6 +181,13 @@ class Coordinator(FailureCoordinator):
             self._test.listen(plan, self._listen)
         else:
             self._start_scheduler()
+
+    def _choose_ucx(self, found: Sequence[Registration], plan: Plan) -> tuple[WorkerUcx, str]:
+        target = self._job.target
+        if target is not None and Protocol.of(target.address) is not Protocol.TLS:
+            return WorkerUcx.OFF, ""
+        obstacles = {rank: each.without_ucx for rank, each in enumerate(found)}
+        return choose_ucx(self._job.ucx, plan, obstacles, attaches=target is not None)
 
     def _choose_addresses(
         self, found: Sequence[Registration], machines: Sequence[str]

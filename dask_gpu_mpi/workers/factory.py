@@ -73,7 +73,9 @@ def make_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    plugins = [*plugins_of(plan, configuration.log_directory), *_ucx_plugin(plan, settings)]
+    plugins = [*plugins_of(plan, configuration.log_directory)]
+    if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
+        plugins += _ucx_plugin(plan, settings)
     if is_cuda_worker(cls):
         options = options_of_device(options, settings.device_memory.get(plan.devices[0], 0))
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]

@@ -187,8 +187,27 @@ def test_large_host_memory_too_where_the_user_wants_it(network: Network) -> None
         for size in (0, 999, 1000, 100_000):
             assert await there_and_back(comm, bytearray(size)) == bytearray(size)
 
+        # what pickle and msgpack make
+        assert await there_and_back(comm, {"code": b"x" * 100_000}) == {"code": b"x" * 100_000}
+        assert await there_and_back(comm, "y" * 100_000) == "y" * 100_000
+
     between(talk)
     assert [len(frame) for frame in network.sent] == [64, 64, 1000, 1000, 100_000, 100_000]
+
+
+def test_a_frame_that_never_comes_closes_the_connection(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_comm, "FRAME_TIMEOUT", 0.2)
+
+    async def talk(comm: Any) -> None:
+        assert await there_and_back(comm, 5) == 5
+        network.change = lambda data: None
+        await comm.write({"data": to_serialize(Array(b"x" * 10))})
+        with pytest.raises(CommClosedError):
+            await comm.read()
+
+    between(talk)
 
 
 def test_a_process_that_offers_nothing_stays_with_tls(

@@ -8,6 +8,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import pytest
 
 from dask_gpu_mpi.network import ucx_endpoint
@@ -22,7 +23,9 @@ class Library:
         self.imports = 0
         self.starts = 0
         self.environ: dict[str, str] = {}
+        self.configured: str | None = None
         self.fails: Exception | None = None
+        self.progress_fails: Exception | None = None
         self.alive = True
         self.waits = 3  # turns of the event loop until a message is there
 
@@ -39,12 +42,15 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
     def progress() -> None:
         library.progress += 1
+        if library.progress_fails is not None:
+            raise library.progress_fails
 
     def init_once() -> None:
         import os
 
         library.starts += 1
         library.environ = dict(os.environ)
+        library.configured = (dask.config.get("distributed-ucxx.environment", None) or {}).get("net-devices")
         if library.fails is not None:
             raise library.fails
 
@@ -121,18 +127,30 @@ def test_it_starts_once(library: Library) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loopback", "devices", "found"),
-    [(False, None, None), (True, None, "lo"), (True, "mlx5_0:1", "mlx5_0:1")],
+    ("loopback", "variable", "configured", "found"),
+    [
+        (False, None, None, None),
+        (True, None, None, "lo"),
+        (True, "mlx5_0:1", None, None),
+        (True, None, "ib0", "ib0"),
+    ],
 )
 def test_on_one_node_it_listens_on_loopback_unless_the_user_has_chosen(
-    library: Library, monkeypatch: pytest.MonkeyPatch, loopback: bool, devices: str | None, found: str | None
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    loopback: bool,
+    variable: str | None,
+    configured: str | None,
+    found: str | None,
 ) -> None:
     monkeypatch.setattr(Ucx, "loopback", loopback)
-    monkeypatch.setenv("UCX_NET_DEVICES", devices or "")
-    if devices is None:
-        monkeypatch.delenv("UCX_NET_DEVICES")
-    run(Ucx.begin)
-    assert library.environ.get("UCX_NET_DEVICES") == found
+    if variable is not None:
+        monkeypatch.setenv("UCX_NET_DEVICES", variable)
+    settings = {} if configured is None else {"distributed-ucxx.environment.net-devices": configured}
+    with dask.config.set(settings):
+        run(Ucx.begin)
+    assert library.configured == found
+    assert library.environ.get("UCX_NET_DEVICES") == variable  # what tasks start is not told
 
 
 def test_what_fails_is_told_each_time(library: Library) -> None:
@@ -147,17 +165,35 @@ def test_what_fails_is_told_each_time(library: Library) -> None:
     assert library.starts == 1
 
 
-def test_progress_is_made_while_something_is_under_way_and_not_afterwards(library: Library) -> None:
+def test_progress_that_fails_ends_what_waits_for_it(library: Library) -> None:
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        library.waits, library.progress_fails = 1_000_000, RuntimeError("device lost")
+        with pytest.raises(UcxError, match="device lost"):
+            await endpoint.receive(bytearray(1))
+
+    run(main)
+
+
+def test_progress_is_made_while_something_is_under_way_and_not_afterwards(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_endpoint, "TICK", 60.0)
+
     async def main() -> None:
         ucx = await Ucx.begin()
         endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
         await asyncio.sleep(0.01)
-        assert library.progress == 0
+        assert library.progress == 1  # the first tick
         await asyncio.gather(endpoint.send(b"x"), endpoint.receive(bytearray(1)))
-        assert library.progress > 0
-        await asyncio.sleep(0.01)
+        sent = library.progress
+        assert sent > 1
+        await asyncio.sleep(0.05)
+        assert library.progress > sent  # what has been sent may still be in UCX's buffers
+        await asyncio.sleep(0.3)
         before = library.progress
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         assert library.progress == before
 
     run(main)

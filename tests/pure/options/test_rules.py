@@ -25,7 +25,9 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
         ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
         ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
         ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
-        ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "auto"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
         ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx"}, "tls", "yes"),
         ({"scheduler": False, "scheduler_address": "h:1"}, "tls", "auto"),
         ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", "no"),
@@ -37,6 +39,26 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -
     # an open transport that nobody asked for by name is told
     open_unasked = protocol == "ucx" and "security" not in given
     assert any("UCX" in warning for warning in options.warnings) == open_unasked
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: str) -> None:
+    attach = {"scheduler": False, "scheduler_address": address}
+    with dask.config.set({"gpu-mpi.security": True}):
+        said = refused(attach)
+        assert "is not encrypted" in said
+        assert "gpu-mpi.security asks for encryption" in said
+        # who says so in the program joins all the same
+        assert keywords(**attach, security=False).security is False
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert any("no effect" in warning for warning in keywords(**attach).warnings)
+        assert not any("no effect" in warning for warning in keywords(**attach, security=False).warnings)
+
+
+def test_auto_is_as_if_nothing_were_set() -> None:
+    assert keywords(protocol="auto") == keywords()
+    with dask.config.set({"gpu-mpi.protocol": "tcp"}):
+        assert (keywords(protocol="auto").protocol, keywords(protocol="auto").worker_ucx) == ("tls", "auto")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +73,7 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -
          ("enable_rdmacm", "enable_infiniband")),
         ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
          ("enable_rdmacm", "enable_infiniband")),
-        ({"scheduler": False, "scheduler_address": "tls://h:1", "worker_options": {"enable_nvlink": True}},
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls", "worker_options": {"enable_nvlink": True}},
          ("enable_nvlink", "'tls'")),
         ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
         ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),

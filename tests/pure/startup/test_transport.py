@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup import transport
@@ -23,10 +24,10 @@ MISSING = "distributed-ucxx is not installed. Fix: pip install it"
     [
         (AUTO, GPUS, {}, AUTO, ["TLS, and UCX for GPU memory", "not encrypted"]),
         (AUTO, GPUS, {0: "", 1: ""}, AUTO, ["UCX for GPU memory"]),
-        (AUTO, GPUS, {1: MISSING}, OFF, ["no UCX: rank 1: distributed-ucxx"]),
-        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, ["no UCX: distributed-ucxx"]),
+        (AUTO, GPUS, {1: MISSING}, OFF, ["No UCX: rank 1: distributed-ucxx"]),
+        (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, ["No UCX: distributed-ucxx"]),
         (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, []),
-        (AUTO, ONE_GPU, {}, AUTO, []),
+        (AUTO, ONE_GPU, {}, OFF, []),
         (AUTO, ONE_GPU, {0: MISSING}, OFF, []),
         (OFF, GPUS, {}, OFF, []),
         (ALL, NO_GPUS, {}, ALL, ["UCX for large data", "not encrypted"]),
@@ -58,16 +59,18 @@ def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "asked"),
+    ("options", "gpus", "asked"),
     [
-        (Options(worker_ucx=OFF), None),
-        (Options(worker_ucx=AUTO), True),
-        (Options(worker_ucx=AUTO, worker_class="dask_cuda.CUDAWorker"), True),
-        (Options(worker_ucx=ALL, worker_class="distributed.Nanny"), False),
+        (Options(worker_ucx=OFF), True, None),
+        (Options(worker_ucx=AUTO), True, True),
+        (Options(worker_ucx=AUTO), False, None),
+        (Options(worker_ucx=AUTO, worker_class="dask_cuda.CUDAWorker"), True, True),
+        (Options(worker_ucx=ALL, worker_class="distributed.Nanny"), False, False),
+        (Options(worker_ucx=ALL), True, True),  # its GPUs' memory needs RMM
     ],
 )
-def test_what_is_missing_is_asked_once_it_matters(
-    options: Options, asked: bool | None, monkeypatch: pytest.MonkeyPatch
+def test_what_is_missing_is_asked_where_it_matters(
+    options: Options, gpus: bool, asked: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[bool] = []
 
@@ -76,9 +79,27 @@ def test_what_is_missing_is_asked_once_it_matters(
         return MISSING
 
     monkeypatch.setattr(transport, "missing_ucx", missing)
-    assert obstacle(options) == ("" if asked is None else MISSING)
+    assert obstacle(options, gpus=gpus) == ("" if asked is None else MISSING)
     assert calls == ([] if asked is None else [asked])
 
 
 def test_a_class_of_the_users_own_has_no_ucx_by_itself() -> None:
-    assert "worker_class" in obstacle(Options(worker_ucx=AUTO, worker_class="my.Worker"))
+    assert "worker_class" in obstacle(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True)
+
+
+def test_workers_in_the_agent_have_none() -> None:
+    options = Options(worker_ucx=ALL, worker_class="distributed.Worker")
+    assert "run in the agent" in obstacle(options, gpus=False)
+
+
+def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
+    with pytest.raises(
+        InputError, match="protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
+    ):
+        choose_ucx(ALL, GPUS, {1: MISSING})
+
+
+def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() -> None:
+    for wanted in (AUTO, ALL):
+        assert choose_ucx(wanted, ONE_GPU, {}) == (OFF, "")
+        assert choose_ucx(wanted, ONE_GPU, {}, attaches=True)[0] is wanted

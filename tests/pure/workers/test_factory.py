@@ -87,6 +87,11 @@ def test_who_offers_ucx(
     assert all(each.loopback for each in offers)
 
 
+def test_a_worker_in_the_agent_offers_no_ucx(tmp_path: Path) -> None:
+    worker = make(CPU, "distributed.Worker", tmp_path, ucx=WorkerUcx.ALL)
+    assert not any(isinstance(each, UcxBetweenWorkers) for each in worker._pending_plugins)
+
+
 def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
     nanny = make(CPU, Nanny, tmp_path, config={"probe": 1})
     # the metrics of workers would ask RMM, which initialises CUDA; those of the host are not among them
