@@ -89,11 +89,13 @@ def _bytes(text: str) -> bytes:
 def _is_foreign(request: HTTPServerRequest) -> bool:
     """Whether a browser sends this for a page of somebody else's, which may come from another port of the same host.
 
-    To such ports the cookie goes as well. A link may be followed from anywhere, since the other page can't read what comes.
+    To such ports the cookie goes as well. A link to a page may be followed from anywhere, since the other page can't read what
+    comes; a form may not be sent, nor a page be shown in a frame.
     """
     headers = request.headers
     if (site := headers.get("Sec-Fetch-Site")) is not None:
-        return site not in ("same-origin", "none") and headers.get("Sec-Fetch-Mode") != "navigate"
+        is_link = request.method in ("GET", "HEAD") and headers.get("Sec-Fetch-Dest") == "document"
+        return site not in ("same-origin", "none") and not is_link
     # not every browser sends that with a websocket, and none on plain HTTP to another host
     origin = headers.get("Origin")
     return origin is not None and urlsplit(origin).netloc != headers.get("Host")

@@ -44,6 +44,8 @@ __all__ = ["WorkerComm", "use_ucx_between_workers"]
 OFFER, VERSION = "dask-gpu-mpi-ucx", 1
 #: Seconds in which two workers must have agreed, UCX's start among them; else the connection is closed.
 AGREEMENT_TIMEOUT = 60.0
+#: Seconds for the start of UCX, for which others wait as well; else the connection stays TLS.
+START_TIMEOUT = 30.0
 #: Seconds for the proofs; else the connection stays TLS.
 PROOF_TIMEOUT = 10.0
 #: Seconds for one frame, 2 GB at most: after them the connection is closed, and Dask asks once more.
@@ -105,7 +107,8 @@ class WorkerComm(TLS):
         with self._aborting_on_error():
             header = inner.header
             away = [
-                endpoint.ucx.device_array(size) if on_device else host_array(size)
+                # not the memoryview itself: see `Ucx.run`
+                endpoint.ucx.device_array(size) if on_device else host_array(size).obj
                 for size, on_device in header["away"]
             ]
             if any(on_device for _, on_device in header["away"]):
@@ -191,6 +194,8 @@ class WorkerComm(TLS):
             self._endpoint = endpoint
             # Dask drops connections that the other end has closed without closing them.
             weakref.finalize(self, endpoint.abort).atexit = False
+            if self.closed():  # meanwhile
+                self._abort_endpoint()
         self._offered = False
 
     async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
@@ -198,27 +203,28 @@ class WorkerComm(TLS):
         own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
         ucx: Ucx | None = None
         try:
-            ucx = await Ucx.begin()
+            async with asyncio.timeout(START_TIMEOUT):
+                ucx = await asyncio.shield(Ucx.begin())
             own["address"] = ucx.address
         except UcxError as error:
             own["reason"] = str(error)
+        except TimeoutError:
+            own["reason"] = f"UCX has not started within {START_TIMEOUT:g} s"
         await super().write(own)
         other = await super().read()
         if ucx is None or not other["address"]:
             return None, own.get("reason") or f"at the other end: {other.get('reason')}"
-        endpoint: Endpoint | None = None
-        reason = ""
+        endpoint, reason = await _connected(ucx, own, other)
         try:
-            endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
-            async with asyncio.timeout(PROOF_TIMEOUT):
-                await _exchange_proofs(endpoint, own, other)
-        except (UcxError, TimeoutError) as error:
-            reason = str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
-        await super().write({"reason": reason})
-        others_reason = (await super().read())["reason"]
-        reason = reason or others_reason
-        if reason and endpoint is not None:
-            endpoint.abort()
+            await super().write({"reason": reason})
+            others_reason = (await super().read())["reason"]
+            reason = reason or others_reason
+        except BaseException:
+            reason = "the connection was closed"
+            raise
+        finally:
+            if reason and endpoint is not None:
+                endpoint.abort()
         return (None, reason) if reason else (endpoint, "")
 
     def abort(self) -> None:
@@ -240,6 +246,22 @@ class WorkerComm(TLS):
         endpoint, self._endpoint = self._endpoint, None
         if endpoint is not None:
             endpoint.abort()
+
+
+async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tuple[Endpoint | None, str]:
+    """An endpoint to the other end, over which both have proved who they are; or why there is none."""
+    endpoint: Endpoint | None = None
+    try:
+        endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
+        async with asyncio.timeout(PROOF_TIMEOUT):
+            await _exchange_proofs(endpoint, own, other)
+        return endpoint, ""
+    except BaseException as error:
+        if endpoint is not None:
+            endpoint.abort()
+        if not isinstance(error, (UcxError, TimeoutError)):
+            raise
+        return None, str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
 
 
 async def _exchange_proofs(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:

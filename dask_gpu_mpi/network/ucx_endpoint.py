@@ -55,7 +55,7 @@ class Ucx:
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
         """Have it start, if it does not already; what fails is raised, as `UcxError`, where the result is awaited."""
-        if cls._start is None:
+        if cls._start is None or cls._start.cancelled():
             cls._start = asyncio.get_running_loop().create_task(cls._started())
             cls._start.add_done_callback(lambda done: done.cancelled() or done.exception())
         return cls._start
@@ -105,19 +105,27 @@ class Ucx:
         if not self._polls:
             await operation
             return
-        self._pending += 1
+        # In a task of its own, which nobody cancels: until UCX has done with a buffer, nobody else may have its memory.
         task = asyncio.ensure_future(operation)
+        self._pending += 1
+        task.add_done_callback(self._done)
+        if self._poller is None:
+            self._poller = asyncio.get_running_loop().create_task(self._poll())
+        poller = self._poller
         try:
-            if self._poller is None:
-                self._poller = asyncio.get_running_loop().create_task(self._poll())
-            poller = self._poller
             await asyncio.wait({task, poller}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
                 poller.result()  # what UCX has raised
             await task
         finally:
-            self._pending -= 1
-            task.cancel()
+            # An exception has this frame, and the task the exception: a cycle with buffers in it, which Python must not collect
+            # (it takes a memoryview apart that somebody else still has a buffer of).
+            del task, poller, operation
+
+    def _done(self, task: asyncio.Future[Any]) -> None:
+        self._pending -= 1
+        if not task.cancelled():
+            task.exception()  # else asyncio complains where nobody waits for it any more
 
     async def _poll(self) -> None:
         """Make progress while something is under way, and for a moment more: what has been sent may still be in UCX's buffers."""
@@ -192,12 +200,15 @@ class Endpoint:
     async def _run(self, operation: Callable[[Any], Awaitable[Any]]) -> None:
         if self._endpoint is None:
             raise UcxError("the endpoint was closed")
+        failure = ""
         try:
             await self.ucx.run(operation(self._endpoint))
         except Exception as error:  # ucxx has a dozen classes, which differ between its versions
-            raise UcxError(f"{type(error).__name__}: {error}") from error
-        if self._endpoint is None or not self._endpoint.alive:
-            raise UcxError("the endpoint was closed")
+            failure = f"{type(error).__name__}: {error}"
+        if not failure and (self._endpoint is None or not self._endpoint.alive):
+            failure = "the endpoint was closed"
+        if failure:  # not with that exception, whose frames have the buffer
+            raise UcxError(failure)
 
     def abort(self) -> None:
         """Close it at once; what waits in `send` or `receive` raises. May be called again."""

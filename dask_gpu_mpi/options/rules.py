@@ -153,7 +153,7 @@ def _of_address(
             f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
             f"(expected one of {', '.join(Protocol)})"
         )
-    if chosen is Protocol.UCX and scheme is Protocol.TLS:
+    if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
         return chosen  # which speaks TLS with the scheduler
     if chosen not in (None, scheme) and "protocol" in given:
         raise OptionError(

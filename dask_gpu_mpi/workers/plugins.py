@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
+from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
@@ -119,10 +120,16 @@ class UcxBetweenWorkers(WorkerPlugin):
         asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
 
 
-def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
-    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+#: What distributed's Nanny calls the process of its worker.
+WORKER_PROCESS = "Dask Worker process"
 
-    use_ucx_between_workers(host_frames, loopback=loopback)
+
+def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
+    # Who fetches the plugins of a worker, by `client.run` for example, gets this as well, and offers nothing.
+    if current_process().name.startswith(WORKER_PROCESS):
+        from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+        use_ucx_between_workers(host_frames, loopback=loopback)
     return UcxBetweenWorkers(host_frames, loopback=loopback)
 
 

@@ -55,6 +55,13 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: st
         assert not any("no effect" in warning for warning in keywords(**attach, security=False).warnings)
 
 
+def test_ucx_alone_does_not_reach_a_scheduler_with_tls() -> None:
+    said = refused(
+        {"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx", "security": False}
+    )
+    assert "'ucx' is not the protocol of the scheduler at 'tls://h:1'" in said
+
+
 def test_auto_is_as_if_nothing_were_set() -> None:
     assert keywords(protocol="auto") == keywords()
     with dask.config.set({"gpu-mpi.protocol": "tcp"}):

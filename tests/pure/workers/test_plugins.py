@@ -118,6 +118,10 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     monkeypatch.setitem(registry.backends, "tls", before)
     sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True))
     assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
+    pickle.loads(sent)
+    assert registry.backends["tls"] is before  # nor does a client that asks a worker for its plugins
+    named = SimpleNamespace(name="Dask Worker process (from Nanny)")
+    monkeypatch.setattr(plugins, "current_process", lambda: named)
     received = pickle.loads(sent)
     assert isinstance(received, UcxBetweenWorkers)
     assert registry.backends["tls"] is not before

@@ -1,0 +1,132 @@
+"""Two processes as workers with TLS and UCX beside it: what is broken off in the middle, and a start that is slow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+pytestmark = [
+    pytest.mark.one_mpi,
+    pytest.mark.skipif(
+        find_spec("distributed_ucxx") is None,
+        reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/pure/network/test_ucx_comm.py needs none",
+    ),
+]
+
+#: `pair()` is a connection to a process that sends back what it gets. In a file of its own, since a crash must not end the tests.
+HEAD = """
+import asyncio, multiprocessing, sys, time
+import dask, numpy as np
+from distributed import Security
+from distributed.comm import CommClosedError, connect, listen
+from distributed.protocol import to_serialize
+from dask_gpu_mpi.network import ucx_comm, ucx_endpoint
+from dask_gpu_mpi.network.credentials import make_credentials
+
+async def echo(pipe):
+    async def handle(comm):
+        try:
+            while True:
+                await comm.write({"back": (await comm.read())["data"]})
+        except CommClosedError:
+            pass
+    async with listen("tls://127.0.0.1:0", handle, **Security().get_listen_args("worker")) as listener:
+        pipe.send(listener.contact_address)
+        while not pipe.poll():
+            await asyncio.sleep(0.02)
+
+def serve(pipe, credentials):
+    dask.config.set(credentials)
+    ucx_comm.use_ucx_between_workers(65536, loopback=True)
+    asyncio.run(echo(pipe))
+
+async def pair():
+    return await connect(ADDRESS, **Security().get_connection_args("worker"))
+
+async def sent_back(comm, data):
+    await comm.write({"data": to_serialize(data)})
+    return (await comm.read())["back"]
+
+def main(test):
+    global ADDRESS
+    credentials = make_credentials().dask_config()
+    dask.config.set(credentials)
+    ucx_comm.use_ucx_between_workers(65536, loopback=True)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=serve, args=(there, credentials), daemon=True)
+    server.start()
+    assert here.poll(60)
+    ADDRESS = here.recv()
+    asyncio.run(asyncio.wait_for(test(), 60))
+    here.send(None)
+    server.join(20)
+    assert server.exitcode == 0, server.exitcode
+"""
+FOOT = "\nif __name__ == '__main__':\n    main(test)\n    print('well')\n"
+
+
+def run(test: str, tmp_path) -> str:  # type: ignore[no-untyped-def]
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + test + FOOT)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, (done.returncode, done.stdout + done.stderr)
+    assert done.stdout.endswith("well\n")
+    return done.stdout + done.stderr
+
+
+def test_memory_stays_until_ucx_has_done_with_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """A read that is cancelled in the middle of a frame, or whose connection is closed: UCX must not write into freed memory."""
+    run(
+        """
+async def test():
+    for number in range(8):
+        comm = await pair()
+        assert (await sent_back(comm, np.ones(3)) == 1).all()
+        await comm.write({"data": to_serialize(np.full(6_000_000, number + 1.0))})
+        reading = asyncio.create_task(comm.read())
+        await asyncio.sleep(0.005 * number * number)
+        if number % 2:
+            comm.abort()
+        else:
+            reading.cancel()
+        await asyncio.wait({reading}, timeout=20)
+        assert reading.done()
+        reading.cancelled() or reading.exception()
+        fresh = np.zeros(6_000_000)
+        await asyncio.sleep(0.2)
+        assert not fresh.any()
+        assert comm.closed() or not reading.cancelled()
+    comm = await pair()
+    assert (await sent_back(comm, np.full(1_000_000, 7.0)) == 7).all()
+    assert comm._endpoint is not None
+    await comm.close()
+""",
+        tmp_path,
+    )
+
+
+def test_a_start_of_ucx_that_takes_long_leaves_tls_and_comes_later(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    said = run(
+        """
+async def test():
+    imports = ucx_endpoint._import
+    def slowly():
+        time.sleep(2)
+        imports()
+    ucx_endpoint._import, ucx_comm.START_TIMEOUT = slowly, 0.5
+    comm = await pair()
+    assert (await sent_back(comm, np.full(100_000, 7.0)) == 7).all()
+    assert comm._endpoint is None
+    await asyncio.sleep(3)
+    comm = await pair()
+    assert (await sent_back(comm, np.full(100_000, 8.0)) == 8).all()
+    assert comm._endpoint is not None
+    await comm.close()
+""",
+        tmp_path,
+    )
+    assert "go over TLS, not UCX: UCX has not started within 0.5 s" in said
