@@ -25,7 +25,7 @@ from .library import before_finalize
 from .rendezvous import DEADLINE, Rendezvous
 from .sealing import Channel, ForeignMessageError
 from .signals import undisturbed
-from .wire import Drops, Wire
+from .wire import DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
@@ -92,7 +92,7 @@ class Mailbox:
         #: What is not handed to MPI yet, by rank.
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _LAST: bool}
-        self._drops = Drops(f"rank {self.rank} on {host}")
+        self._drops = DroppedMessages(f"rank {self.rank} on {host}")
         #: Last messages that have come, by rank.
         self._last: dict[int, bool] = {}
         #: Whether this rank has sent its own.

@@ -14,12 +14,12 @@ from dask_gpu_mpi.errors import StartupError
 
 from .local_ranks import allocated_hosts, neighbours
 from .sealing import Channel, ForeignMessageError, KeyPair
-from .wire import Drops, Wire
+from .wire import DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["DEADLINE", "Answer", "Hello", "Rendezvous", "missing_ranks"]
+__all__ = ["DEADLINE", "CoordinatorKey", "RankKey", "Rendezvous", "missing_ranks"]
 
 #: What the deadline is called in messages, unless the caller has another one.
 DEADLINE = "the start-up deadline (startup_timeout)"
@@ -38,7 +38,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Hello:
+class RankKey:
     """What a rank sends rank 0: at once, and again after the deadline."""
 
     #: Where it runs.
@@ -50,7 +50,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CoordinatorKey:
     """What rank 0 sends each rank of which it has heard."""
 
     #: Its public key.
@@ -75,7 +75,7 @@ class Rendezvous:
         What that deadline is called in messages.
     interrupted : callable
         The failure to report instead of waiting any longer; None: there is none.
-    drops : Drops
+    drops : DroppedMessages
         Counts what no rank of the job has sent.
     """
 
@@ -86,7 +86,7 @@ class Rendezvous:
         deadline: float,
         deadline_name: str,
         interrupted: Callable[[], Failure | None],
-        drops: Drops,
+        drops: DroppedMessages,
     ) -> None:
         self._comm = comm
         self._rank: int = comm.Get_rank()
@@ -127,7 +127,7 @@ class Rendezvous:
 
     def _duplicate(self) -> Any:
         if self._rank:
-            self._send_hello({})
+            self._send_key({})
         duplicate, request = self._comm.Idup()
         pause = 0.001
         late = False
@@ -149,32 +149,32 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
-    def _send_hello(self, neighbour_states: Mapping[int, str]) -> None:
-        hello = Hello(self._host, self._keys.public, dict(neighbour_states))
-        self._wire.send(0, pack(to_plain(Hello, hello)))
+    def _send_key(self, neighbour_states: Mapping[int, str]) -> None:
+        sent = RankKey(self._host, self._keys.public, dict(neighbour_states))
+        self._wire.send(0, pack(to_plain(RankKey, sent)))
 
     def _on_message(self, source: int, data: bytearray) -> None:
         """The first key of a rank, or more of what it sees; what else there is, a stranger has sent."""
         try:
             if self._rank == 0 and 0 < source < self._size:
-                self._on_hello(source, from_plain(Hello, unpack(data)))
+                self._on_key(source, from_plain(RankKey, unpack(data)))
             elif self._rank and source == 0 and not self.channels:
-                answer: Answer = from_plain(Answer, unpack(data))
-                self.channels[0] = self._keys.channel(answer.key, self._rank, to_rank=False)
+                sent: CoordinatorKey = from_plain(CoordinatorKey, unpack(data))
+                self.channels[0] = self._keys.channel(sent.key, self._rank, to_rank=False)
             else:
                 self._drops.add("from a rank that does not send any")
         except (PlainDataError, ForeignMessageError):
             self._drops.add("not one of the first messages")
 
-    def _on_hello(self, source: int, hello: Hello) -> None:
+    def _on_key(self, source: int, sent: RankKey) -> None:
         if source not in self._known:
-            self.channels[source] = self._keys.channel(hello.key, source, to_rank=True)
-            self._known[source] = hello.key
-            self.hosts[source] = hello.host
-            self._wire.send(source, pack(to_plain(Answer, Answer(self._keys.public))))
-        elif self._known[source] != hello.key:
+            self.channels[source] = self._keys.channel(sent.key, source, to_rank=True)
+            self._known[source] = sent.key
+            self.hosts[source] = sent.host
+            self._wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
+        elif self._known[source] != sent.key:
             raise ForeignMessageError("another key")
-        self._beside.update({rank: (hello.host, state) for rank, state in hello.states.items()})
+        self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
 
     def _raise_if_interrupted(self) -> None:
         failure = self._interrupted()
@@ -190,7 +190,7 @@ class Rendezvous:
         """Report the ranks of this host as seen from outside: a missing rank can't report where it is."""
         states = neighbours(os.getpid())
         if self._rank:
-            self._send_hello(states)
+            self._send_key(states)
         else:
             self._beside.update({rank: (self._host, state) for rank, state in states.items()})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 
-__all__ = ["LARGEST", "Drops", "Wire"]
+__all__ = ["LARGEST", "DroppedMessages", "Wire"]
 
 #: Bytes of the largest message, and of all that are arriving at a time: what a message claims is allocated before it is here.
 LARGEST, MOST_ARRIVING = 64 << 20, 256 << 20
@@ -18,7 +18,7 @@ LARGEST, MOST_ARRIVING = 64 << 20, 256 << 20
 WARNING_INTERVAL = 60.0
 
 
-class Drops:
+class DroppedMessages:
     """Messages that no rank of this job has sent: counted, and reported at most once a minute.
 
     Parameters
@@ -66,7 +66,7 @@ class Wire:
         Must return errors, not abort.
     tag : int
         Of all messages.
-    drops : Drops
+    drops : DroppedMessages
         Counts what is dropped here.
     largest : int
         Bytes of the largest message that is taken.
@@ -77,7 +77,7 @@ class Wire:
         The requests of what MPI has to send.
     """
 
-    def __init__(self, comm: Any, tag: int, drops: Drops, *, largest: int = LARGEST) -> None:
+    def __init__(self, comm: Any, tag: int, drops: DroppedMessages, *, largest: int = LARGEST) -> None:
         self._comm = comm
         self._tag = tag
         self._drops = drops

@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_pl
 from dask_gpu_mpi.check import rank as check
 from dask_gpu_mpi.cli import dry_run
 from dask_gpu_mpi.cluster import messages as cluster
-from dask_gpu_mpi.mpi.rendezvous import Answer, Hello
+from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.startup import messages as startup
 
@@ -32,7 +32,7 @@ TABLES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 }
 PAYLOADS = {
     f"{table} {kind}": hint for table, (_, payloads) in TABLES.items() for kind, hint in payloads.items()
-} | {"hello": Hello, "answer": Answer}
+} | {"rank key": RankKey, "coordinator key": CoordinatorKey}
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {

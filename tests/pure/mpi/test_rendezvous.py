@@ -12,9 +12,9 @@ from dask_gpu_mpi.base.plain_data import pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
-from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Answer, Hello, Rendezvous, missing_ranks
+from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
 from dask_gpu_mpi.mpi.sealing import KeyPair
-from dask_gpu_mpi.mpi.wire import Drops
+from dask_gpu_mpi.mpi.wire import DroppedMessages
 from mockmpi import Comm, install
 
 #: Keys of ranks, which are ready before the test: rank 0's first.
@@ -22,15 +22,15 @@ KEYS = [KeyPair() for _ in range(5)]
 
 
 def comm_of(
-    rank: int, size: int, hellos: dict[int, tuple[str, dict[int, str]]] | None = None, *, comes: bool = True
+    rank: int, size: int, keys: dict[int, tuple[str, dict[int, str]]] | None = None, *, comes: bool = True
 ) -> Comm:
     """One rank's; what the others have sent it is there from the beginning."""
     comm = Comm(rank, size, comes=comes)
-    for source, (host, states) in (hellos or {}).items():
-        hello = Hello(host, KEYS[source].public, states)
-        comm.post(0, source, pack(to_plain(Hello, hello)), TAG)
+    for source, (host, states) in (keys or {}).items():
+        key = RankKey(host, KEYS[source].public, states)
+        comm.post(0, source, pack(to_plain(RankKey, key)), TAG)
     if rank and comes:
-        comm.post(rank, 0, pack(to_plain(Answer, Answer(KEYS[0].public))), TAG)
+        comm.post(rank, 0, pack(to_plain(CoordinatorKey, CoordinatorKey(KEYS[0].public))), TAG)
     return comm
 
 
@@ -66,7 +66,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def meeting(comm: Comm, deadline: float = 100.0, failure: Failure | None = None) -> Rendezvous:
-    return Rendezvous(comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure, Drops(f"rank {comm.rank}"))
+    return Rendezvous(
+        comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure, DroppedMessages(f"rank {comm.rank}")
+    )
 
 
 def test_all_come_and_have_keys_to_each_other() -> None:

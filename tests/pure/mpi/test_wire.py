@@ -9,7 +9,7 @@ import pytest
 
 import dask_gpu_mpi
 from dask_gpu_mpi.mpi import wire as module
-from dask_gpu_mpi.mpi.wire import LARGEST, MOST_ARRIVING, Drops, Wire
+from dask_gpu_mpi.mpi.wire import LARGEST, MOST_ARRIVING, DroppedMessages, Wire
 from mockmpi import Comm, install
 
 TAG = 5
@@ -21,8 +21,8 @@ def _mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
 
 
-def wire(comm: Comm, largest: int = LARGEST) -> tuple[Wire, Drops]:
-    drops = Drops("rank 0 on h")
+def wire(comm: Comm, largest: int = LARGEST) -> tuple[Wire, DroppedMessages]:
+    drops = DroppedMessages("rank 0 on h")
     return Wire(comm, TAG, drops, largest=largest), drops
 
 
@@ -93,7 +93,7 @@ def test_what_breaks_off_is_dropped() -> None:
 def test_one_warning_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    drops = Drops("rank 3 on h")
+    drops = DroppedMessages("rank 3 on h")
     drops.report()
     told = []
     for seconds in range(130):
