@@ -70,7 +70,7 @@ class Mailbox:
     Raises
     ------
     DaskGpuMpiError
-        Not all ranks came in time, or `interrupted`; `fatal`.
+        Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import StartupError
 
 from .local_ranks import allocated_hosts, neighbours
 from .sealing import Channel, ForeignMessageError, KeyPair
-from .wire import DroppedMessages, Wire
+from .wire import FIND_STRANGERS, DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
@@ -60,8 +60,8 @@ class CoordinatorKey:
 class Rendezvous:
     """One duplication of a communicator, which takes all ranks, without waiting in MPI.
 
-    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. From each only the first
-    key counts.
+    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. Two different keys of one
+    rank end the start: one is of somebody else, who may have been first.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Rendezvous:
         self._drops = drops
         self._wire = Wire(comm, _TAG, drops, largest=LARGEST)
         self._keys = KeyPair()
-        #: Public key of each rank that has come, on rank 0.
+        #: Public key of each rank with which this one has a channel.
         self._known: dict[int, bytes] = {}
         #: To each rank with which this one has exchanged keys: on rank 0 all others, elsewhere rank 0.
         self.channels: dict[int, Channel] = {}
@@ -113,7 +113,7 @@ class Rendezvous:
         Raises
         ------
         DaskGpuMpiError
-            Not all ranks came in time, or `interrupted`; `fatal`.
+            Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
         """
         from mpi4py import MPI
 
@@ -154,27 +154,36 @@ class Rendezvous:
         self._wire.send(0, pack(to_plain(RankKey, sent)))
 
     def _on_message(self, source: int, data: bytearray) -> None:
-        """The first key of a rank, or more of what it sees; what else there is, a stranger has sent."""
+        """The key of a rank, or more of what it sees; what else there is, a stranger has sent."""
         try:
             if self._rank == 0 and 0 < source < self._size:
                 self._on_key(source, from_plain(RankKey, unpack(data)))
-            elif self._rank and source == 0 and not self.channels:
+            elif self._rank and source == 0:
                 sent: CoordinatorKey = from_plain(CoordinatorKey, unpack(data))
-                self.channels[0] = self._keys.channel(sent.key, self._rank, to_rank=False)
+                self._is_new(0, sent.key)
             else:
                 self._drops.add("from a rank that does not send any")
         except (PlainDataError, ForeignMessageError):
             self._drops.add("not one of the first messages")
 
     def _on_key(self, source: int, sent: RankKey) -> None:
-        if source not in self._known:
-            self.channels[source] = self._keys.channel(sent.key, source, to_rank=True)
-            self._known[source] = sent.key
+        if self._is_new(source, sent.key):
             self.hosts[source] = sent.host
             self._wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
-        elif self._known[source] != sent.key:
-            raise ForeignMessageError("another key")
         self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
+
+    def _is_new(self, source: int, key: bytes) -> bool:
+        """Make the channel to a rank of its key; False: there is one, of the same key."""
+        known = self._known.get(source)
+        if known is None:
+            number = source if self._rank == 0 else self._rank
+            self.channels[source] = self._keys.channel(key, number, to_rank=self._rank == 0)
+            self._known[source] = key
+        elif known != key:
+            raise _fatal(
+                f"two different keys came from rank {source}: somebody else sends MPI messages in its name. Fix: {FIND_STRANGERS}"
+            )
+        return known is None
 
     def _raise_if_interrupted(self) -> None:
         failure = self._interrupted()
@@ -202,12 +211,16 @@ class Rendezvous:
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
             beside, came = self._beside, self.hosts
-        error = StartupError(
+        return _fatal(
             missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts()),
             reported=self._rank > 1,
         )
-        error.fatal = True
-        return error
+
+
+def _fatal(text: str, *, reported: bool = False) -> StartupError:
+    error = StartupError(text, reported=reported)
+    error.fatal = True
+    return error
 
 
 def missing_ranks(

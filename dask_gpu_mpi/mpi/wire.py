@@ -10,12 +10,14 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 
-__all__ = ["LARGEST", "DroppedMessages", "Wire"]
+__all__ = ["FIND_STRANGERS", "LARGEST", "DroppedMessages", "Wire"]
 
 #: Bytes of the largest message, and of all that are arriving at a time: what a message claims is allocated before it is here.
 LARGEST, MOST_ARRIVING = 64 << 20, 256 << 20
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
+#: What to do where somebody else sends messages.
+FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
 
 
 class DroppedMessages:
@@ -53,7 +55,7 @@ class DroppedMessages:
         are = "message was" if self.count == 1 else "messages were"
         say(
             f"warning: {self._where}: {self.count} MPI {are} dropped that no rank of this job has sent (the last: {self._why}). "
-            "Fix: find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
+            f"Fix: {FIND_STRANGERS}"
         )
 
 
