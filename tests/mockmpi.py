@@ -45,11 +45,15 @@ class Message:
         self.data, self.size, self.comes = data, size, comes
         self.received = False
         self.request = Request()
+        #: What receiving it raises.
+        self.error: Error | None = None
 
     def Irecv(self, where: list[Any]) -> Request:
         buffer, datatype = where
         assert datatype == "BYTE"
         assert len(buffer) >= self.size
+        if self.error is not None:
+            raise self.error
         self.received = True
         self.request = Request(ready=self.comes)
         buffer[: len(self.data)] = self.data
@@ -63,6 +67,8 @@ class Comm:
     ----------
     comes : bool
         Whether what takes all ranks, and what this one sends, completes.
+    broken : Error, optional
+        What sending and probing raise.
     """
 
     def __init__(
@@ -72,6 +78,7 @@ class Comm:
         self.queues: Any = defaultdict(list) if queues is None else queues
         self.handler = "abort"
         self.freed = False
+        self.broken: Error | None = None
 
     def beside(self, rank: int) -> Comm:
         """The same communicator on another rank."""
@@ -102,6 +109,8 @@ class Comm:
     def Isend(self, what: list[Any], *, dest: int, tag: int) -> Request:
         data, datatype = what
         assert datatype == "BYTE"
+        if self.broken is not None:
+            raise self.broken
         self.post(dest, self.rank, bytes(data), tag)
         return Request(self.comes)
 
@@ -115,6 +124,8 @@ class Comm:
 
     def Improbe(self, *, source: int, tag: int, status: Status) -> Message | None:
         assert source == -1  # any
+        if self.broken is not None:
+            raise self.broken
         queue = self.queues[self.number, self.rank, tag]
         if not queue:
             return None

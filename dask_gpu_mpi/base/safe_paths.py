@@ -24,6 +24,7 @@ __all__ = [
     "open_to_append",
     "remove",
     "replace",
+    "write",
 ]
 
 Path = str | os.PathLike[str]
@@ -40,7 +41,9 @@ class PlantedError(OSError):
 
 
 @contextlib.contextmanager
-def located(path: Path, *, make: bool = False, follow: bool = True) -> Iterator[tuple[int, str]]:
+def located(
+    path: Path, *, make: bool = False, follow: bool = True, descriptors: bool = False
+) -> Iterator[tuple[int, str]]:
     """A descriptor of the folder of a path, and the name of the file in it, which need not be there.
 
     A symbolic link is followed if it belongs to this user or root, or if its folder is one that nobody but the link's owner may
@@ -54,6 +57,8 @@ def located(path: Path, *, make: bool = False, follow: bool = True) -> Iterator[
         Make the folders that are missing.
     follow : bool
         Whether a link of that name itself is followed.
+    descriptors : bool
+        Whether a descriptor of this process, such as ``/dev/stdout`` is, counts as the file; else what it leads to.
 
     Raises
     ------
@@ -63,7 +68,7 @@ def located(path: Path, *, make: bool = False, follow: bool = True) -> Iterator[
         A folder is missing, or none, or may not be searched.
     """
     try:
-        folder, name = _walk(path, make, to_file=True, follow=follow)
+        folder, name = _walk(path, make, to_file=True, follow=follow, descriptors=descriptors)
     except OSError as error:
         error.filename = os.fspath(path)
         raise
@@ -140,6 +145,47 @@ def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
         os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
+def write(path: Path, content: bytes) -> None:
+    """Write into the pipe, terminal or other device that is there, and replace anything else; raises as `replace`."""
+    with located(path, descriptors=True) as (folder, name):
+        descriptor = _stream(folder, name)
+    if descriptor is None:
+        replace(path, content)
+        return
+    with open(descriptor, "wb") as stream:
+        stream.write(content)
+
+
+def _stream(folder: int, name: str) -> int | None:
+    """A descriptor of what can't be replaced, but be written to; None: it is something else, or not there.
+
+    Raises
+    ------
+    PlantedError
+        Another user may have put it there.
+    """
+    if _is_descriptor(folder, name):
+        return os.dup(int(name))
+    try:
+        found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(found)
+        if not (stat.S_ISCHR(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            return None
+        if others_may_write(folder) and not is_ours(status):
+            raise PlantedError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})")
+        # not by its name, which may be another's by now
+        return os.open(f"/proc/self/fd/{found}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+
+
+def _is_descriptor(folder: int, name: str) -> bool:
+    return name.isdecimal() and name_of(folder) == f"/proc/{os.getpid()}/fd"
+
+
 def check_replaceable(path: Path) -> None:
     """Raise what `replace` would."""
     with _replacement(path, 0o600) as (_, _, _, descriptor):
@@ -198,16 +244,20 @@ def link_target(folder: int, name: str) -> str | None:
         os.close(link)
 
 
-def _walk(path: Path, make: bool, *, to_file: bool, follow: bool) -> tuple[int, str]:
+def _walk(
+    path: Path, make: bool, *, to_file: bool, follow: bool, descriptors: bool = False
+) -> tuple[int, str]:
     """Open one folder after the other, so that what has been checked can't be exchanged."""
-    rest = _names(os.path.join(os.getcwd(), path))
+    path = os.fspath(path)
+    # The working directory may be gone.
+    rest = _names(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
     folder, links = os.open("/", _FOLDER), 0
     try:
         while rest:
             name = rest.pop()
             if to_file and not rest:
                 target = link_target(folder, name) if follow else None
-                if target is None:
+                if target is None or (descriptors and _is_descriptor(folder, name)):
                     return folder, name
             else:
                 inner, target = _enter(folder, name, make)

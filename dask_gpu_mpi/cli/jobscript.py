@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.base.safe_paths import replace
+from dask_gpu_mpi.base.safe_paths import write
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.convert import convert
@@ -85,7 +85,7 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         text = render(job)
         if output is not None:
             try:
-                replace(output, os.fsencode(text))
+                write(output, os.fsencode(text))
             except OSError as error:
                 raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
         elif not submits:

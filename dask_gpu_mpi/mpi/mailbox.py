@@ -25,7 +25,7 @@ from .library import before_finalize
 from .rendezvous import DEADLINE, Rendezvous
 from .sealing import Channel, ForeignMessageError
 from .signals import undisturbed
-from .wire import Drops, Wire
+from .wire import DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
@@ -70,7 +70,7 @@ class Mailbox:
     Raises
     ------
     DaskGpuMpiError
-        Not all ranks came in time, or `interrupted`; `fatal`.
+        Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Mailbox:
         #: What is not handed to MPI yet, by rank.
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _LAST: bool}
-        self._drops = Drops(f"rank {self.rank} on {host}")
+        self._drops = DroppedMessages(f"rank {self.rank} on {host}")
         #: Last messages that have come, by rank.
         self._last: dict[int, bool] = {}
         #: Whether this rank has sent its own.
@@ -126,9 +126,10 @@ class Mailbox:
         Raises
         ------
         PlainDataError
-            The payload is not of the type that the kind has.
+            There is no such kind, or the payload is not of its type; a message to this rank itself is not looked into.
         """
         if rank == self.rank:
+            self._payload_type(kind)
             self._self.append(Mail(rank, kind, payload))
             return
         self._later.append((rank, self._encode(kind, payload)))
@@ -233,7 +234,12 @@ class Mailbox:
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def _encode(self, kind: str, payload: Any) -> bytes:
-        return pack([str(kind), to_plain(self._payloads[kind], payload)])
+        return pack([str(kind), to_plain(self._payload_type(kind), payload)])
+
+    def _payload_type(self, kind: str) -> Any:
+        if kind not in self._payloads:
+            raise PlainDataError(f"unknown kind {kind!r}")
+        return self._payloads[kind]
 
     def _open(self, source: int, message: bytearray) -> list[Mail]:
         """What has come with this message; nothing, where it is not from a rank of this job, or not in its turn."""
@@ -261,9 +267,7 @@ class Mailbox:
             It runs another version of this package.
         """
         kind, payload = from_plain(tuple[str, Any], unpack(data))
-        if kind not in self._payloads:
-            raise PlainDataError(f"unknown kind {kind!r}")
-        return Mail(source, kind, from_plain(self._payloads[kind], payload))
+        return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 
     def _dispatch(self) -> None:
         """Hand to MPI what waits to be sent: here it is sealed, since that is the order in which it is received."""

@@ -14,12 +14,12 @@ from dask_gpu_mpi.errors import StartupError
 
 from .local_ranks import allocated_hosts, neighbours
 from .sealing import Channel, ForeignMessageError, KeyPair
-from .wire import Drops, Wire
+from .wire import FIND_STRANGERS, DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["DEADLINE", "Answer", "Hello", "Rendezvous", "missing_ranks"]
+__all__ = ["DEADLINE", "CoordinatorKey", "RankKey", "Rendezvous", "missing_ranks"]
 
 #: What the deadline is called in messages, unless the caller has another one.
 DEADLINE = "the start-up deadline (startup_timeout)"
@@ -38,7 +38,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
-class Hello:
+class RankKey:
     """What a rank sends rank 0: at once, and again after the deadline."""
 
     #: Where it runs.
@@ -50,7 +50,7 @@ class Hello:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CoordinatorKey:
     """What rank 0 sends each rank of which it has heard."""
 
     #: Its public key.
@@ -60,8 +60,8 @@ class Answer:
 class Rendezvous:
     """One duplication of a communicator, which takes all ranks, without waiting in MPI.
 
-    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. From each only the first
-    key counts.
+    Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. Two different keys of one
+    rank end the start: one is of somebody else, who may have been first.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class Rendezvous:
         What that deadline is called in messages.
     interrupted : callable
         The failure to report instead of waiting any longer; None: there is none.
-    drops : Drops
+    drops : DroppedMessages
         Counts what no rank of the job has sent.
     """
 
@@ -86,7 +86,7 @@ class Rendezvous:
         deadline: float,
         deadline_name: str,
         interrupted: Callable[[], Failure | None],
-        drops: Drops,
+        drops: DroppedMessages,
     ) -> None:
         self._comm = comm
         self._rank: int = comm.Get_rank()
@@ -98,7 +98,7 @@ class Rendezvous:
         self._drops = drops
         self._wire = Wire(comm, _TAG, drops, largest=LARGEST)
         self._keys = KeyPair()
-        #: Public key of each rank that has come, on rank 0.
+        #: Public key of each rank with which this one has a channel.
         self._known: dict[int, bytes] = {}
         #: To each rank with which this one has exchanged keys: on rank 0 all others, elsewhere rank 0.
         self.channels: dict[int, Channel] = {}
@@ -113,7 +113,7 @@ class Rendezvous:
         Raises
         ------
         DaskGpuMpiError
-            Not all ranks came in time, or `interrupted`; `fatal`.
+            Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
         """
         from mpi4py import MPI
 
@@ -127,7 +127,7 @@ class Rendezvous:
 
     def _duplicate(self) -> Any:
         if self._rank:
-            self._send_hello({})
+            self._send_key({})
         duplicate, request = self._comm.Idup()
         pause = 0.001
         late = False
@@ -149,32 +149,41 @@ class Rendezvous:
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
 
-    def _send_hello(self, neighbour_states: Mapping[int, str]) -> None:
-        hello = Hello(self._host, self._keys.public, dict(neighbour_states))
-        self._wire.send(0, pack(to_plain(Hello, hello)))
+    def _send_key(self, neighbour_states: Mapping[int, str]) -> None:
+        sent = RankKey(self._host, self._keys.public, dict(neighbour_states))
+        self._wire.send(0, pack(to_plain(RankKey, sent)))
 
     def _on_message(self, source: int, data: bytearray) -> None:
-        """The first key of a rank, or more of what it sees; what else there is, a stranger has sent."""
+        """The key of a rank, or more of what it sees; what else there is, a stranger has sent."""
         try:
             if self._rank == 0 and 0 < source < self._size:
-                self._on_hello(source, from_plain(Hello, unpack(data)))
-            elif self._rank and source == 0 and not self.channels:
-                answer: Answer = from_plain(Answer, unpack(data))
-                self.channels[0] = self._keys.channel(answer.key, self._rank, to_rank=False)
+                self._on_key(source, from_plain(RankKey, unpack(data)))
+            elif self._rank and source == 0:
+                sent: CoordinatorKey = from_plain(CoordinatorKey, unpack(data))
+                self._is_new(0, sent.key)
             else:
                 self._drops.add("from a rank that does not send any")
         except (PlainDataError, ForeignMessageError):
             self._drops.add("not one of the first messages")
 
-    def _on_hello(self, source: int, hello: Hello) -> None:
-        if source not in self._known:
-            self.channels[source] = self._keys.channel(hello.key, source, to_rank=True)
-            self._known[source] = hello.key
-            self.hosts[source] = hello.host
-            self._wire.send(source, pack(to_plain(Answer, Answer(self._keys.public))))
-        elif self._known[source] != hello.key:
-            raise ForeignMessageError("another key")
-        self._beside.update({rank: (hello.host, state) for rank, state in hello.states.items()})
+    def _on_key(self, source: int, sent: RankKey) -> None:
+        if self._is_new(source, sent.key):
+            self.hosts[source] = sent.host
+            self._wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
+        self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
+
+    def _is_new(self, source: int, key: bytes) -> bool:
+        """Make the channel to a rank of its key; False: there is one, of the same key."""
+        known = self._known.get(source)
+        if known is None:
+            number = source if self._rank == 0 else self._rank
+            self.channels[source] = self._keys.channel(key, number, to_rank=self._rank == 0)
+            self._known[source] = key
+        elif known != key:
+            raise _fatal(
+                f"two different keys came from rank {source}: somebody else sends MPI messages in its name. Fix: {FIND_STRANGERS}"
+            )
+        return known is None
 
     def _raise_if_interrupted(self) -> None:
         failure = self._interrupted()
@@ -190,7 +199,7 @@ class Rendezvous:
         """Report the ranks of this host as seen from outside: a missing rank can't report where it is."""
         states = neighbours(os.getpid())
         if self._rank:
-            self._send_hello(states)
+            self._send_key(states)
         else:
             self._beside.update({rank: (self._host, state) for rank, state in states.items()})
 
@@ -202,12 +211,16 @@ class Rendezvous:
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
             beside, came = self._beside, self.hosts
-        error = StartupError(
+        return _fatal(
             missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts()),
             reported=self._rank > 1,
         )
-        error.fatal = True
-        return error
+
+
+def _fatal(text: str, *, reported: bool = False) -> StartupError:
+    error = StartupError(text, reported=reported)
+    error.fatal = True
+    return error
 
 
 def missing_ranks(

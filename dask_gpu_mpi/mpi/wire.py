@@ -5,56 +5,99 @@ Never by mpi4py's methods in lower case, which unpickle what arrives: whoever re
 
 from __future__ import annotations
 
+import ctypes
 import time
-from typing import Any
+from collections import Counter
+from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.streams import say
 
-__all__ = ["LARGEST", "Drops", "Wire"]
+__all__ = ["FIND_STRANGERS", "LARGEST", "DroppedMessages", "Wire"]
 
-#: Bytes of the largest message, and of all that are arriving at a time: what a message claims is allocated before it is here.
-LARGEST, MOST_ARRIVING = 64 << 20, 256 << 20
+#: Bytes of the largest message.
+LARGEST = 64 << 20
+#: Bytes of all that are arriving at a time, and of those of one rank: what a message claims is allocated before it is here. What
+#: is more is received later.
+MOST_ARRIVING, MOST_OF_A_RANK = 256 << 20, 128 << 20
+#: Seconds after which a message that was announced is no longer expected: it keeps no other back.
+ARRIVAL_TIMEOUT = 30.0
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
+#: What to do where somebody else sends messages.
+FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
 
 
-class Drops:
-    """Messages that no rank of this job has sent: counted, and reported at most once a minute.
+#: All that there were. Whoever has announced a message sends it when he likes, also after the communicator's end, and MPI writes
+#: it into the buffer that it was given: so none is ever freed that may still be written to, or read. Nor is this list, whose
+#: second reference nobody holds: ``MPI_Finalize`` comes after the end of Python's modules.
+_WIRES: list[Wire] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_WIRES))
+
+
+class DroppedMessages:
+    """Messages that no rank of this job has sent, and errors of MPI: counted, and reported at most once a minute.
 
     Parameters
     ----------
     where : str
-        This rank, for the warning.
+        This rank, for the warnings.
 
     Attributes
     ----------
     count : int
-        How many there were.
+        How many such messages there were.
+    errors : int
+        How many calls of MPI have failed.
     """
 
     def __init__(self, where: str) -> None:
         self.count = 0
+        self.errors = 0
         self._where = where
         self._why = ""
-        self._reported = 0
+        self._error = ""
+        self._reported = (0, 0)
         self._next_report = 0.0
 
     def add(self, why: str) -> None:
-        """Count one."""
+        """Count a message."""
         self.count += 1
         self._why = why
 
+    def add_error(self, what: str, error: Exception) -> None:
+        """Count an error, which may have cost a message."""
+        self.errors += 1
+        self._error = f"{what}: {' '.join(str(error).split())}"[:200]
+
     def report(self) -> None:
-        """Print the warning, where it is due."""
-        if self.count == self._reported or time.monotonic() < self._next_report:
+        """Print the warnings, where they are due."""
+        count, errors = self._reported
+        if (self.count, self.errors) == (count, errors) or time.monotonic() < self._next_report:
             return
-        self._reported = self.count
+        self._reported = self.count, self.errors
         self._next_report = time.monotonic() + WARNING_INTERVAL
-        are = "message was" if self.count == 1 else "messages were"
-        say(
-            f"warning: {self._where}: {self.count} MPI {are} dropped that no rank of this job has sent (the last: {self._why}). "
-            "Fix: find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
-        )
+        if self.count > count:
+            are = "message was" if self.count == 1 else "messages were"
+            say(
+                f"warning: {self._where}: {self.count} MPI {are} dropped that no rank of this job has sent "
+                f"(the last: {self._why}). Fix: {FIND_STRANGERS}"
+            )
+        if self.errors > errors:
+            calls = "call" if self.errors == 1 else "calls"
+            say(
+                f"warning: {self._where}: {self.errors} MPI {calls} failed (the last: {self._error}). "
+                "Fix: check the network between the nodes, and whether all ranks still run"
+            )
+
+
+class _Arrival(NamedTuple):
+    """A message that MPI has announced, and is receiving."""
+
+    source: int
+    request: Any
+    buffer: bytearray
+    #: ``time.monotonic()`` when it was announced.
+    since: float
 
 
 class Wire:
@@ -66,7 +109,7 @@ class Wire:
         Must return errors, not abort.
     tag : int
         Of all messages.
-    drops : Drops
+    drops : DroppedMessages
         Counts what is dropped here.
     largest : int
         Bytes of the largest message that is taken.
@@ -77,28 +120,44 @@ class Wire:
         The requests of what MPI has to send.
     """
 
-    def __init__(self, comm: Any, tag: int, drops: Drops, *, largest: int = LARGEST) -> None:
+    def __init__(self, comm: Any, tag: int, drops: DroppedMessages, *, largest: int = LARGEST) -> None:
         self._comm = comm
         self._tag = tag
         self._drops = drops
         self._largest = largest
         self.leaving: list[Any] = []
-        #: What MPI has announced, and is still receiving: from whom, its request, and where to.
-        self._arriving: list[tuple[int, Any, bytearray]] = []
+        self._arriving: list[_Arrival] = []
+        #: Bytes of those that are still expected, by rank.
+        self._expected: Counter[int] = Counter()
+        #: What is to be received later: from whom, its size, and MPI's handle.
+        self._later: list[tuple[int, int, Any]] = []
         #: What is too large is never received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from
         #: process to process, before it says that the message is truncated.
         self._refused: list[Any] = []
+        _WIRES.append(self)
 
     def send(self, rank: int, data: bytes) -> None:
         """Post a message; returns at once, and tests no request: a message to each of n ranks must not take n² tests."""
         from mpi4py import MPI
 
-        self.leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
+        try:
+            self.leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
+        except MPI.Exception as error:
+            self._drops.add_error("sending", error)
 
     def has_sent(self) -> bool:
-        """Whether all messages have left."""
-        self.leaving = [request for request in self.leaving if not request.Test()]
+        """Whether all messages have left, or can't."""
+        self.leaving = [request for request in self.leaving if not self._has_left(request)]
         return not self.leaving
+
+    def _has_left(self, request: Any) -> bool:
+        from mpi4py import MPI
+
+        try:
+            return bool(request.Test())
+        except MPI.Exception as error:
+            self._drops.add_error("sending", error)
+            return True
 
     def receive(self) -> list[tuple[int, bytearray]]:
         """Every message that is here now, with the rank that has sent it, as far as MPI knows."""
@@ -106,38 +165,63 @@ class Wire:
 
         status = MPI.Status()
         misses = 0
-        waiting, self._arriving = self._arriving, []
-        received = [each for arrival in waiting if (each := self._test(*arrival)) is not None]
+        self._expected.clear()
+        arriving, self._arriving = self._arriving, []
+        received = [each for arrival in arriving if (each := self._test(arrival)) is not None]
+        later, self._later = self._later, []
+        received += [each for message in later if (each := self._take(*message)) is not None]
         # Until two polls have found nothing: the first may only have made the library take in what the second then finds (Open
         # MPI), and the next call may be a tenth of a second away.
         while misses < 2:
-            message = self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
+            message = self._probe(status)
             if message is None:
                 misses += 1
                 continue
             size = status.Get_count(MPI.BYTE)
-            arriving = sum(len(each) for _, _, each in self._arriving)
-            # MPI.UNDEFINED, which is negative: more than MPI can count
-            if not 0 <= size <= self._largest or arriving + size > MOST_ARRIVING:
+            if not 0 <= size <= self._largest:  # MPI.UNDEFINED, which is negative: more than MPI can count
                 self._drops.add("too large")
                 self._refused.append(message)
-                continue
-            # Without waiting: who has announced a message may never send it.
-            buffer = bytearray(size)
-            request = message.Irecv([buffer, MPI.BYTE])
-            if (each := self._test(status.Get_source(), request, buffer)) is not None:
+            elif (each := self._take(status.Get_source(), size, message)) is not None:
                 received.append(each)
         return received
 
-    def _test(self, source: int, request: Any, buffer: bytearray) -> tuple[int, bytearray] | None:
+    def _probe(self, status: Any) -> Any:
+        """The next message that MPI has announced; None: there is none, or MPI can't say."""
+        from mpi4py import MPI
+
+        try:
+            return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
+        except MPI.Exception as error:
+            self._drops.add_error("probing", error)
+            return None
+
+    def _take(self, source: int, size: int, message: Any) -> tuple[int, bytearray] | None:
+        """Receive a message, without waiting: who has announced it may never send it. None: it has not arrived yet."""
+        from mpi4py import MPI
+
+        if self._expected[source] + size > MOST_OF_A_RANK or self._expected.total() + size > MOST_ARRIVING:
+            self._later.append((source, size, message))
+            return None
+        buffer = bytearray(size)
+        try:
+            request = message.Irecv([buffer, MPI.BYTE])
+        except MPI.Exception as error:
+            self._drops.add_error("receiving", error)
+            return None
+        return self._test(_Arrival(source, request, buffer, time.monotonic()))
+
+    def _test(self, arrival: _Arrival) -> tuple[int, bytearray] | None:
         """What has arrived; None: it has not yet, or it is dropped."""
         from mpi4py import MPI
 
         try:
-            arrived = request.Test()
+            arrived = arrival.request.Test()
         except MPI.Exception:
             self._drops.add("broken off")
             return None
-        if not arrived:
-            self._arriving.append((source, request, buffer))
-        return (source, buffer) if arrived else None
+        if arrived:
+            return arrival.source, arrival.buffer
+        self._arriving.append(arrival)
+        if time.monotonic() <= arrival.since + ARRIVAL_TIMEOUT:
+            self._expected[arrival.source] += len(arrival.buffer)
+        return None

@@ -142,8 +142,8 @@ def inject(comm, tag, data, to):
         requests.append(request)
 
 others = [each for each in range(3) if each != rank]
-first = [] if rank == 0 else [*bombs, b"", b"hello", *large]
-for data in first:  # before anybody has said anything; not as a hello would be
+first = [] if rank == 0 else [*bombs, b"", b"key", *large]
+for data in first:  # before anybody has said anything; not as a key would be
     inject(world, rendezvous._TAG, data, 0)
 box = Mailbox(world, "h", time.monotonic() + 30, {"text": str})
 comm, key = box._comm, KeyPair()

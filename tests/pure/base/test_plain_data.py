@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import pickle
+import re
 import types
 from collections.abc import Mapping, Sequence
 from enum import Enum, StrEnum
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -15,11 +17,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dask_gpu_mpi
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.check import rank as check
 from dask_gpu_mpi.cli import dry_run
 from dask_gpu_mpi.cluster import messages as cluster
-from dask_gpu_mpi.mpi.rendezvous import Answer, Hello
+from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.startup import messages as startup
 
@@ -32,7 +35,7 @@ TABLES: dict[str, tuple[Any, Mapping[str, Any]]] = {
 }
 PAYLOADS = {
     f"{table} {kind}": hint for table, (_, payloads) in TABLES.items() for kind, hint in payloads.items()
-} | {"hello": Hello, "answer": Answer}
+} | {"rank key": RankKey, "coordinator key": CoordinatorKey}
 
 INTEGERS = st.integers(-(2**63), 2**64 - 1)
 SCALARS: dict[Any, st.SearchStrategy[Any]] = {
@@ -79,6 +82,15 @@ def test_every_kind_has_a_payload(table: str) -> None:
     kinds, payloads = TABLES[table]
     assert payloads.keys() - {"fail"} == set(kinds) - {"fail"}
     assert table == "cluster" or "fail" in payloads
+
+
+def test_every_table_is_tested_here() -> None:
+    """So that a type that can't be sent is seen before the first message of its kind is."""
+    package = Path(dask_gpu_mpi.__file__).parent
+    found = {
+        path for path in package.rglob("*.py") if re.search(r"^PAYLOADS\b", path.read_text(), re.MULTILINE)
+    }
+    assert found == {Path(module.__file__ or "") for module in (startup, cluster, check, dry_run)}
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)

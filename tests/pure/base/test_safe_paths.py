@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +23,7 @@ from dask_gpu_mpi.base.safe_paths import (
     open_to_append,
     remove,
     replace,
+    write,
 )
 
 EVE, OWNER = 54321, 54322
@@ -73,6 +77,7 @@ def append(path: Path) -> None:
 
 WRITERS = {
     "append": append,
+    "write": lambda path: write(path, b"text"),
     "replace": lambda path: replace(path, b"text"),
     "remove": remove,
     "make": lambda path: make_folder(path / "below"),
@@ -81,7 +86,7 @@ WRITERS = {
 
 @two_users
 @shared
-@pytest.mark.parametrize("writer", ["append", "replace"])
+@pytest.mark.parametrize("writer", ["append", "replace", "write"])
 def test_link_that_eve_has_planted_for_a_file(world: Path, mode: int, writer: str) -> None:
     folder = share(world, mode)
     plant(lambda: (folder / "log").symlink_to(world / "home" / "precious"))
@@ -196,6 +201,78 @@ def test_whole_or_not_at_all(tmp_path: Path) -> None:
         replace(path, "no bytes")  # type: ignore[arg-type]
     assert sorted(os.listdir(tmp_path)) == ["file", "pipe"]
     assert path.read_bytes() == b"2"
+
+
+def test_pipes_and_devices_are_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        write(tmp_path / name, b"text")
+        assert os.read(reader, 100) == b"text"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    master, terminal = os.openpty()
+    write(os.ttyname(terminal), b"text")
+    assert os.read(master, 100) == b"text"
+    for descriptor in (master, terminal):
+        os.close(descriptor)
+    write("/dev/null", b"text")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)
+
+
+def test_files_are_replaced_whichever_way(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("file")
+    for text in (b"1", b"2"):
+        write(tmp_path / "link", text)
+        assert (tmp_path / "file").read_bytes() == text
+    assert (tmp_path / "link").is_symlink()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket"))
+        with pytest.raises(OSError, match="no regular file"):
+            write(tmp_path / "socket", b"3")
+    with pytest.raises(OSError, match="Is a directory"):
+        write(tmp_path, b"3")
+
+
+WRITE = "import sys; from dask_gpu_mpi.base.safe_paths import write; write(sys.argv[1], b'text')"
+
+
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_own_descriptors(tmp_path: Path, path: str) -> None:
+    """What they lead to may have no path that can be opened, and is written where it is at."""
+    command = [sys.executable, "-c", WRITE, path]
+    assert subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=60).stdout == b"text"
+    (tmp_path / "log").write_bytes(b"before ")
+    with open(tmp_path / "log", "ab") as file:
+        subprocess.run(command, check=True, stdout=file, timeout=60)
+        (tmp_path / "log").rename(tmp_path / "moved")
+        subprocess.run(command, check=True, stdout=file, timeout=60)
+    assert (tmp_path / "moved").read_bytes() == b"before texttext"
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        subprocess.run(command, check=True, stdout=theirs, timeout=60)
+        assert ours.recv(100) == b"text"
+
+
+@two_users
+def test_pipe_that_eve_has_planted_is_not_written_to(world: Path) -> None:
+    folder = share(world, 0o777)
+    plant(lambda: os.mkfifo(folder / "pipe"))
+    plant(lambda: (folder / "pipe").chmod(0o666))
+    with pytest.raises(PlantedError, match="belongs to another user"):
+        write(folder / "pipe", b"text")
+
+
+def test_absolute_paths_need_no_working_directory(tmp_path: Path) -> None:
+    program = (
+        "import os, sys\nfrom dask_gpu_mpi.base.safe_paths import replace\n"
+        "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nreplace(sys.argv[2], b'text')\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "gone"), str(tmp_path / "file")]
+    subprocess.run(command, check=True, timeout=60)
+    assert (tmp_path / "file").read_bytes() == b"text"
 
 
 def test_device_is_not_replaced() -> None:

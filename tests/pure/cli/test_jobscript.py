@@ -108,12 +108,15 @@ def test_file_that_can_not_be_written(tmp_path: Path) -> None:
     assert done.stderr == f"dask_gpu_mpi: error: --output '{tmp_path}' can't be written: Is a directory\n"
 
 
-def test_device_is_not_replaced_by_the_script(tmp_path: Path) -> None:
+def test_script_into_a_pipe_or_a_device(tmp_path: Path) -> None:
     shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
     os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for path in ("/dev/null", tmp_path / "pipe"):
         done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(path), "--", "my.py"])
-        assert done.stderr == f"dask_gpu_mpi: error: --output '{path}' can't be written: no regular file\n"
+        assert (done.exit_code, done.output) == (0, "")
+    assert os.read(reader, 100).startswith(b"#!")
+    os.close(reader)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from dask_gpu_mpi.base.plain_data import pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
-from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Answer, Hello, Rendezvous, missing_ranks
+from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
 from dask_gpu_mpi.mpi.sealing import KeyPair
-from dask_gpu_mpi.mpi.wire import Drops
+from dask_gpu_mpi.mpi.wire import DroppedMessages
 from mockmpi import Comm, install
 
 #: Keys of ranks, which are ready before the test: rank 0's first.
@@ -22,15 +22,15 @@ KEYS = [KeyPair() for _ in range(5)]
 
 
 def comm_of(
-    rank: int, size: int, hellos: dict[int, tuple[str, dict[int, str]]] | None = None, *, comes: bool = True
+    rank: int, size: int, keys: dict[int, tuple[str, dict[int, str]]] | None = None, *, comes: bool = True
 ) -> Comm:
     """One rank's; what the others have sent it is there from the beginning."""
     comm = Comm(rank, size, comes=comes)
-    for source, (host, states) in (hellos or {}).items():
-        hello = Hello(host, KEYS[source].public, states)
-        comm.post(0, source, pack(to_plain(Hello, hello)), TAG)
+    for source, (host, states) in (keys or {}).items():
+        key = RankKey(host, KEYS[source].public, states)
+        comm.post(0, source, pack(to_plain(RankKey, key)), TAG)
     if rank and comes:
-        comm.post(rank, 0, pack(to_plain(Answer, Answer(KEYS[0].public))), TAG)
+        comm.post(rank, 0, pack(to_plain(CoordinatorKey, CoordinatorKey(KEYS[0].public))), TAG)
     return comm
 
 
@@ -66,7 +66,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def meeting(comm: Comm, deadline: float = 100.0, failure: Failure | None = None) -> Rendezvous:
-    return Rendezvous(comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure, Drops(f"rank {comm.rank}"))
+    return Rendezvous(
+        comm, f"h{comm.rank}", deadline, DEADLINE, lambda: failure, DroppedMessages(f"rank {comm.rank}")
+    )
 
 
 def test_all_come_and_have_keys_to_each_other() -> None:
@@ -136,26 +138,39 @@ def test_what_no_rank_has_sent_is_dropped(
     assert "warning: rank 0: 1 MPI message was dropped" in capsys.readouterr().err
 
 
-def test_only_the_first_key_of_a_rank_counts() -> None:
-    """A second message of a rank has its states; with another key it is a stranger's."""
+def test_a_rank_may_send_its_key_again() -> None:
+    """The second message has the states of others."""
     comm = Comm(0, 4)
-    for key, states in ((1, {}), (3, {3: "forged"}), (1, {3: "stopped"})):
-        comm.post(0, 1, pack(["h1", KEYS[key].public, states]), TAG)
+    for states in ({}, {3: "stopped"}):
+        comm.post(0, 1, pack(["h1", KEYS[1].public, states]), TAG)
     zero = meeting(comm)
     with pytest.raises(StartupError, match="rank 3 on h1 is stopped"):
         zero.duplicate()
-    assert zero._drops.count == 1
+    assert zero._drops.count == 0
     assert zero.channels[1].open(KEYS[1].channel(zero._keys.public, 1, to_rank=False).seal(b"x")) == [b"x"]
 
 
-def test_only_the_first_answer_of_rank_0_counts() -> None:
+@pytest.mark.parametrize("keys", [(1, 3), (3, 1)], ids=["forged second", "forged first"])
+def test_two_keys_of_one_rank_end_the_start(clock: Clock, keys: tuple[int, int]) -> None:
+    """Which one is the stranger's, nobody knows."""
+    comm = Comm(0, 4)
+    for key in keys:
+        comm.post(0, 1, pack(["h1", KEYS[key].public, {}]), TAG)
+    with pytest.raises(StartupError, match="two different keys came from rank 1: .* Fix: find out") as caught:
+        meeting(comm, 130).duplicate()
+    assert (caught.value.fatal, caught.value.reported) == (True, False)
+    assert clock.slept == []
+
+
+def test_two_keys_of_rank_0_end_the_start() -> None:
     comm = Comm(1, 2)
     for source, key in ((2, 2), (0, 0), (0, 2)):
         comm.post(1, source, pack([KEYS[key].public]), TAG)
     one = meeting(comm, 130)
-    one.duplicate()
-    assert one._drops.count == 2
-    assert KEYS[0].channel(one._keys.public, 1, to_rank=True).open(one.channels[0].seal(b"x")) == [b"x"]
+    with pytest.raises(StartupError, match="two different keys came from rank 0: ") as caught:
+        one.duplicate()
+    assert caught.value.fatal
+    assert one._drops.count == 1
 
 
 def test_a_rank_waits_for_its_answer() -> None:

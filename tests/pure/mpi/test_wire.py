@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import ast
+import gc
+import subprocess
+import sys
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dask_gpu_mpi
 from dask_gpu_mpi.mpi import wire as module
-from dask_gpu_mpi.mpi.wire import LARGEST, MOST_ARRIVING, Drops, Wire
-from mockmpi import Comm, install
+from dask_gpu_mpi.mpi.wire import (
+    ARRIVAL_TIMEOUT,
+    LARGEST,
+    MOST_ARRIVING,
+    MOST_OF_A_RANK,
+    DroppedMessages,
+    Wire,
+)
+from mockmpi import Comm, Message, install
 
 TAG = 5
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
@@ -21,8 +33,8 @@ def _mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch)
 
 
-def wire(comm: Comm, largest: int = LARGEST) -> tuple[Wire, Drops]:
-    drops = Drops("rank 0 on h")
+def wire(comm: Comm, largest: int = LARGEST) -> tuple[Wire, DroppedMessages]:
+    drops = DroppedMessages("rank 0 on h")
     return Wire(comm, TAG, drops, largest=largest), drops
 
 
@@ -71,13 +83,132 @@ def test_what_is_announced_and_never_comes_keeps_nothing_back() -> None:
     assert drops.count == 0
 
 
-def test_how_much_may_be_announced_at_a_time() -> None:
+class Clock:
+    """`time`, which the test moves on."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def announce(comm: Comm, *sources: int) -> list[Message]:
+    """As many messages of the largest size, none of which comes."""
+    return [comm.post(0, source, b"", TAG, claims=LARGEST, comes=False) for source in sources]
+
+
+def test_what_is_too_much_at_a_time_is_received_later(clock: Clock) -> None:
+    comm = Comm(0, 9)
+    zero, drops = wire(comm)
+    sources = [1 + number // 2 for number in range(MOST_ARRIVING // LARGEST)]
+    first = announce(comm, *sources)
+    comm.post(0, 8, b"of a rank", TAG)
+    assert zero.receive() == []
+    assert all(each.received for each in first)
+    first[0].request.ready = True
+    assert [source for source, _ in zero.receive()] == [1, 8]
+    assert zero.receive() == []
+    assert drops.count == 0
+
+
+def test_what_one_rank_announces_keeps_no_other_back(clock: Clock) -> None:
+    comm = Comm(0, 3)
+    zero, drops = wire(comm)
+    announced = announce(comm, *[1] * (MOST_OF_A_RANK // LARGEST + 1))
+    comm.post(0, 2, b"of a rank", TAG)
+    assert zero.receive() == [(2, b"of a rank")]
+    assert [each.received for each in announced] == [True] * (MOST_OF_A_RANK // LARGEST) + [False]
+    assert drops.count == 0
+
+
+def test_what_does_not_come_in_time_keeps_nothing_back(clock: Clock) -> None:
     comm = Comm(0, 2)
     zero, drops = wire(comm)
-    for _ in range(MOST_ARRIVING // LARGEST + 2):
-        comm.post(0, 1, b"", TAG, claims=LARGEST, comes=False)
+    never = announce(comm, *[1] * (MOST_OF_A_RANK // LARGEST))
+    comm.post(0, 1, b"of a rank", TAG)
     assert zero.receive() == []
-    assert drops.count == 2
+    clock.now += ARRIVAL_TIMEOUT
+    assert zero.receive() == []
+    clock.now += 1
+    assert zero.receive() == [(1, b"of a rank")]
+    never[0].request.ready = True  # late
+    assert [source for source, _ in zero.receive()] == [1]
+    assert drops.count == 0
+
+
+class Tracked(bytearray):
+    """One that shows whether it is still there."""
+
+
+def test_what_mpi_may_still_write_to_outlives_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data of a message that was announced come whenever its sender likes, also after the communicator's end."""
+    monkeypatch.setattr(module, "bytearray", Tracked, raising=False)
+    comm = Comm(0, 2)
+    buffers: list[weakref.ref[Any]] = []
+    for comes in (False, True):
+        zero, _ = wire(comm)
+        message = comm.post(0, 1, b"a", TAG, comes=comes)
+        receive = message.Irecv
+        message.Irecv = lambda where, receive=receive: buffers.append(weakref.ref(where[0])) or receive(where)  # type: ignore
+        zero.receive()
+        del zero
+    gc.collect()
+    assert [buffer() for buffer in buffers] == [b"a", None]
+
+
+def test_what_has_not_left_outlives_the_wire() -> None:
+    zero, _ = wire(Comm(0, 2, comes=False))
+    zero.send(1, b"a")
+    request = weakref.ref(zero.leaving[0])
+    del zero
+    gc.collect()
+    assert request() is not None
+
+
+def test_what_is_kept_stays_at_the_end_of_python() -> None:
+    """``MPI_Finalize`` comes after the modules are gone."""
+    program = (
+        "from dask_gpu_mpi.mpi import wire\n"
+        "class Kept:\n    def __del__(self): print('freed', flush=True)\n"
+        "wire._WIRES.append(Kept())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, timeout=60, stdout=subprocess.PIPE, text=True
+    )
+    assert done.stdout == ""
+
+
+def test_errors_of_mpi_are_counted_and_raise_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    comm = Comm(0, 2, comes=False)
+    zero, drops = wire(comm)
+    for _ in range(2):
+        zero.send(1, b"a")
+    zero.leaving[0].ready, zero.leaving[0].error = True, comm.error()
+    assert not zero.has_sent()  # the other one is still on its way
+    assert len(zero.leaving) == 1
+    comm.post(0, 1, b"a", TAG).error = comm.error()
+    comm.post(0, 1, b"b", TAG)
+    assert zero.receive() == [(1, b"b")]
+    comm.broken = comm.error()
+    assert zero.receive() == []
+    zero.send(1, b"b")
+    zero.leaving[0].ready = True
+    assert zero.has_sent()
+    assert (drops.count, drops.errors) == (0, 5)  # a poll probes twice
+    drops.report()
+    assert (
+        capsys.readouterr().err.count(
+            "rank 0 on h: 5 MPI calls failed (the last: sending: connection reset). Fix: "
+        )
+        == 1
+    )
 
 
 def test_what_breaks_off_is_dropped() -> None:
@@ -93,7 +224,7 @@ def test_what_breaks_off_is_dropped() -> None:
 def test_one_warning_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    drops = Drops("rank 3 on h")
+    drops = DroppedMessages("rank 3 on h")
     drops.report()
     told = []
     for seconds in range(130):
