@@ -11,7 +11,7 @@ import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
 from .ucx import SECTION, aside, configured_numbers, import_ucx
@@ -21,6 +21,8 @@ __all__ = ["Endpoint", "Ucx", "UcxError"]
 
 #: Seconds for which progress goes on after a transfer, and between progress otherwise.
 LINGER, TICK = 0.1, 0.25
+#: Seconds for what is under way when an endpoint is closed.
+ABORT_AFTER = 30.0
 
 
 class UcxError(Exception):
@@ -100,32 +102,24 @@ class Ucx:
             return {}
         return {f"{SECTION}.environment.net-devices": "lo"}
 
-    async def run(self, operation: Awaitable[Any]) -> None:
-        """Wait for a send or receive, and make UCX's progress meanwhile."""
-        if not self._polls:
-            await operation
-            return
-        # In a task of its own, which nobody cancels: until UCX has done with a buffer, nobody else may have its memory.
-        task = asyncio.ensure_future(operation)
+    def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a send or receive, and make UCX's progress until it is over. Nobody may cancel it: UCX has its buffer so long."""
+        task = asyncio.get_running_loop().create_task(operation)
         self._pending += 1
         task.add_done_callback(self._done)
-        if self._poller is None:
+        if self._polls and (self._poller is None or self._poller.done()):
             self._poller = asyncio.get_running_loop().create_task(self._poll())
-        poller = self._poller
-        try:
-            await asyncio.wait({task, poller}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                poller.result()  # what UCX has raised
-            await task
-        finally:
-            # An exception has this frame, and the task the exception: a cycle with buffers in it, which Python must not collect
-            # (it takes a memoryview apart that somebody else still has a buffer of).
-            del task, poller, operation
+        return task
 
-    def _done(self, task: asyncio.Future[Any]) -> None:
+    def _done(self, task: asyncio.Task[Any]) -> None:
         self._pending -= 1
         if not task.cancelled():
             task.exception()  # else asyncio complains where nobody waits for it any more
+
+    @property
+    def broken(self) -> Collection[asyncio.Future[Any]]:
+        """What is done where UCX makes no progress any more, while something is under way."""
+        return () if self._poller is None else (self._poller,)
 
     async def _poll(self) -> None:
         """Make progress while something is under way, and for a moment more: what has been sent may still be in UCX's buffers."""
@@ -139,8 +133,8 @@ class Ucx:
                     await asyncio.sleep(0)
                 else:
                     await asyncio.sleep(LINGER / 50)
-        finally:
-            self._poller = None
+        except Exception as error:
+            raise UcxError(f"{type(error).__name__}: {error}") from None
 
     def _tick(self) -> None:
         """Progress now and then, whatever is under way: UCX asks for it, to notice what has ended."""
@@ -188,30 +182,60 @@ class Endpoint:
         self._endpoint = endpoint
         self._send_tag = Tag(send_tag)
         self._receive_tag = Tag(receive_tag)
+        #: What is under way.
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop = asyncio.get_running_loop()
+        #: Done when this end is closed.
+        self._closed: asyncio.Future[None] = self._loop.create_future()
 
     async def send(self, buffer: Any) -> None:
         """Send `buffer`, which the other end expects."""
-        await self._run(lambda endpoint: endpoint.send(buffer, tag=self._send_tag, force_tag=True))
+        await self._run(lambda: self._endpoint.send(buffer, tag=self._send_tag, force_tag=True))
 
     async def receive(self, buffer: Any) -> None:
         """Fill `buffer`, of the size of what was sent."""
-        await self._run(lambda endpoint: endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
+        await self._run(lambda: self._endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
 
-    async def _run(self, operation: Callable[[Any], Awaitable[Any]]) -> None:
-        if self._endpoint is None:
+    async def _run(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        if self._closed.done():
             raise UcxError("the endpoint was closed")
-        failure = ""
+        task = self.ucx.start(operation())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
         try:
-            await self.ucx.run(operation(self._endpoint))
-        except Exception as error:  # ucxx has a dozen classes, which differ between its versions
-            failure = f"{type(error).__name__}: {error}"
-        if not failure and (self._endpoint is None or not self._endpoint.alive):
-            failure = "the endpoint was closed"
-        if failure:  # not with that exception, whose frames have the buffer
+            await asyncio.wait({task, self._closed, *self.ucx.broken}, return_when=asyncio.FIRST_COMPLETED)
+            failure = self._failure(task)
+        finally:
+            # An exception has this frame, and the task the exception: a cycle with buffers in it, which Python must not collect:
+            # it takes a memoryview apart that somebody else still has a buffer of.
+            del task, operation
+        if failure:
             raise UcxError(failure)
 
+    def _failure(self, task: asyncio.Task[Any]) -> str:
+        """Why an operation has failed, in words: ucxx has a dozen classes, and their frames have the buffer."""
+        if not task.done():
+            broken = [str(each.exception()) for each in self.ucx.broken if each.done()]
+            return broken[0] if broken else "the endpoint was closed"
+        if task.cancelled():
+            return "the event loop ends"
+        if (error := task.exception()) is not None:
+            return f"{type(error).__name__}: {error}"
+        return "" if not self._closed.done() and self._endpoint.alive else "the endpoint was closed"
+
     def abort(self) -> None:
-        """Close it at once; what waits in `send` or `receive` raises. May be called again."""
-        endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            endpoint.abort()
+        """Close it; what waits in `send` or `receive` raises at once. May be called again.
+
+        UCX's own end follows when nothing is under way any more: closed in the middle of a transfer, UCX 1.21 crashes at times,
+        in this process or in the other.
+        """
+        if self._closed.done() or self._loop.is_closed():
+            return
+        self._closed.set_result(None)
+        self._abort_when_idle(self._loop.time() + ABORT_AFTER)
+
+    def _abort_when_idle(self, deadline: float) -> None:
+        if self._tasks and self._loop.time() < deadline:
+            self._loop.call_later(0.05, self._abort_when_idle, deadline)
+        else:
+            self._endpoint.abort()

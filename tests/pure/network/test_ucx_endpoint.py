@@ -30,7 +30,9 @@ class Library:
         self.waits = 3  # turns of the event loop until a message is there
 
     async def transfer(self) -> None:
-        for _ in range(self.waits):
+        turns = 0
+        while turns < self.waits:
+            turns += 1
             await asyncio.sleep(0)
         if self.fails is not None:
             raise self.fails
@@ -207,11 +209,47 @@ def test_a_transfer_that_fails(library: Library, fails: Exception | None) -> Non
         library.fails, library.alive = fails, fails is not None
         with pytest.raises(UcxError, match="reset" if fails else "closed"):
             await endpoint.receive(bytearray(1))
-        peer: Any = endpoint._endpoint
         endpoint.abort()
         endpoint.abort()
-        assert peer.aborted == 1
+        assert endpoint._endpoint.aborted == 1
         with pytest.raises(UcxError):
             await endpoint.send(b"x")
+
+    run(main)
+
+
+def test_an_endpoint_is_closed_once_nothing_is_under_way(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits is told at once; UCX keeps the buffer, and its own end, until it has done with them."""
+
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        library.waits = 1_000_000_000
+        receiving = asyncio.create_task(endpoint.receive(bytearray(1)))
+        cancelled = asyncio.create_task(endpoint.receive(bytearray(1)))
+        await asyncio.sleep(0.01)
+        cancelled.cancel()
+        endpoint.abort()
+        with pytest.raises(UcxError, match="closed"):
+            await receiving
+        assert len(endpoint._tasks) == 2
+        assert endpoint._endpoint.aborted == 0
+        library.waits = 0  # it comes
+        while not endpoint._endpoint.aborted:
+            await asyncio.sleep(0.01)
+        assert not endpoint._tasks
+        library.waits = 1_000_000_000
+        other = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        sending = asyncio.create_task(other.send(b"x"))
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(ucx_endpoint, "ABORT_AFTER", 0.1)  # nothing comes
+        other.abort()
+        while not other._endpoint.aborted:
+            await asyncio.sleep(0.01)
+        assert len(other._tasks) == 1
+        assert isinstance(await asyncio.gather(sending, return_exceptions=True), list)
+        library.waits = 0
 
     run(main)
