@@ -212,7 +212,8 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
     ("words", "message"),
     [
         (["slurm", "--nodes", "0"], "--nodes: invalid value '0'"),
-        (["slurm", "--nodes", "9" * 20], "expected at most 100000 in the whole job"),
+        (["slurm", "--nodes", "9" * 18], "expected at most 100000 in the whole job"),
+        (["slurm", "--nodes", "9" * 20], "--nodes: invalid value '99999999999999999999'"),
         (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000: too many"),
         (["slurm", "--ranks-per-node", "100000"], "--nodes 2 --ranks-per-node 100000: too many"),
         (["slurm", "--time", "90"], "--time: invalid value '90' (expected HH:MM:SS"),
