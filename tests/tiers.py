@@ -84,5 +84,7 @@ QUICK = {
     "hosts/test_interfaces.py::test_the_fast_network_that_leads_everywhere": MPICH,
     "hosts/test_pbs.py::test_chunk_per_host": MPICH,
     # UCX
-    "ucx/test_without_gpus.py::test_command": BOTH,
+    "ucx/test_beside_tls.py::test_command": BOTH,
+    "ucx/test_connections.py": MPICH,
+    "ucx/test_without_gpus.py::test_command": MPICH,
 }
