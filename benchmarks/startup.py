@@ -186,9 +186,9 @@ def commands(way: str, job: Job, shape: tuple[int, int], options: Any) -> list[l
     """The command lines that start a cluster: one, but for the scheduler file's."""
     ranks, each = shape
     python, script = sys.executable, str(job.script)
-    if way == OURS or way in options.checkout:
+    if way == OURS or way in options.checkout or way in options.other:
         extra = [] if options.gpu else ["--cpu-workers", str(ranks * (each - 1))]
-        return [cluster(options.launcher, ranks, *extra, *options.ours, script)]
+        return [cluster(options.launcher, ranks, *extra, *options.ours, *options.other.get(way, []), script)]
     if way == PEER:
         # It starts one CPU worker on each rank, and keeps two ranks for scheduler and client.
         number = (ranks if options.gpu else ranks * each) + 2
@@ -404,6 +404,13 @@ def main() -> int:
         metavar="NAME=FOLDER",
         help="other checkouts of this project, each measured beside this one",
     )
+    parser.add_argument(
+        "--other",
+        nargs="+",
+        default=[],
+        metavar="NAME=OPTIONS",
+        help="other options of dask_gpu_mpi, each measured beside it: 'tls=--protocol tls'",
+    )
     parser.add_argument("--gpu", action="store_true", help="GPU workers")
     parser.add_argument("--mpirun", help="launcher with its options; default: the one beside this Python")
     parser.add_argument("--ours", default="", help="further options of dask_gpu_mpi, as one text")
@@ -416,6 +423,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     options.ours = options.ours.split()
+    options.other = {name: text.split() for name, _, text in (each.partition("=") for each in options.other)}
     options.checkout = {
         name: str(Path(folder).resolve())
         for name, _, folder in (each.partition("=") for each in options.checkout)
@@ -433,11 +441,12 @@ def main() -> int:
                 continue
             ways = [
                 way
-                for way in (*options.ways, *options.checkout)
+                for way in (*options.ways, *options.checkout, *options.other)
                 if way not in options.without
                 and (
                     way == OURS
                     or way in options.checkout
+                    or way in options.other
                     or way in LIMITS
                     or ranks * each <= options.most_peers
                 )

@@ -30,6 +30,8 @@ QUICK = {
     "mpi/test_contexts.py": MPICH,
     # who listens
     "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
+    "mpi/test_dashboard.py::test_its_token_alone_opens_it": MPICH,
+    "mpi/test_dashboard.py::test_without_it_nothing_listens_for_http[nannies]": MPICH,
     # bad input: of each place where it can be found one row, and launchers that do not fit the library
     "mpi/test_bad_input.py::test_refused[unknown CLI option-command]": BOTH,
     "mpi/test_bad_input.py::test_refused[unknown keyword-initialize]": MPICH,
@@ -57,6 +59,8 @@ QUICK = {
     "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
     "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
     "mpi/test_security.py": MPICH,
+    "mpi/test_secrets.py": MPICH,
+    "mpi/test_strangers.py": MPICH,
     "mpi/test_output.py::test_what_the_script_has_printed_before_its_job_is_aborted": BOTH,
     "mpi/test_timeline.py::test_every_rank_tells_every_step": MPICH,
     # what the MPIs do differently: begin, end, messages, variables, components

@@ -13,6 +13,7 @@ import select
 import signal
 import threading
 
+from dask_gpu_mpi.base.descriptors import raise_descriptor_limit
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.signal_actions import NUMBERS, Action, install, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line
@@ -60,6 +61,7 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     open_missing()
     print_by_line()
     ignore_signals()
+    raise_descriptor_limit()
     if parent:
         die_with_parent(parent)
     control = os.dup(0)

@@ -28,12 +28,14 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import collect
 from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
-from dask_gpu_mpi.network.ucx import connection_config, import_ucx, transfer_config
+from dask_gpu_mpi.network.ucx import connection_config, import_ucx, missing_ucx, transfer_config
 from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
 from .forkserver import become_fork_server, become_resource_tracker
+from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
 
@@ -47,6 +49,7 @@ PRELOAD_LATER = (
     "multiprocessing.popen_forkserver",
     "multiprocessing.synchronize",
     "tornado.platform.asyncio",
+    "dask_gpu_mpi.agent.dashboard_gate",
     "dask_gpu_mpi.workers.plugins",
     *(
         f"distributed.http.{name}"
@@ -151,14 +154,17 @@ def _configure(configuration: Configuration) -> str:
 
     from dask_gpu_mpi.workers.worker_options import check_options_of
 
+    with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
+        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     dask.config.update(dask.config.config, configuration.dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    listen_where_routes_are()
+    if not asks_for_server(configuration.worker_options):
+        dask.config.set(NO_WORKER_ROUTES)
     check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
-    if configuration.protocol.moves_device_memory and importlib.util.find_spec("distributed_ucxx") is None:
-        raise InputError(
-            "protocol 'ucx' needs the package distributed-ucxx, which is not installed here: install dask-gpu-mpi[cuda12] or "
-            "dask-gpu-mpi[cuda13], as your driver has it, or leave protocol (--protocol) out"
-        )
+    needs_ucx = configuration.protocol.moves_device_memory or configuration.worker_ucx is WorkerUcx.ALL
+    if needs_ucx and (missing := missing_ucx(device_memory=False)):
+        raise InputError(f"protocol 'ucx': {missing}; or leave protocol (--protocol) out")
     if configuration.protocol.moves_device_memory:
         dask.config.set(connection_config(configuration.worker_options) | transfer_config())
         import_ucx()

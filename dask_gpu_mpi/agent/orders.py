@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.workers.settings import WorkerConfiguration
 
 __all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
@@ -71,6 +71,8 @@ class Configuration(WorkerConfiguration):
     #: Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
     local_directory: str | None
     protocol: Protocol
+    #: What the user wants workers to send each other over UCX.
+    worker_ucx: WorkerUcx = WorkerUcx.OFF
     #: Level of the ``distributed`` loggers.
     log_level: str
     #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
@@ -94,12 +96,14 @@ class SchedulerSettings:
     port: int
     #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
-    #: Whether to serve the dashboard, once the cluster is up.
+    #: Whether to listen for HTTP, and to serve the dashboard there once the cluster is up.
     dashboard: bool
     #: ``host:port`` of the dashboard.
     dashboard_address: str
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
+    #: What opens the dashboard.
+    token: str = field(repr=False)
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""

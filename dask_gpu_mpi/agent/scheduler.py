@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import importlib.util
+import importlib
 import os
 import time
 import warnings
@@ -16,11 +16,13 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
+from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, show_none
 from .orders import Answer, Order, SchedulerSettings
 
 __all__ = ["SchedulerProcess", "run_scheduler"]
@@ -122,14 +124,21 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
+    from .dashboard_gate import Gate
+
+    with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
+        importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
     # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
+    listen_where_routes_are()
+    if not settings.dashboard:
+        dask.config.set(NO_SCHEDULER_ROUTES)
     hide_gpus(os.environ, but=settings.device)
     disable_gpu_transports(os.environ)
     # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     try:
-        scheduler = Scheduler(
+        scheduler: Any = Scheduler(
             host=settings.host,
             port=settings.port,
             protocol=str(settings.protocol),
@@ -137,12 +146,16 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             dashboard=False,
             dashboard_address=settings.dashboard_address,
         )
+        if settings.dashboard:
+            # It listens since the line above, and accepts nothing before the next turn of this loop.
+            scheduler.http_server.request_callback = Gate(scheduler.http_application, settings.token)
         await scheduler
     except Exception as error:
         pipe.send(_failure(error, settings))
         return 1
-    http_server: Any = scheduler.http_server
-    http_port = http_server.port if http_server is not None else None
+    http_port = scheduler.http_server.port if settings.dashboard else None
+    if not settings.dashboard:
+        show_none(scheduler)
     pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -153,13 +166,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             order = pipe.recv()
         except (EOFError, OSError):
             order = Order.CLOSE
-        if order == Order.DASHBOARD and settings.dashboard and importlib.util.find_spec("bokeh") is not None:
+        if order == Order.DASHBOARD and settings.dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif order == Order.CLOSE:
             loop.remove_reader(pipe.fileno())
             asked.set()
 
     loop.add_reader(pipe.fileno(), on_order)
+    _warn_of_end(settings.config)
     finished = asyncio.ensure_future(scheduler.finished())
     closing = asyncio.ensure_future(asked.wait())
     await asyncio.wait({finished, closing}, return_when=asyncio.FIRST_COMPLETED)
@@ -168,6 +182,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
+
+
+def _warn_of_end(config: dict[str, Any]) -> None:
+    """Say in time that the certificate ends, should the cluster still run then."""
+    validity = certificate_validity(config)
+    if validity is not None:
+        text = f"warning: {ending_soon(validity[1])}"
+        asyncio.get_running_loop().call_later(max(0.0, time_of_warning(*validity) - time.time()), say, text)
 
 
 def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer, str, int]:

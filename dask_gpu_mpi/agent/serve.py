@@ -14,7 +14,13 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
-from dask_gpu_mpi.network.ucx import disable_gpu_transports, start_ucx_aside, stop_watching_ucx
+from dask_gpu_mpi.network.ucx import (
+    disable_gpu_transports,
+    start_ucx_aside,
+    stop_watching_ucx,
+    transfer_config,
+)
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
@@ -189,6 +195,8 @@ class Agent:
             logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
             await self._ucx  # it changes the environment, which the constructors read
+        if settings.ucx is not WorkerUcx.OFF:
+            dask.config.set(transfer_config())
         if settings.delay:
             await asyncio.sleep(settings.delay)
         await self._workers.start(plans, settings)

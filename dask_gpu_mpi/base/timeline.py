@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.errors import InputError
 
+from .safe_paths import check_replaceable, replace
+
 __all__ = ["Step", "Timeline", "check_path", "process_start", "trace", "write"]
 
 
@@ -82,8 +84,7 @@ def process_start() -> float:
 def check_path(path: str, host: str) -> None:
     """Raise InputError for a file that can't be written, before anything starts."""
     try:
-        with open(path, "a", encoding="utf-8"):
-            pass
+        check_replaceable(path)
     except OSError as error:
         raise InputError(
             f"the timeline {path!r} can't be written by rank 0 on {host} ({error.strerror}). Fix: set timeline (--timeline) to a "
@@ -120,12 +121,4 @@ def _name(rank: int, tid: int, kind: str, text: str) -> dict[str, Any]:
 
 def write(path: str, hosts: Mapping[int, str], steps: Mapping[int, Sequence[Step]]) -> None:
     """Write the file, whole or not at all; OSError where it can't be written."""
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(trace(hosts, steps), file)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    replace(path, json.dumps(trace(hosts, steps)).encode())

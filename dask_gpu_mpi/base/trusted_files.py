@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import grp
+import errno
 import os
-import pwd
 import stat
-from pathlib import Path
 
-__all__ = ["UntrustedFileError", "read_trusted"]
+from .owners import is_ours, name_of, others_may_write, unmapped_root
+from .safe_paths import MOST_LINKS, PlantedError, link_target, located, open_regular
+
+__all__ = ["UntrustedFileError", "read_text", "read_trusted"]
 
 #: Bytes of the largest file that is read.
 LARGEST = 1 << 24
@@ -33,64 +34,54 @@ def read_trusted(path: str | os.PathLike[str]) -> str:
     ValueError
         It is no UTF-8, or the path has a NUL.
     """
-    place, real = Path(path).absolute(), Path(os.path.realpath(path))
-    _check_folder(place.parent)
-    _check_owner(os.lstat(place), f"{str(place)!r}")
-    _check_folder(real.parent)
-    # NONBLOCK: to open a pipe would wait for its writer
-    descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, encoding="utf-8") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise OSError(0, "no regular file" if not stat.S_ISREG(status.st_mode) else "far too large")
-        _check_owner(status, f"{str(real)!r}")
-        _check_writers(status, f"{str(real)!r}")
-        return file.read()
+    place = os.fspath(path)
+    try:
+        for _ in range(MOST_LINKS):
+            with located(place, follow=False) as (folder, name):
+                _check_folder(folder)
+                target = link_target(folder, name)
+                if target is None:
+                    return read_text(open_regular(folder, name), check=True)
+                place = os.path.join(name_of(folder), target)
+    except PlantedError as error:
+        raise UntrustedFileError(f"{error.strerror}. Fix: the path of the file itself") from None
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
-def _check_folder(folder: Path) -> None:
-    status = folder.stat()
+def read_text(descriptor: int, *, check: bool = False) -> str:
+    """The text of an open file, which is closed; OSError where it is too large, UntrustedFileError as `read_trusted`."""
+    with open(descriptor, "rb") as file:
+        if check:
+            what = repr(name_of(descriptor))
+            _check_owner(os.fstat(descriptor), what)
+            _check_writers(descriptor, what)
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise OSError(errno.EFBIG, "far too large")
+    return content.decode("utf-8")
+
+
+def _check_folder(folder: int) -> None:
+    status = os.fstat(folder)
+    what = f"its folder {name_of(folder)!r}"
     sticky = bool(status.st_mode & stat.S_ISVTX)
-    if not (sticky and status.st_uid == _unmapped_root()):
-        _check_owner(status, f"its folder {str(folder)!r}")
+    if not (sticky and status.st_uid == unmapped_root()):
+        _check_owner(status, what)
     if not sticky:
-        _check_writers(status, f"its folder {str(folder)!r}")
+        _check_writers(folder, what)
 
 
 def _check_owner(status: os.stat_result, what: str) -> None:
-    if status.st_uid not in (0, os.geteuid()):
+    if not is_ours(status):
         raise UntrustedFileError(
             f"{what} belongs to another user (uid {status.st_uid}; expected {os.geteuid()} or root). "
             "Fix: a copy in a folder of yours"
         )
 
 
-def _check_writers(status: os.stat_result, what: str) -> None:
-    others = status.st_mode & stat.S_IWOTH
-    group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
-    if others or group:
+def _check_writers(descriptor: int, what: str) -> None:
+    if others_may_write(descriptor):
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         raise UntrustedFileError(
-            f"others may write {what} (mode {stat.S_IMODE(status.st_mode):04o}). Fix: chmod go-w, or a copy in a folder of yours"
+            f"others may write {what} (mode {mode:04o}). Fix: chmod go-w, or a copy in a folder of yours"
         )
-
-
-def _is_own_group(gid: int) -> bool:
-    """Whether it is the group that many systems make for each user, with the user's name."""
-    try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
-    except KeyError:
-        return False
-    return (
-        group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-    )
-
-
-def _unmapped_root() -> int | None:
-    """What root's files seem to belong to in a container in which it does not exist (user_namespaces(7)); None: root exists."""
-    try:
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
-        if any(int(line.split()[0]) == 0 for line in lines):
-            return None
-        return int(Path("/proc/sys/kernel/overflowuid").read_text())
-    except (OSError, ValueError, IndexError):
-        return None

@@ -84,7 +84,7 @@ Fix: pip install 'distributed==2026.1.1'"]
     """
     from packaging.requirements import InvalidRequirement, Requirement
 
-    with contextlib.suppress(InvalidRequirement):
+    with contextlib.suppress(InvalidRequirement, ValueError):  # the latter for numbers of thousands of digits
         for requirement in map(Requirement, requirements):
             if requirement.name == "distributed" and not requirement.specifier.contains(
                 versions["distributed"], prereleases=True
@@ -99,5 +99,5 @@ Fix: pip install 'distributed==2026.1.1'"]
 
 def _numbers(version: str) -> tuple[int, ...]:
     """The release segment: ``(2026, 8, 0)``, or nothing where there is none."""
-    found = re.match(r"\d+(\.\d+)*", version)
+    found = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*(?![0-9])", version)
     return tuple(map(int, found[0].split("."))) if found else ()

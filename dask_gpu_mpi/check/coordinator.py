@@ -17,9 +17,11 @@ from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node, peers_by_rank, worker_ports
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup.transport import choose_ucx
 
 from .observations import Observations
 from .rank import CheckingRank, Kind, ListenOrder, RankTest
@@ -103,6 +105,7 @@ class CheckCoordinator:
             silent=self._missing(observations),
             kernel=self.kernel,
             protocol=options.protocol,
+            worker_ucx=options.worker_ucx,
             # without GPU workers no rank looks for GPUs
             expect_gpus=None if options.worker_kind == "cpu" else self.expect_gpus,
         )
@@ -158,9 +161,12 @@ class CheckCoordinator:
         port = evidence.listening.port if evidence.listening is not None else 0
         peers = peers_by_rank(evidence.nodes, MOST_IN_CHECK)
         seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
+        ucx = _tries_of_ucx(evidence)
         for rank in range(self.mailbox.size):
             uuids = tuple(gpus.get(rank, ()))
-            test = RankTest(evidence.address, port, tokens, uuids, seconds, peers.get(rank, ()))
+            test = RankTest(
+                evidence.address, port, tokens, uuids, seconds, peers.get(rank, ()), ucx.get(rank)
+            )
             self.mailbox.send(rank, Kind.TEST, test)
 
     def _plan(self, options: Options, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:
@@ -172,6 +178,29 @@ class CheckCoordinator:
             return make_plan(inventories, replace(placement_options(options), has_client=self.has_client)), ""
         except DaskGpuMpiError as error:
             return None, str(error)
+
+
+def _tries_of_ucx(evidence: Evidence) -> dict[int, str]:
+    """The first rank of each node that has workers which may use UCX, and the GPU of the first of these; empty: it has none."""
+    if evidence.plan is None:
+        return {}
+    obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
+    try:
+        chosen = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)[0]
+    except InputError:
+        return {}
+    if chosen is WorkerUcx.OFF:
+        return {}
+    devices: dict[int, str] = {}
+    for worker in evidence.plan.workers:
+        if worker.kind == "gpu" or chosen is WorkerUcx.ALL:
+            devices.setdefault(worker.rank, worker.devices[0] if worker.devices else "")
+    firsts: dict[int, str] = {}
+    for observed in evidence.by_host().values():
+        able = [each.rank for each in observed if each.rank in devices and not each.without_ucx]
+        if able:
+            firsts[able[0]] = devices[able[0]]
+    return firsts
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from packaging.specifiers import SpecifierSet
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from .observations import NOT_INSTALLED, PYTHON
 
@@ -132,5 +132,5 @@ def _fits(version: str, wanted: str) -> bool:
         return version == NOT_INSTALLED
     try:
         return SpecifierSet(wanted).contains(Version(version), prereleases=True)
-    except InvalidVersion:
+    except ValueError:  # `InvalidVersion`, or a number of thousands of digits
         return False

@@ -17,6 +17,7 @@ from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directo
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.transport import obstacle
 
 __all__ = [
     "GPUS_ON_NODE",
@@ -92,6 +93,8 @@ class Observations:
     problems: tuple[tuple[str, str], ...] = ()
     #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
     allocated_gpus: int = 0
+    #: Why its workers can't use UCX; empty: they can, or need not.
+    without_ucx: str = ""
 
 
 def observe(
@@ -144,6 +147,7 @@ def observe(
         ecc=ecc,
         problems=tuple(found),
         allocated_gpus=allocated_gpus(environ) if wants_gpus else 0,
+        without_ucx=obstacle(options, gpus=bool(inventory and inventory.gpus)),
     )
 
 
@@ -163,7 +167,11 @@ def allocated_gpus(environ: Mapping[str, str]) -> int:
     (4, 0)
     """
     number = environ.get(GPUS_ON_NODE, "")
-    return int(number) if number.isdecimal() and not sees_none(environ.get(VISIBLE_DEVICES)) else 0
+    return (
+        int(number)
+        if re.fullmatch(r"[0-9]{1,9}", number) and not sees_none(environ.get(VISIBLE_DEVICES))
+        else 0
+    )
 
 
 def versions(library: str) -> dict[str, str]:

@@ -21,6 +21,7 @@ from dask_gpu_mpi.options.model import Options
 from .kernel import run_kernels
 from .observations import Observations, observe
 from .report import Listening, Outcome
+from .ucx import try_ucx
 
 __all__ = ["PAYLOADS", "CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
@@ -69,6 +70,8 @@ class RankTest:
     seconds: float
     #: Other nodes to connect to.
     peers: tuple[Node, ...] = ()
+    #: UUID of the GPU whose memory is to go over UCX; empty: host memory; None: UCX is not tried here.
+    ucx: str | None = None
 
 
 #: The type of what each kind carries.
@@ -151,12 +154,15 @@ class CheckingRank:
 
     def _test(self, test: RankTest) -> Outcome:
         # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.
-        with ThreadPoolExecutor(2) as pool:
+        with ThreadPoolExecutor(3) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
+            ucx = (
+                pool.submit(try_ucx, test.ucx, self._environ, test.seconds) if test.ucx is not None else None
+            )
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
             lost = pool.submit(connect_to_peers, test.peers, timeout)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Outcome(reach, kernels.result(), lost.result())
+            return Outcome(reach, kernels.result(), lost.result(), ucx.result() if ucx is not None else None)
 
     def serve(self, deadline: float) -> int:
         """Serve rank 0 until it sends the exit code.

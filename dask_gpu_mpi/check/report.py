@@ -10,11 +10,12 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Reach
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 
 from .kernel import KernelResult
 from .observations import Observations
+from .ucx import UcxResult
 
 __all__ = [
     "LEAVE_OUT",
@@ -73,6 +74,8 @@ class Outcome:
     kernels: tuple[KernelResult, ...] = ()
     #: Other nodes that it has not reached.
     lost: tuple[Lost, ...] = ()
+    #: Whether UCX works; None: it was not tried here.
+    ucx: UcxResult | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,8 @@ class Evidence:
     #: Whether the user wants kernels to run.
     kernel: bool = True
     protocol: Protocol = Protocol.TLS
+    #: What the user wants workers to send each other over UCX.
+    worker_ucx: WorkerUcx = WorkerUcx.OFF
     #: GPUs that the user expects on each node; None: as many as the batch system has allocated, where it says so.
     expect_gpus: int | None = None
 

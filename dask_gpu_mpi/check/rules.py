@@ -15,6 +15,7 @@ from .kernel_rules import check_kernels
 from .network_rules import check_clocks, check_network, check_node_pairs, check_ports
 from .report import LEAVE_OUT, Evidence, Finding, merge, problems, split_fix
 from .scratch_rules import check_scratch
+from .transport_rules import check_transport
 from .version_rules import check_known_issues, check_versions
 
 __all__ = ["apply_rules"]
@@ -25,7 +26,7 @@ def apply_rules(evidence: Evidence) -> tuple[Finding, ...]:
     found = [*check_ranks(evidence)]
     if evidence.observations:
         for rule in (
-            check_versions, check_known_issues, check_gpus, check_placement, check_kernels,
+            check_versions, check_known_issues, check_gpus, check_placement, check_kernels, check_transport,
             check_ports, check_network, check_node_pairs, check_clocks, check_scratch,
         ):  # fmt: skip
             found += rule(evidence)

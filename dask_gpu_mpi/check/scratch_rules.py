@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dask_gpu_mpi.base.sizes import format_bytes
-from dask_gpu_mpi.machine.scratch import Scratch
+from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
 
 from .report import Evidence, Finding, Level
 
@@ -51,6 +51,8 @@ def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
     if scratch.error:
         yield "error", f"{path} can't be written ({scratch.error})", NODE_LOCAL
         return
+    if scratch.exposed:
+        yield "warning", exposed_text(scratch.exposed), f"chmod +t {scratch.exposed}, or {NODE_LOCAL}"
     if scratch.ignored:
         found = f"TMPDIR={scratch.ignored} can't be written; using {path} instead"
         yield "warning", found, "make that directory on every node, or unset TMPDIR"

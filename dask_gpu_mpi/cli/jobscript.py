@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
+from dask_gpu_mpi.base.safe_paths import replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
 from dask_gpu_mpi.options.convert import convert
@@ -27,6 +27,8 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
 #: Ranks, or GPUs, of the largest job that is planned: more than any machine has, and planned in seconds.
 _LARGEST = 100_000
+#: Seconds that a walltime of four digits of hours can't have.
+_LONGEST = 10_000 * 3600
 _WALLTIME = r"(?!0+:00:00)\d{1,4}:[0-5]\d:[0-5]\d"
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
@@ -83,7 +85,7 @@ def jobscript(system: str, program: tuple[str, ...], output: str | None, submits
         text = render(job)
         if output is not None:
             try:
-                Path(output).write_bytes(os.fsencode(text))
+                replace(output, os.fsencode(text))
             except OSError as error:
                 raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
         elif not submits:
@@ -171,7 +173,7 @@ def _configured() -> dict[str, Any]:
             texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
             values[name] = tuple(convert(_LISTS[name], text, origin, "configuration") for text in texts)
         elif name in JOB_OPTIONS:
-            if name == "time" and isinstance(value, int):
+            if name == "time" and type(value) is int and 0 <= value < _LONGEST:
                 # YAML 1.1 reads 01:30:00 as a number of base 60
                 value = f"{value // 3600:02}:{value // 60 % 60:02}:{value % 60:02}"
             values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")

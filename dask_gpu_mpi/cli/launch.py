@@ -228,12 +228,16 @@ def _flux(attribute: str) -> str:
 
 def _slurm_end(job: str, environ: dict[str, str]) -> str:
     """The end of the job, in seconds since the epoch; of parts that end at different times, the first."""
-    from datetime import datetime
-
     if environ.get("SLURM_JOB_END_TIME"):
         return ""
-    ends = _ask("squeue", "-h", "-j", job, "-o", "%e", SLURM_TIME_FORMAT="standard").split()
+    return earliest(_ask("squeue", "-h", "-j", job, "-o", "%e", SLURM_TIME_FORMAT="standard").split())
+
+
+def earliest(ends: Sequence[str]) -> str:
+    """The first of these moments, which squeue has printed, in seconds since the epoch; empty: one of them is none."""
+    from datetime import datetime
+
     try:
         return str(int(min(map(datetime.fromisoformat, ends)).timestamp()))
-    except ValueError:  # no limit, no answer
+    except (ValueError, TypeError, OverflowError):  # no limit, no answer, or none of squeue's
         return ""

@@ -110,8 +110,9 @@ def initialize(
         Whether to serve the dashboard.
     dashboard_address : str, optional
         ``"host:port"``. Default: ``"127.0.0.1:8787"``, or another port where that is taken; ``":8787"`` is open to the network.
-    protocol : {"tls", "tcp", "ucx"}, optional
-        Default: ``"tls"``, with certificates made for this job.
+    protocol : {"auto", "tls", "ucx", "tcp"}, optional
+        Default: ``"auto"``, which is TLS with certificates made for this job, and memory of GPUs goes from GPU to GPU over UCX,
+        authenticated and not encrypted, where every rank can; see docs/transports.md.
     worker_class : str or type, optional
         Default: ``dask_cuda.CUDAWorker`` on GPUs, ``distributed.Nanny`` without.
     worker_options : dict, optional
@@ -243,7 +244,8 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     Raises
     ------
     InputError
-        There is no such file, or it is none; or there is neither a file nor a cluster of this process.
+        There is no such file, or it is none; or there is neither a file nor a cluster of this process; or the cluster's
+        certificate is not valid by this node's clock.
     """
     import dask
     from distributed import Client, Security
@@ -256,7 +258,9 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
                 "node). Fix: start the job with --scheduler-file FILE, and call connect(FILE)"
             )
         return Client(address, **kwargs)
+    from dask_gpu_mpi.network.certificates import clock_problem
     from dask_gpu_mpi.network.scheduler_file import read_scheduler_file
+    from dask_gpu_mpi.script.dask_client import client_with_link
 
     target = read_scheduler_file(scheduler_file)
     if target.protocol == Protocol.UCX:
@@ -264,7 +268,12 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
     elif target.config and "security" not in kwargs:
         with dask.config.set(target.config):
             kwargs["security"] = Security()
-    return Client(target.address, **kwargs)
+    try:
+        return client_with_link(target.dashboard)(target.address, **kwargs)
+    except OSError as error:
+        if problem := clock_problem(f"{error} {error.__cause__}"):
+            raise InputError(f"connect: {problem}") from None
+        raise
 
 
 def send_close_signal() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.safe_paths import open_to_append, remove
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
@@ -47,7 +49,7 @@ class EndCoordinator:
         self._mark = None if directory is None else Path(directory, "ended").absolute()
         if self._mark is not None:
             with contextlib.suppress(OSError):
-                self._mark.unlink(missing_ok=True)  # of a job before this one
+                remove(self._mark)  # of a job before this one
 
     # -- the decision -------------------------------------------------------------------------------------------
 
@@ -144,8 +146,7 @@ class EndCoordinator:
         """
         if self._mark is not None and self._ending.state.ended:
             with contextlib.suppress(OSError):
-                self._mark.parent.mkdir(parents=True, exist_ok=True)
-                self._mark.touch()
+                os.close(open_to_append(self._mark, make=True))
 
     def write_timeline(self) -> None:
         """Write what rank 0 knows of the timeline, where the user wants it."""

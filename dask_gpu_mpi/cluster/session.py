@@ -20,6 +20,9 @@ from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
+from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.script import excepthook, exit_codes
@@ -186,13 +189,22 @@ class Session:
 
         register_defaults()
         shut_down_once()
-        settings = {"scheduler-address": self.address, **self._config}
+        settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
         # own, is called first.
         before_finalize(self._finish)
         self._monitor.start()
+
+    def _link_config(self) -> dict[str, Any]:
+        """What ``Client.dashboard_link`` of the script, its pages and its children are made of."""
+        import dask
+
+        if not self._member.joined.options.scheduler:
+            return {}  # the dashboard of another job
+        template: str = dask.config.get("distributed.dashboard.link")
+        return {"distributed.dashboard.link": link_template(self.dashboard_link or "", template)}
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""
@@ -286,12 +298,30 @@ def announce(joined: Joined, seconds: float) -> None:
         for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
     ]
     say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
-    for warning in (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0)):
+    warnings = (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0))
+    for warning in (*open_warnings(joined.cluster.address, joined.options), *warnings):
         say(f"warning: {warning}")
+    if joined.cluster.transport:
+        say(f"transport: {joined.cluster.transport}")
     if joined.cluster.dashboard:
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
         say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def open_warnings(address: str, options: Options) -> list[str]:
+    """Warns of a cluster of this job's own over TCP; the options warn of UCX, and who joins another's has been told then.
+
+    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
+    """
+    if not options.scheduler or Protocol.of(address) is not Protocol.TCP:
+        return []
+    where = "this node" if "://127." in address else "the network"
+    return [
+        f"the protocol is tcp, without encryption: everyone on {where} can reach this cluster and run code as you. "
+        "Fix: leave out --no-security (security=False) and --protocol tcp; the default is TLS"
+    ]
 
 
 def version_warnings(*, gpus: bool) -> list[str]:

@@ -26,6 +26,8 @@ TITLES: Mapping[System, str] = {
     "hosts": "the nodes of --hosts",
     "local": "this machine",
 }
+#: Parts of a heterogeneous job of Slurm (MAX_HET_JOB_COMPS in slurm.h: 128).
+MOST_PARTS = 128
 _HOST = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?::([1-9]\d{0,5}))?")
 
 
@@ -174,8 +176,8 @@ def _find(
     if hosts:
         return Allocation("hosts", len(hosts), sum(host.ranks for host in hosts), hosts)
     # On a login node or below `flux start` there may be an instance that is no job.
-    if environ.get("FLUX_URI") and (job := flux("jobid")):
-        nodes = int(size) if (size := flux("size")).isdigit() else 1
+    if environ.get("FLUX_URI") and (job := flux("jobid")) and job.isprintable():
+        nodes = int(size) if re.fullmatch(r"[1-9][0-9]{0,8}", size := flux("size")) else 1
         return Allocation("flux", nodes, nodes, job=job, requeue_as=job)
     if environ.get("SLURM_JOB_ID"):
         return _slurm(environ)
@@ -197,6 +199,10 @@ def _find(
 
 def _slurm(environ: Mapping[str, str]) -> Allocation:
     parts = number(environ, "SLURM_HET_SIZE") or 0
+    if parts > MOST_PARTS:
+        raise InputError(
+            f"environment: SLURM_HET_SIZE={parts}: too many (expected at most {MOST_PARTS}). Fix: run `launch` inside the job"
+        )
     job = environ["SLURM_JOB_ID"]
     if parts:
         nodes = sum(number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}") or 1 for part in range(parts))
@@ -216,7 +222,7 @@ def _lines(environ: Mapping[str, str], name: str, read: Callable[[str], str]) ->
         raise InputError(
             f"environment: {name}={path}: can't be read ({error}). Fix: run `launch` inside the job"
         ) from None
-    if not lines:
+    if not lines or not all(map(str.isprintable, lines)):
         raise InputError(f"environment: {name}={path}: names no node. Fix: run `launch` inside the job")
     return lines
 

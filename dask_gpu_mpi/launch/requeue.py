@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dask_gpu_mpi.base.safe_paths import open_to_append
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.mpi.launchers import number
 
@@ -100,8 +101,9 @@ def _lsf(job: Requeue) -> int | None:
     """LSF requeues by the exit code (``bsub -Q 75``), without limit: the lines of a file count."""
     file = Path(job.logs or ".", f"{job.allocation.job}.restarts")  # the folder may be that of many jobs
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with open(file, "a+", encoding="utf-8") as lines:
+        with open(
+            open_to_append(file, make=True, readable=True), "a+", encoding="ascii", errors="replace"
+        ) as lines:
             lines.write("75\n")
             lines.seek(0)
             count = len(lines.readlines())
@@ -134,6 +136,7 @@ def _run(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.Compl
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="surrogateescape",
             timeout=TIMEOUT,
             preexec_fn=_hear_signals,
         )

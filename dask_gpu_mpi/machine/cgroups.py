@@ -87,8 +87,8 @@ def cpu_quota(proc: Path = PROC) -> float | None:
         pair = _read(group / "cpu.max").split() or [
             _read(group / name).strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         ]
-        if len(pair) == 2 and all(text.isdigit() and int(text) > 0 for text in pair):
-            quotas.append(int(pair[0]) / int(pair[1]))
+        if len(numbers := [*map(_numbers, pair)]) == 2 and all(number and number[0] for number in numbers):
+            quotas.append(numbers[0][0] / numbers[1][0])
     return min(quotas, default=None)
 
 
@@ -108,7 +108,7 @@ def parse_cpu_list(text: str) -> set[int]:
     """
     cpus: set[int] = set()
     for part in text.strip().split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
+        found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", part.strip())
         if found is None:
             return set()
         cpus.update(range(int(found[1]), int(found[2] or found[1]) + 1))
@@ -130,7 +130,9 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
     # cgroups(7): "ID:CONTROLLERS:PATH"; version 2 has no controllers here
     for line in _read(proc / "cgroup").splitlines():
         _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
+        names, colon, path = rest.partition(":")
+        if not colon:
+            continue
         controllers = set(filter(None, names.split(",")))
         if controllers and controller not in controllers:
             continue
@@ -161,9 +163,9 @@ def _ancestors(mount: Mount, path: str) -> Iterator[Path]:
 def _read(file: Path) -> str:
     try:
         return file.read_text(errors="replace")
-    except OSError:
+    except (OSError, ValueError):  # a mount point with a NUL is none
         return ""
 
 
 def _numbers(text: str) -> list[int]:
-    return [int(text)] if text.strip().isdigit() else []
+    return [int(text)] if re.fullmatch(r"\s*[0-9]{1,20}\s*", text) else []

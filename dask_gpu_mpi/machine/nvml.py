@@ -208,4 +208,4 @@ def _code(error: Exception) -> int:
 
 def _text(value: str | bytes) -> str:
     # nvidia-ml-py before 12 gives bytes
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from dask_gpu_mpi.base.owners import is_ours, unmapped_root
+from dask_gpu_mpi.base.safe_paths import located, make_folder
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.dask_config import import_config
 
@@ -17,6 +20,8 @@ from .mounts import parse_mountinfo
 
 __all__ = [
     "Scratch",
+    "exposed_folder",
+    "exposed_text",
     "filesystem_of",
     "inspect_scratch",
     "local_directory",
@@ -48,6 +53,8 @@ class Scratch:
     error: str = ""
     #: A ``TMPDIR`` that Python passes over, since it can't be written.
     ignored: str = ""
+    #: The folder in which everyone may replace it; empty: there is none.
+    exposed: str = ""
 
 
 def local_directory(option: str | None) -> str:
@@ -90,7 +97,7 @@ def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS)
     ignored = tmpdir if tmpdir and os.path.abspath(tmpdir) != path else ""
     free = -1
     try:
-        os.makedirs(path, exist_ok=True)
+        make_folder(path)
         with tempfile.TemporaryFile(prefix="dgm-check-", dir=path) as file:
             file.write(b"\0" * _PROBE)
             file.flush()
@@ -105,7 +112,7 @@ def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS)
         kind, mount = filesystem_of(os.path.realpath(path), mounts.read_text(errors="replace"))
     except OSError:
         kind = mount = ""
-    return Scratch(path, kind, mount, free, error, ignored)
+    return Scratch(path, kind, mount, free, error, ignored, "" if error else exposed_folder(path))
 
 
 def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
@@ -132,6 +139,31 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
     return best
 
 
+def exposed_folder(path: str) -> str:
+    """The folder, of a path or around it, in which every user of the node may put something else in the place of what is ours.
+
+    That is one that everyone may write, and which has no sticky bit or belongs to a stranger. Empty: there is none, or nobody
+    else gets there.
+    """
+    real = Path(os.path.realpath(path))
+    for folder in (*reversed(real.parents), real):
+        try:
+            status = folder.stat()
+        except OSError:
+            return ""
+        ours = is_ours(status) or status.st_uid == unmapped_root()
+        if status.st_mode & stat.S_IWOTH and not (status.st_mode & stat.S_ISVTX and ours):
+            return str(folder)
+        if ours and not status.st_mode & (stat.S_IXOTH | stat.S_IXGRP):
+            return ""
+    return ""
+
+
+def exposed_text(folder: str) -> str:
+    """What is wrong with such a folder."""
+    return f"every user of the node may replace the workers' files in {folder!r}, which everyone may write, and run code by that"
+
+
 def make_scratch(path: str) -> None:
     """Make an agent's directory, readable for nobody else, and the directory around it if that is missing.
 
@@ -147,8 +179,8 @@ def make_scratch(path: str) -> None:
             "(--local-directory)"
         )
     try:
-        os.makedirs(parent, exist_ok=True)
-        os.mkdir(path, 0o700)
+        with located(path, make=True, follow=False) as (folder, name):
+            os.mkdir(name, 0o700, dir_fd=folder)
     except OSError as error:
         raise InputError(
             f"the local directory {parent!r} can't be written ({error.strerror}). "
@@ -179,18 +211,27 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
 def _remove_tree(path: str, limit: float) -> bool:
     """Remove what can be removed until `limit` (monotonic seconds); whether there was anything.
 
-    Not `shutil.rmtree`, which can't be stopped: a slow file system takes minutes for what workers have spilled.
+    Not `shutil.rmtree`, which can't be stopped: a slow file system takes minutes for what workers have spilled. By descriptors:
+    where others may write the folder around it, one may have put a link to a folder of ours in its place.
     """
     removed = False
-    for folder, directories, files in os.walk(path, topdown=False):
-        links = [name for name in directories if os.path.islink(os.path.join(folder, name))]
-        for name in (*files, *links, ""):
-            if time.monotonic() > limit:
-                return removed
-            with contextlib.suppress(OSError):
-                if name:
-                    os.unlink(os.path.join(folder, name))
-                else:
-                    os.rmdir(folder)
-                removed = True
+    with contextlib.suppress(OSError):  # it is gone
+        for _, directories, files, folder in os.fwalk(path, topdown=False):
+            for name in (*files, *directories):
+                if time.monotonic() > limit:
+                    return removed
+                removed |= _remove_entry(name, folder)
+    with contextlib.suppress(OSError):
+        os.rmdir(path)
+        removed = True
     return removed
+
+
+def _remove_entry(name: str, folder: int) -> bool:
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            os.rmdir(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
+        return True
+    return False

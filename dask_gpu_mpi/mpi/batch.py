@@ -84,7 +84,12 @@ def _ask(command: Sequence[str]) -> str:
         return ""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # of what users have called their jobs
+            timeout=COMMAND_TIMEOUT,
+            stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

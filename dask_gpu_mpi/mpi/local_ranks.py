@@ -172,7 +172,7 @@ def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
     if found := environ.get("SLURM_JOB_NODELIST"):
         return found
     try:
-        lines = Path(environ.get("PBS_NODEFILE", "")).read_text().split()
-    except OSError:
+        lines = Path(environ.get("PBS_NODEFILE", "")).read_text(errors="replace").split()
+    except (OSError, ValueError):
         return ""
     return ", ".join(dict.fromkeys(lines))

@@ -41,7 +41,7 @@ NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/h
 #: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-SETTING = re.compile(r"^\s*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
+SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
 
 
 @contextmanager

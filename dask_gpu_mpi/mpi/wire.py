@@ -106,8 +106,7 @@ class Wire:
 
         status = MPI.Status()
         misses = 0
-        waiting, self._arriving = self._arriving, []
-        received = [each for arrival in waiting if (each := self._test(*arrival)) is not None]
+        received = []
         # Until two polls have found nothing: the first may only have made the library take in what the second then finds (Open
         # MPI), and the next call may be a tenth of a second away.
         while misses < 2:
@@ -116,9 +115,9 @@ class Wire:
                 misses += 1
                 continue
             size = status.Get_count(MPI.BYTE)
-            arriving = sum(len(each) for _, _, each in self._arriving)
+            announced = sum(len(each) for _, _, each in self._arriving)
             # MPI.UNDEFINED, which is negative: more than MPI can count
-            if not 0 <= size <= self._largest or arriving + size > MOST_ARRIVING:
+            if not 0 <= size <= self._largest or announced + size > MOST_ARRIVING:
                 self._drops.add("too large")
                 self._refused.append(message)
                 continue
@@ -127,6 +126,9 @@ class Wire:
             request = message.Irecv([buffer, MPI.BYTE])
             if (each := self._test(status.Get_source(), request, buffer)) is not None:
                 received.append(each)
+        # Last, since each poll lets the library receive more of them.
+        arriving, self._arriving = self._arriving, []
+        received += [each for arrival in arriving if (each := self._test(*arrival)) is not None]
         return received
 
     def _test(self, source: int, request: Any, buffer: bytearray) -> tuple[int, bytearray] | None:

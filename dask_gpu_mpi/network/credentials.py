@@ -8,13 +8,18 @@ certificate that all processes of the job show: nobody can make another, neither
 from __future__ import annotations
 
 import datetime
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Credentials", "make_credentials"]
 
-#: Days that the certificate is valid: longer than any batch job, short enough that a stolen one goes stale.
+#: Days that the certificate is valid where the end of the job is unknown: short enough that a stolen one goes stale.
 VALID_DAYS = 90
+#: Days that it is valid at most, whatever the batch system says.
+MOST_DAYS = 3660
+#: Seconds that it is valid after the end of the job, for clocks that are ahead and for what takes long to end.
+MARGIN = 3600
 #: Seconds by which its begin is dated back, since the hosts of one job may disagree about the time by some minutes.
 BACKDATED = 3600
 _USAGES = (
@@ -71,17 +76,28 @@ class Credentials:
         )
 
 
-def make_credentials() -> Credentials:
+def make_credentials(*, job_end: float | None = None, now: float | None = None) -> Credentials:
     """Generate a new authority, let it sign one certificate, and forget its key.
 
     Elliptic curves (P-256) instead of RSA: a key takes a millisecond instead of a tenth of a second.
+
+    Parameters
+    ----------
+    job_end : float, optional
+        When the batch system ends the job, in seconds since the epoch; None: unknown.
+    now : float, optional
+        The time, in seconds since the epoch; None: this node's.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    now = datetime.datetime.now(tz=datetime.UTC)
+    begin = time.time() if now is None else now
+    valid_from, valid_until = (
+        datetime.datetime.fromtimestamp(moment, tz=datetime.UTC)
+        for moment in (begin - BACKDATED, _end(begin, job_end))
+    )
 
     def build(name: str, public: Any, issuer: str, signer: Any, *, authority: bool) -> x509.Certificate:
         builder = (
@@ -90,8 +106,8 @@ def make_credentials() -> Credentials:
             .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
             .public_key(public)
             .serial_number(x509.random_serial_number())
-            .not_valid_before(now - datetime.timedelta(seconds=BACKDATED))
-            .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+            .not_valid_before(valid_from)
+            .not_valid_after(valid_until)
             .add_extension(
                 x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
             )
@@ -125,3 +141,17 @@ def make_credentials() -> Credentials:
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
     return Credentials(ca=pem(authority), certificate=pem(member), key=key)
+
+
+def _end(now: float, job_end: float | None) -> float:
+    """Until when a certificate is valid that is made now.
+
+    An end that is past is none: variables of another job, which this process has inherited.
+
+    >>> day = 86400.0
+    >>> [(_end(0.0, job_end) - MARGIN) / day for job_end in (2 * day, 1e9 * day)], _end(0.0, -1.0) / day, _end(0.0, None) / day
+    ([2.0, 3660.0], 90.0, 90.0)
+    """
+    if job_end is None or job_end <= now:
+        return now + VALID_DAYS * 86400
+    return min(job_end, now + MOST_DAYS * 86400) + MARGIN

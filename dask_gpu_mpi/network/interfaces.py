@@ -17,7 +17,7 @@ from dask_gpu_mpi.errors import InputError
 
 __all__ = ["Interface", "choose_addresses", "list_interfaces"]
 
-_FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d+$"))
+_FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
 _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
 
@@ -41,7 +41,7 @@ def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...
     import psutil
 
     try:
-        routes = [line.split() for line in Path(route_file).read_text().splitlines()[1:]]
+        routes = [line.split() for line in Path(route_file).read_text(errors="replace").splitlines()[1:]]
     except OSError:
         routes = []
     states = psutil.net_if_stats()

@@ -150,11 +150,13 @@ def worker_ports(options: Options) -> Sequence[int]:
     chosen = options.worker_options.get("worker_port")
     if chosen is None and options.worker_class == "distributed.Worker":
         chosen = options.worker_options.get("port")
-    first, _, last = str(chosen or 0).partition(":")
     try:
-        return range(int(first), int(last or first) + 1)[:MOST_PORTS] or (0,)
+        first, _, last = str(chosen or 0).partition(":")
+        ports = range(int(first), int(last or first) + 1)
     except ValueError:
-        return (0,)  # the worker's own error is the better one
+        ports = range(0)
+    # otherwise the worker's own error is the better one
+    return ports[:MOST_PORTS] if ports and 0 <= ports[0] <= ports[-1] < 1 << 16 else (0,)
 
 
 def listen_for_peers(address: str, ports: Sequence[int], tokens: Tokens) -> Listener:

@@ -5,20 +5,31 @@ Both sides show a random text that came to them by MPI, so that somebody else's 
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import hmac
+import os
 import secrets
+import selectors
 import socket
-import socketserver
 import struct
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 __all__ = ["CONNECT_TIMEOUT", "Listener", "Reach", "Tokens", "connect_only", "connect_to", "port_problem"]
 
 #: Seconds that a rank tries to connect.
 CONNECT_TIMEOUT = 5.0
+#: Connections that wait to be accepted: all ranks of a large job come at once.
+BACKLOG = 4096
+#: Connections that are waited for at the same time; each takes moments. Descriptors are scarce in a rank.
+MOST_ASKING = 256
+#: Seconds between checks for silent connections, and for the end.
+POLL = 0.05
+#: Times that a rank asks, where the listener hangs up: it does so on those who wait when strangers come in crowds.
+TRIES, PAUSE = 3, 0.1
+_OTHER, _SILENT, _RESET = "something else answers there", "no answer", os.strerror(errno.ECONNRESET)
 _CLOCK = struct.Struct("!d")
 
 
@@ -43,7 +54,9 @@ class Reach:
 
 
 class Listener:
-    """Listens where the scheduler would, and answers who asks with the right text; in threads of its own.
+    """Listens where the scheduler would, and answers who asks with the right text; in a thread of its own.
+
+    Whoever says nothing, or says it slowly, is hung up on after `CONNECT_TIMEOUT`, and before that where too many others wait.
 
     Parameters
     ----------
@@ -66,32 +79,94 @@ class Listener:
     """
 
     def __init__(self, address: str, port: int, tokens: Tokens) -> None:
-        question, answer = tokens.question.encode(), tokens.answer.encode()
-
-        class Handler(socketserver.StreamRequestHandler):
-            timeout = CONNECT_TIMEOUT
-
-            def handle(self) -> None:
-                with contextlib.suppress(OSError):
-                    if hmac.compare_digest(self.rfile.read(len(question)), question):
-                        self.wfile.write(answer + _CLOCK.pack(time.time()))
-
-        class Server(socketserver.ThreadingTCPServer):
-            allow_reuse_address = True
-            daemon_threads = True
-            block_on_close = False
-            request_queue_size = 4096  # all ranks of a large job come at once
-
-        self._server = Server((address, port), Handler)
-        self.port: int = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._question, self._answer = tokens.question.encode(), tokens.answer.encode()
+        self._listening = socket.socket()
+        try:
+            self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listening.bind((address, port))
+            self._listening.listen(BACKLOG)
+        except OSError:
+            self._listening.close()
+            raise
+        self._listening.setblocking(False)
+        self.port: int = self._listening.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        #: By connection, oldest first: until when it may ask, and what it has said so far.
+        self._asking: dict[socket.socket, tuple[float, bytes]] = {}
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._closing.set()
         self._thread.join(1.0)
+
+    def _serve(self) -> None:
+        while not self._closing.is_set():
+            for key, _ in self._selector.select(POLL):
+                if key.fileobj is self._listening:
+                    self._accept()
+                else:
+                    self._hear(cast(socket.socket, key.fileobj))
+            self._hang_up_on_silent()
+        for connection in list(self._asking):
+            self._hang_up(connection)
+        self._selector.close()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except BlockingIOError:  # who asked is gone
+            return
+        except OSError:  # there are no descriptors
+            time.sleep(0.0 if self._make_room() else POLL)
+            return
+        connection.setblocking(False)
+        self._asking[connection] = time.monotonic() + CONNECT_TIMEOUT, b""
+        self._selector.register(connection, selectors.EVENT_READ)
+        if len(self._asking) > MOST_ASKING:
+            self._make_room()
+
+    def _hear(self, connection: socket.socket) -> None:
+        if connection not in self._asking:  # hung up on a moment ago
+            return
+        limit, said = self._asking[connection]
+        try:
+            piece = connection.recv(len(self._question) - len(said))
+            said += piece
+            if piece and len(said) < len(self._question):
+                self._asking[connection] = limit, said
+                return
+            if hmac.compare_digest(said, self._question):
+                connection.send(
+                    self._answer + _CLOCK.pack(time.time())
+                )  # fits into the buffer of every socket
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        self._hang_up(connection)
+
+    def _hang_up_on_silent(self) -> None:
+        now = time.monotonic()
+        for connection, (limit, _) in list(self._asking.items()):
+            if limit > now:
+                return
+            self._hang_up(connection)
+
+    def _make_room(self) -> bool:
+        """Hang up on who is waited for longest; False: there is nobody."""
+        if oldest := next(iter(self._asking), None):
+            self._hang_up(oldest)
+        return oldest is not None
+
+    def _hang_up(self, connection: socket.socket) -> None:
+        del self._asking[connection]
+        self._selector.unregister(connection)
+        connection.close()
 
 
 def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT_TIMEOUT) -> Reach:
@@ -104,8 +179,19 @@ def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT
     tokens : Tokens
         Of this job.
     timeout : float
-        Seconds for each step; all take twice as many at most.
+        Seconds for each step; each of `TRIES` takes twice as many at most.
     """
+    reach = _ask(address, port, tokens, timeout)
+    for _ in range(TRIES - 1):
+        if reach.error not in (_SILENT, _RESET):
+            break
+        time.sleep(PAUSE)
+        again = _ask(address, port, tokens, timeout)
+        reach = reach if again.error else again
+    return replace(reach, error=_OTHER) if reach.error == _SILENT else reach
+
+
+def _ask(address: str, port: int, tokens: Tokens, timeout: float) -> Reach:
     wanted = tokens.answer.encode()
     try:
         with socket.create_connection((address, port), timeout=timeout) as connection:
@@ -125,7 +211,7 @@ def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT
     except OSError as error:
         return Reach(error.strerror or str(error))
     if got[: len(wanted)] != wanted or len(got) != len(wanted) + _CLOCK.size:
-        return Reach("something else answers there")
+        return Reach(_OTHER if got else _SILENT)
     (there,) = _CLOCK.unpack(got[len(wanted) :])
     return Reach("", sent + round_trip / 2 - there, round_trip)
 

@@ -7,27 +7,29 @@ at the end by whoever wrote it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import secrets
 import socket
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.base.safe_paths import located, open_regular, replace
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
+from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_text, read_trusted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 
 __all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
+#: Dask reads a link as a template: no braces.
+_LINK = re.compile(r"https?://[^\s{}]+")
 #: Of the configuration in the file, what is taken: TLS, UCX, and how clients fetch over it.
 _CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.client.direct-to-workers")
 
@@ -40,6 +42,8 @@ class Target:
     address: str
     #: Dask configuration with the credentials; empty without TLS.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
+    #: Link to its dashboard, with the token; empty: it has none; None: that is not known.
+    dashboard: str | None = field(default=None, repr=False)
 
     @property
     def protocol(self) -> str:
@@ -53,7 +57,12 @@ class Target:
 
 
 def write_scheduler_file(
-    path: str, address: str, port: int | None, identity: str, config: dict[str, Any]
+    path: str,
+    address: str,
+    port: int | None,
+    identity: str,
+    config: dict[str, Any],
+    dashboard: str | None = None,
 ) -> None:
     """Write the file, mode 0600, by rename.
 
@@ -68,19 +77,10 @@ def write_scheduler_file(
         "address": address,
         "services": {} if port is None else {"dashboard": port},
         "workers": {},
-        CREDENTIALS_KEY: {"config": config, "host": socket.gethostname()},
+        CREDENTIALS_KEY: {"config": config, "host": socket.gethostname(), "dashboard": dashboard or ""},
     }
-    target = Path(path).absolute()
     try:
-        # mkstemp makes the file with mode 0600
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(content, file, indent=1)
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        replace(path, json.dumps(content, indent=1).encode(), 0o600)
     except OSError as error:
         raise InputError(
             f"the scheduler file {path!r} can't be written ({error.strerror}). Fix: give another path with scheduler_file "
@@ -90,11 +90,12 @@ def write_scheduler_file(
 
 def remove_scheduler_file(path: str, identity: str) -> None:
     """Remove the file, if it is still the one that this job wrote."""
-    try:
-        if json.loads(Path(path).read_text()).get("id") == identity:
-            os.unlink(path)
-    except (OSError, ValueError):
-        pass
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError),
+        located(path) as (folder, name),
+    ):
+        if json.loads(read_text(open_regular(folder, name)))["id"] == identity:
+            os.unlink(name, dir_fd=folder)
 
 
 def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
@@ -114,6 +115,9 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
         ours = content.get(CREDENTIALS_KEY, {})
         host = str(ours.get("host", socket.gethostname()))
         config = _of_connection(ours.get("config", {}))
+        dashboard = ours.get("dashboard")
+        if dashboard and not _LINK.fullmatch(dashboard):
+            raise ValueError(dashboard)
     except FileNotFoundError:
         raise InputError(
             f"no scheduler file {name}. Fix: start the cluster with --scheduler-file first, and wait for the file"
@@ -134,7 +138,7 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
             f"{socket.gethostname()}. Fix: start it with an interface that others reach (--interface), or connect from {host}"
         )
-    return Target(address, config)
+    return Target(address, config, dashboard)
 
 
 def _of_connection(config: dict[str, Any]) -> dict[str, Any]:
@@ -196,6 +200,7 @@ def _check_open_cluster(target: Target, options: Options) -> None:
 
 
 def _origin(options: Options) -> str:
-    return (
-        "security=True (--security)" if "security" in options.explicit else "protocol='tls' (--protocol tls)"
-    )
+    if "security" in options.explicit:
+        return "security=True (--security)"
+    name = Protocol.UCX if options.worker_ucx is WorkerUcx.ALL else Protocol.TLS
+    return f"protocol={name!r} (--protocol {name})"

@@ -12,8 +12,9 @@ import contextlib
 import copy
 import importlib
 import os
+import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
+    "aside",
+    "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
     "hidden_transports",
     "import_ucx",
     "install_hooks",
     "load_library",
+    "missing_ucx",
     "shown_transports",
     "start_ucx",
     "start_ucx_aside",
@@ -40,9 +44,35 @@ __all__ = [
     "without_gpu_transports",
 ]
 
+#: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
+PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 SECTION = "distributed-ucxx"
 #: Where Dask's configuration may configure UCX: that, and distributed's name from before.
 SECTIONS = (SECTION, "distributed.comm.ucx")
+
+
+def missing_ucx(*, device_memory: bool) -> str:
+    """Why the workers of this environment can't use UCX, with the fix; empty: they can. Imports nothing of it.
+
+    Parameters
+    ----------
+    device_memory : bool
+        Whether it is for memory of GPUs, which RMM allocates.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+    from importlib.util import find_spec
+
+    for name in (PACKAGE, "rmm") if device_memory else (PACKAGE,):
+        if find_spec(name) is None:
+            package = name.replace("_", "-")
+            extras = "'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]'"
+            return f"{package} is not installed. Fix: pip install {extras}, to match the driver"
+    for name in LIBUCX:
+        with contextlib.suppress(PackageNotFoundError):
+            found = version(name)
+            if tuple(map(int, re.findall(r"[0-9]+", found)[:2])) >= LIBUCX_LIMIT:
+                return f"UCXX does not work with {name} {found}. Fix: pip install '{name}<1.22'"
+    return ""
 
 
 def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +98,7 @@ def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:
     if any(worker_options.get(switch) is not None for switch in SWITCHES):
         priority = "rdmacm" if worker_options.get("enable_rdmacm") else "tcp"
         config["distributed-ucxx.environment.sockaddr-tls-priority"] = priority
-    return _users_numbers() | config
+    return configured_numbers() | config
 
 
 #: Bytes that a worker asks of another at a time, and what distributed has for it: 40 ms of a fast Ethernet, 0.1 ms of NVLink.
@@ -84,7 +114,7 @@ def transfer_config() -> dict[str, Any]:
     return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
 
 
-def _users_numbers() -> dict[str, Any]:
+def configured_numbers() -> dict[str, Any]:
     """What the user configured for UCX's environment as numbers or booleans, as texts: distributed-ucxx fails with others."""
     import dask
 
@@ -250,12 +280,17 @@ def start_ucx() -> None:
 
 
 def start_ucx_aside() -> asyncio.Future[None]:
-    """`start_ucx` in a thread of its own, which the end of the process does not wait for, should UCX hang.
+    """`start_ucx`, `aside`."""
+    return aside(start_ucx)
+
+
+def aside(function: Callable[[], None]) -> asyncio.Future[None]:
+    """Call `function` in a thread of its own, which the end of the process does not wait for, should UCX hang.
 
     Returns
     -------
     asyncio.Future
-        Of the running event loop; done when UCX is. What it raised is raised where it is awaited, and nowhere else.
+        Of the running event loop; done when the function is. What it raised is raised where it is awaited, and nowhere else.
     """
     import asyncio  # ranks, which only ask for `connection_config`, do without it
 
@@ -274,7 +309,7 @@ def start_ucx_aside() -> asyncio.Future[None]:
     def run() -> None:
         error: Exception | None = None
         try:
-            start_ucx()
+            function()
         except Exception as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile

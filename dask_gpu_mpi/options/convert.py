@@ -11,6 +11,7 @@ import math
 import operator
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -159,6 +160,8 @@ def _int(option: Option, value: Any, source: Source) -> int:
             raise ValueError
         value = int(value)
     number = operator.index(value)  # takes numpy's integers and no float
+    if abs(number) >= 1 << 63:  # no message could show one of thousands of digits
+        raise _Unexpected("an integer below 2**63")
     low = -math.inf if option.minimum is None else option.minimum
     high = math.inf if option.maximum is None else option.maximum
     if not low <= number <= high:
@@ -197,11 +200,11 @@ def _json(option: Option, value: Any, source: Source) -> dict[str, Any]:
 
 def _parse_json(text: str) -> Any:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        names = [name for name, _ in pairs]
-        for name in names:
-            if names.count(name) > 1:
-                raise _Unexpected(f"JSON with each name once, found the name {show(name)} twice")
-        return dict(pairs)
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+            raise _Unexpected(f"JSON with each name once, found the name {show(twice)} twice")
+        return found
 
     try:
         return json.loads(text, object_pairs_hook=unique)

@@ -19,7 +19,11 @@ def import_config() -> Any:
     """
     try:
         import dask.config
-    except ValueError as error:
+    except (
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ) as error:  # the latter of a variable that is nested too deeply
         raise InputError(
             f"Dask's configuration can't be read: {' '.join(str(error).split())}. Fix: correct or remove that file"
         ) from None

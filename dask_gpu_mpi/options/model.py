@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from .protocols import Protocol
+from .protocols import Protocol, WorkerUcx
 
 __all__ = ["DASHBOARD_ADDRESS", "Kind", "Option", "Options", "Source"]
 
@@ -78,7 +78,8 @@ class Options:
     """The options of a rank, with every default filled in; times in seconds.
 
     The fields are the options of `dask_gpu_mpi.options.table.OPTIONS`, except ``nanny`` (which has become the `worker_class`) and
-    ``exclusive_workers`` (the `layout`); `security` and `protocol` agree with each other.
+    ``exclusive_workers`` (the `layout`). `security` and `protocol` agree with each other; `protocol` is what all processes speak,
+    and `worker_ucx` what workers use beside it.
     """
 
     interface: str | None = None
@@ -88,6 +89,7 @@ class Options:
     dashboard: bool = True
     dashboard_address: str = DASHBOARD_ADDRESS
     protocol: Protocol = Protocol.TLS
+    worker_ucx: WorkerUcx = WorkerUcx.AUTO
     worker_class: str | type = "auto"
     worker_options: dict[str, Any] = field(default_factory=dict)
     comm: Any = None

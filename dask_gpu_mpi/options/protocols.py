@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Protocol"]
+__all__ = ["AUTO", "Protocol", "WorkerUcx"]
+
+#: What `protocol` may be besides: TLS, with UCX beside it for GPU memory where every rank can.
+AUTO = "auto"
 
 
 class Protocol(StrEnum):
@@ -46,6 +49,21 @@ class Protocol(StrEnum):
         """
         scheme, separator, _ = address.partition("://")
         return cls(scheme) if separator and scheme in list(cls) else None
+
+    def __repr__(self) -> str:
+        """As any text: messages show values so."""
+        return repr(self.value)
+
+
+class WorkerUcx(StrEnum):
+    """What goes over UCX between workers whose connections are TLS (`network.ucx_comm`): authenticated, and not encrypted."""
+
+    #: Nothing.
+    OFF = "no"
+    #: Memory of GPUs, where every rank can: what nobody can take for code.
+    AUTO = "auto"
+    #: Everything large, host memory too; a rank that can't is an error.
+    ALL = "yes"
 
     def __repr__(self) -> str:
         """As any text: messages show values so."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
@@ -15,7 +16,7 @@ from dask_gpu_mpi.errors import OptionError
 
 from .hints import show
 from .model import Source
-from .protocols import Protocol
+from .protocols import AUTO, Protocol, WorkerUcx
 
 __all__ = ["SWITCHES", "settle"]
 
@@ -47,7 +48,12 @@ def settle(
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
     _scheduler(values, origins, given)
-    return (*notes, *_security(values, origins, given), *_ucx(values, origins))
+    return (
+        *notes,
+        *_security(values, origins, given),
+        *_dashboard(values, origins),
+        *_ucx(values, origins),
+    )
 
 
 def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[str]:
@@ -110,48 +116,125 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
 
 def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[str]:
     """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
-    security, where = values["security"], origins.get("security", "")
-    protocol = None if values["protocol"] is None else Protocol(values["protocol"])
+    security = values["security"]
+    if values["protocol"] == AUTO:  # as if it were not set
+        values["protocol"] = None
+        origins.pop("protocol", None)
+    chosen = None if values["protocol"] is None else Protocol(values["protocol"])
+    is_chosen = chosen is not None
+    notes: list[str] = []
     address = values["scheduler_address"] or ""
     if "://" in address:
-        scheme = Protocol.of(address)
-        if scheme is None:
-            raise OptionError(
-                f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
-                f"(expected one of {', '.join(Protocol)})"
-            )
-        if protocol not in (None, scheme) and "protocol" in given:
-            raise OptionError(
-                f"{origins['protocol']}: {protocol!r} is not the protocol of the scheduler at {address!r}. "
-                f"Fix: protocol={scheme!r}, or none"
-            )
-        protocol, origins["protocol"] = scheme, origins["scheduler_address"]
+        chosen = _of_address(values, chosen, origins, given, notes)
         given |= {"protocol"}
-    notes: list[str] = []
-    if protocol is Protocol.UCX:
+    values["worker_ucx"] = WorkerUcx.OFF
+    if chosen is Protocol.UCX:
+        values["protocol"] = _with_ucx(values, origins, notes)
+    else:
+        values["protocol"] = _without_ucx(chosen, security, origins, given)
+        if not is_chosen and security is None and values["protocol"] is Protocol.TLS:
+            values["worker_ucx"] = WorkerUcx.AUTO
+    values["security"] = values["protocol"].encrypts
+    return notes
+
+
+def _of_address(
+    values: dict[str, Any],
+    chosen: Protocol | None,
+    origins: dict[str, str],
+    given: frozenset[str],
+    notes: list[str],
+) -> Protocol:
+    """The protocol of the running scheduler, with which the user's must agree."""
+    address = values["scheduler_address"]
+    scheme = Protocol.of(address)
+    if scheme is None:
+        raise OptionError(
+            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
+            f"(expected one of {', '.join(Protocol)})"
+        )
+    if chosen is Protocol.UCX and scheme is Protocol.TLS:
+        return chosen  # which speaks TLS with the scheduler
+    if chosen not in (None, scheme) and "protocol" in given:
+        raise OptionError(
+            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}. "
+            f"Fix: protocol={scheme!r}, or none"
+        )
+    if values["security"] and not scheme.encrypts and "security" not in given:
         # Refused wherever it is set: encryption that the user asks for is never dropped silently.
-        if security:
-            raise OptionError(
-                f"{origins['protocol']}: 'ucx' cannot encrypt, but {where} asks for encryption. Fix: protocol='tls', or "
-                "security=False (--no-security) on a network that you trust"
-            )
-        if security is None:
-            notes.append(
-                "the protocol 'ucx' can't encrypt: everyone on the network can reach this cluster and run code as you"
-            )
-    elif protocol is not None and security is not None and security != protocol.encrypts:
+        raise OptionError(
+            f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} asks for "
+            "encryption. Fix: a cluster with TLS, or security=False (--no-security) on a network that you trust"
+        )
+    if chosen is Protocol.TLS and not scheme.encrypts and values["security"] is None:
+        notes.append(
+            f"{origins['protocol']}: no effect: the scheduler at {address!r} is not encrypted, and everyone on the network can "
+            "reach it and run code as you. Fix: a cluster with TLS"
+        )
+    origins["protocol"] = origins["scheduler_address"]
+    return scheme
+
+
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[str]) -> Protocol:
+    """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
+    if values["security"]:
+        raise OptionError(
+            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: "
+            "protocol='tls', or 'ucx' without security, for data between workers that is authenticated and not encrypted"
+        )
+    if values["security"] is False:
+        return Protocol.UCX
+    if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
+        notes.append(
+            "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+        )
+        return Protocol.UCX
+    values["worker_ucx"] = WorkerUcx.ALL
+    return Protocol.TLS
+
+
+def _without_ucx(
+    chosen: Protocol | None, security: bool | None, origins: dict[str, str], given: frozenset[str]
+) -> Protocol:
+    """TLS or TCP, as `protocol` and `security` say together."""
+    if chosen is not None and security is not None and security != chosen.encrypts:
         if ("protocol" in given) == ("security" in given):
-            fact = "is encrypted" if protocol.encrypts else "is not encrypted"
+            fact = "is encrypted" if chosen.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {protocol!r} {fact}, but {where} is {security}. Fix: set one of them, "
+                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}. Fix: set one of them, "
                 "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
             )
         if "security" in given:
-            protocol = None
-    if protocol is None:
-        protocol = Protocol.TCP if security is False else Protocol.TLS
-    values["protocol"], values["security"] = protocol, protocol.encrypts
-    return notes
+            chosen = None
+    if chosen is None:
+        return Protocol.TCP if security is False else Protocol.TLS
+    return chosen
+
+
+def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+    """A warning where the dashboard is opened to the network."""
+    address = values["dashboard_address"]
+    if not (values["dashboard"] and values["scheduler"]) or address is None or _is_loopback(address):
+        return []
+    port = address.rpartition(":")[2]
+    tunnel = f"ssh -L {port}:localhost:{port} NODE"
+    return [
+        f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: the token that opens it "
+        f"crosses that in clear. Fix: leave the option out, and use a tunnel ({tunnel})"
+    ]
+
+
+def _is_loopback(address: str) -> bool:
+    """Whether ``HOST:PORT`` is reached from its own node only.
+
+    >>> [_is_loopback(address) for address in ("127.0.0.1:8787", "[::1]:0", "localhost:8787", ":8787", "node1:8787")]
+    [True, True, True, False, False]
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
@@ -162,7 +245,7 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     if not on or (not values["scheduler"] and "protocol" not in origins):
         return []
     where = origins["worker_options"]
-    if values["protocol"] is not Protocol.UCX:
+    if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
         return [
             f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}. "
             "Fix: protocol='ucx' (--protocol ucx), or leave it out"

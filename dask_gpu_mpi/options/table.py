@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .model import DASHBOARD_ADDRESS, Option
-from .protocols import Protocol
+from .protocols import AUTO, Protocol
 
 __all__ = ["OPTIONS"]
 
@@ -38,16 +38,18 @@ _TABLE = (
            "Deprecated: use --worker-class distributed.Nanny or distributed.Worker.",
            ("--nanny/--no-nanny",), config=False),
     Option("dashboard", "bool", True,
-           "Whether the scheduler serves the dashboard.",
+           "Whether the scheduler serves the dashboard, which the token in the printed link opens. If not, nothing "
+           "listens for HTTP.",
            ("--dashboard/--no-dashboard",)),
     Option("dashboard_address", "listen", None,
            f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
-           "interfaces, open to everyone on the network.",
+           "interfaces, and the token crosses the network in clear.",
            ("--dashboard-address",)),
     Option("protocol", "choice", None,
-           "Network protocol of Dask: tls (the default), tcp (open to everyone on the network) or ucx "
-           "(GPU to GPU, and open as well).",
-           ("--protocol",), choices=tuple(Protocol)),
+           "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
+           "every rank can. tls: everything encrypted. ucx: tls, with all large data between workers over UCX. tcp: open to "
+           "everyone on the network.",
+           ("--protocol",), choices=(AUTO, *Protocol)),
     Option("worker_class", "class", "auto",
            "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
            "GPUs, distributed.Nanny without.",
@@ -90,8 +92,8 @@ _TABLE = (
            expected="letters, digits and . _ + - (the name becomes part of file names)"),
     # dask-gpu-mpi's own
     Option("security", "bool", None,
-           "Whether connections are encrypted and authenticated, with certificates made for this job. "
-           "Default: yes, unless the protocol can't.",
+           "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated "
+           "always, encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
            ("--security/--no-security",)),
     Option("layout", "choice", "shared",
            "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def refuse_children() -> None:
         This is one. Raised here and now: the other ranks are in the cluster of the rank.
     """
     rank = os.environ.get(RANK_PID, "")
-    launched = launchers.detect(os.environ) if rank.isdigit() else None
+    launched = launchers.detect(os.environ) if re.fullmatch(r"[0-9]{1,18}", rank) else None
     if launched is not None and is_child_of(int(rank)):
         size = "" if launched.size is None else f" of {launched.size}"
         raise InputError(

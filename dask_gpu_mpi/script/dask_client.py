@@ -8,10 +8,19 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.network.dashboard_link import link_template
+
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["abandon_clients", "close_clients", "has_lost_client", "shut_down_once", "silence_dask"]
+__all__ = [
+    "abandon_clients",
+    "client_with_link",
+    "close_clients",
+    "has_lost_client",
+    "shut_down_once",
+    "silence_dask",
+]
 
 
 def silence_dask() -> list[logging.Logger]:
@@ -80,3 +89,25 @@ def shut_down_once() -> None:
 
     once.once = True  # type: ignore[attr-defined]
     Client.shutdown = once  # type: ignore[method-assign]
+
+
+def client_with_link(link: str | None) -> type[Client]:
+    """Dask's ``Client``, whose ``dashboard_link`` is this one, whatever other clients there are; None: as Dask makes it."""
+    import dask
+    from distributed import Client
+
+    if link is None:
+        return Client
+    known = link
+
+    class ClientWithLink(Client):
+        """Dask's, which knows the token of its dashboard."""
+
+        @property
+        def dashboard_link(self) -> Any:
+            """Link to the dashboard, with its token."""
+            template: str = dask.config.get("distributed.dashboard.link")
+            with dask.config.set({"distributed.dashboard.link": link_template(known, template)}):
+                return super().dashboard_link
+
+    return ClientWithLink

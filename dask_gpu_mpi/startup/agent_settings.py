@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import sys
 from typing import Any
@@ -12,7 +13,7 @@ from dask_gpu_mpi.workers.settings import WorkerSettings
 
 from .messages import Start
 
-__all__ = ["configuration", "grace", "scheduler_settings", "worker_settings"]
+__all__ = ["configuration", "grace", "has_dashboard", "scheduler_settings", "worker_settings"]
 
 
 def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
@@ -24,6 +25,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         local_directory=options.local_directory,
         protocol=options.protocol,
         log_level=options.log_level,
+        worker_ucx=options.worker_ucx,
         dask_config=dict(loaded.config) if loaded is not None else {},
         grace=grace(options),
         shutdown_timeout=options.shutdown_timeout,
@@ -39,17 +41,23 @@ def grace(options: Options) -> float:
     return min(2.0, options.shutdown_timeout / 2)
 
 
+def has_dashboard(options: Options) -> bool:
+    """Whether the user wants one, and its pages can be made."""
+    return options.dashboard and importlib.util.find_spec("bokeh") is not None
+
+
 def scheduler_settings(
-    options: Options, listen: str, config: dict[str, Any], device: str
+    options: Options, listen: str, config: dict[str, Any], device: str, token: str
 ) -> SchedulerSettings:
-    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX."""
+    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX, `token`: of the dashboard."""
     return SchedulerSettings(
         host=listen,
         port=options.scheduler_port or 0,
         protocol=options.protocol,
-        dashboard=options.dashboard,
+        dashboard=has_dashboard(options),
         dashboard_address=options.dashboard_address,
         config=config,
+        token=token,
         device=device,
     )
 
@@ -63,4 +71,5 @@ def worker_settings(options: Options, start: Start) -> WorkerSettings:
         death_timeout=max(options.startup_timeout, start.limit),
         delay=start.delay,
         device_memory=start.device_memory,
+        ucx=start.ucx,
     )

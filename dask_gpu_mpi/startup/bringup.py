@@ -39,6 +39,7 @@ from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
+from .transport import obstacle
 
 __all__ = [
     "WITHOUT_OPTIONS",
@@ -167,6 +168,7 @@ class Bringup:
                 options.interface,
                 shared,
                 has_client=context.has_client,
+                without_ucx=obstacle(options, gpus=bool(inventory.gpus)),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)
@@ -202,7 +204,7 @@ class Bringup:
             self._check(rank)
         preparation: Preparation | None = None
         if rank == COORDINATOR:
-            preparation = prepare_job(options)  # while the agent imports
+            preparation = prepare_job(options, context.environ)  # while the agent imports
             self._timeline.lap("configuration, credentials")
         if rank == expected_client(options):
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()

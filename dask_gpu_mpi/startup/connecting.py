@@ -7,8 +7,9 @@ import queue
 import threading
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.node_pairs import Lost, connect_to_peers, listen_for_peers, worker_ports
-from dask_gpu_mpi.network.reachability import Listener, connect_only, connect_to
+from dask_gpu_mpi.network.reachability import Listener, Reach, connect_only, connect_to
 from dask_gpu_mpi.options.model import Options
 
 from .messages import Connect, Listen, Listening
@@ -67,7 +68,15 @@ class Connecting:
         host, _, port = to.scheduler.rpartition(":")
         host = host.strip("[]")
         place = (host, int(port))
-        error = connect_to(*place, to.tokens).error if to.tokens else connect_only(*place)
+        reach = connect_to(*place, to.tokens) if to.tokens else Reach(connect_only(*place))
+        error = reach.error
+        if not error and self._options.protocol.encrypts and reach.ahead < -BACKDATED:
+            text = (
+                f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({to.where}): the job's "
+                "certificate is not valid here yet. Fix: set the clocks by NTP or chrony, or leave this node out of the job"
+            )
+            self._results.put(Failure(text, 2))
+            return
         if error:
             text = (
                 f"could not reach the scheduler's host at {to.scheduler} ({to.where}): {error}. Fix: choose a network that leads "

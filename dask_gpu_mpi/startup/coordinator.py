@@ -15,7 +15,7 @@ Any FAILED, or the deadline, ends in one report and FAIL to all.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
@@ -25,7 +25,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
@@ -34,6 +34,7 @@ from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
 from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
+from .transport import choose_ucx
 
 __all__ = ["Coordinator", "Job"]
 
@@ -58,6 +59,8 @@ class Job:
     configured: Collection[str] = ()
     #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
+    #: What the user wants workers to send each other over UCX.
+    ucx: WorkerUcx = WorkerUcx.OFF
 
 
 class Coordinator(FailureCoordinator):
@@ -95,6 +98,8 @@ class Coordinator(FailureCoordinator):
         self._ready: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
+        #: What goes over UCX between workers, and the line for the user.
+        self._ucx = (WorkerUcx.OFF, "")
         self._cluster: Cluster | None = None
 
     def handle(self, event: Event, now: float) -> bool:
@@ -153,6 +158,7 @@ class Coordinator(FailureCoordinator):
             plan = self._job.plan(inventories, any(each.has_client for each in found))
             check_client(found, plan.client.rank)
             self._listen = self._choose_addresses(found, machines)
+            self._ucx = self._choose_ucx(found, plan)
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
@@ -175,6 +181,13 @@ class Coordinator(FailureCoordinator):
             self._test.listen(plan, self._listen)
         else:
             self._start_scheduler()
+
+    def _choose_ucx(self, found: Sequence[Registration], plan: Plan) -> tuple[WorkerUcx, str]:
+        target = self._job.target
+        if target is not None and Protocol.of(target.address) is not Protocol.TLS:
+            return WorkerUcx.OFF, ""
+        obstacles = {rank: each.without_ucx for rank, each in enumerate(found)}
+        return choose_ucx(self._job.ucx, plan, obstacles, attaches=target is not None)
 
     def _choose_addresses(
         self, found: Sequence[Registration], machines: Sequence[str]
@@ -230,6 +243,7 @@ class Coordinator(FailureCoordinator):
                 is_client=rank == plan.client.rank,
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
+                ucx=self._ucx[0],
             )
             before += len(workers)
             self._send(rank, Kind.START, start)
@@ -237,7 +251,8 @@ class Coordinator(FailureCoordinator):
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
-        full = Cluster(self._cluster.address, self._cluster.dashboard, self.plan, self._config)
+        full = replace(self._cluster, plan=self.plan, transport=self._ucx[1], config=self._config)
+        part = Cluster(self._cluster.address, None)
         for rank in range(1, self.size):
-            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else self._cluster)
+            self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)
         self.outcome = full

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer
@@ -11,6 +13,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
+from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 
@@ -28,7 +31,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
         Its agent refuses the options, NVML does not respond, or a signal came.
     """
     # First: an error of the agent may be why the GPUs are not known.
-    await_agent(agent, context)
+    scratch = await_agent(agent, context)
     context.timeline.lap("wait for the agent")
     inventory = take_inventory(
         rank,
@@ -43,16 +46,22 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
             context.deadline - nvml_grace(options.startup_timeout),
         ),
     )
+    if folder := exposed_folder(os.path.dirname(scratch)):
+        warning = (
+            f"host {context.host}: {exposed_text(folder)}. Fix: chmod +t {folder}, or another directory by local_directory "
+            "(--local-directory)"
+        )
+        inventory = replace(inventory, warnings=(*inventory.warnings, warning))
     context.timeline.lap("inventory")
     return inventory
 
 
-def await_agent(agent: AgentProcess, context: StartContext) -> None:
-    """Wait until the agent has imported, and has accepted the options."""
+def await_agent(agent: AgentProcess, context: StartContext) -> str:
+    """Wait until the agent has imported, and has accepted the options; its scratch directory."""
     while time.monotonic() < context.deadline:
         for kind, *payload in agent.events(0.05):
             if kind == Answer.PREPARED:
-                return
+                return str(payload[0])
             if kind == Answer.FAILED:
                 raise Failure(*payload).error(reported=False)
         if agent.lost:

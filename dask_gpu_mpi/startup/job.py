@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dask_gpu_mpi.base.timeline import Timeline, check_path
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config
 from dask_gpu_mpi.options.model import Options
@@ -32,12 +34,15 @@ class Preparation:
     credentials: dict[str, Any] | None = field(repr=False)
 
 
-def prepare_job(options: Options) -> Preparation:
+def prepare_job(options: Options, environ: Mapping[str, str]) -> Preparation:
     """Read what the user has configured (where that is anything of the kind, it imports Dask), and generate the credentials."""
-    configured = configured_keys()
-    return Preparation(
-        configured, _generate_credentials() if options.scheduler and options.protocol.encrypts else None
-    )
+    if not (options.scheduler and options.protocol.encrypts):
+        return Preparation(configured_keys(), None)
+    # A batch system that has to be asked may take seconds.
+    with ThreadPoolExecutor(1) as pool:
+        job_end = pool.submit(end_time, environ)
+        configured = configured_keys()
+        return Preparation(configured, _generate_credentials(job_end))
 
 
 def make_job(options: Options, preparation: Preparation, timeline: Timeline, host: str) -> Job:
@@ -68,6 +73,7 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline, hos
         target=target,
         configured=preparation.configured,
         patient="startup_timeout" not in options.explicit,
+        ucx=options.worker_ucx,
     )
 
 
@@ -77,7 +83,7 @@ def _credentials(options: Options, preparation: Preparation) -> Callable[[], dic
     return lambda: preparation.credentials or {}
 
 
-def _generate_credentials() -> dict[str, Any]:
+def _generate_credentials(job_end: Future[float | None]) -> dict[str, Any]:
     from dask_gpu_mpi.network.credentials import make_credentials
 
-    return make_credentials().dask_config()
+    return make_credentials(job_end=job_end.result()).dask_config()

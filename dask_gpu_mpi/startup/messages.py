@@ -14,6 +14,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -80,6 +81,8 @@ class Registration:
     failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
+    #: Why its workers can't use UCX; empty: they can, or need not.
+    without_ucx: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,8 @@ class Start:
     delay: float = 0.0
     #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     limit: float = 0.0
+    #: What the workers send each other over UCX.
+    ucx: WorkerUcx = WorkerUcx.OFF
 
 
 @dataclass(frozen=True)
@@ -144,10 +149,12 @@ class Cluster:
 
     #: The scheduler's.
     address: str
-    #: Link to the dashboard.
-    dashboard: str | None
+    #: Link to the dashboard, with its token, for the client rank.
+    dashboard: str | None = field(repr=False)
     #: For the client rank.
     plan: Plan | None = None
+    #: For the client rank: how workers exchange data, where that is worth a line.
+    transport: str = ""
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
 

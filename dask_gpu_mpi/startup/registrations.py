@@ -20,6 +20,7 @@ GATHER_FAILURES = 1.0
 SHARED = (
     "layout",
     "protocol",
+    "worker_ucx",
     "scheduler",
     "scheduler_rank",
     "client_rank",
@@ -29,6 +30,10 @@ SHARED = (
     "name",
     "nthreads",
 )
+
+
+#: What messages call a field that is no option of its own.
+NAMES = {"worker_ucx": "protocol (UCX between workers)"}
 
 
 class FailureCoordinator:
@@ -129,7 +134,7 @@ class FailureCoordinator:
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
     """The options that must be the same on all ranks, as (name, value)."""
-    return tuple((name, getattr(options, name)) for name in SHARED)
+    return tuple((NAMES.get(name, name), getattr(options, name)) for name in SHARED)
 
 
 def check_agreement(registrations: Sequence[Registration]) -> None:

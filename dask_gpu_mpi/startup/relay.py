@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from typing import Any
 
@@ -10,10 +9,12 @@ from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
+from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
 
-from .agent_settings import scheduler_settings, worker_settings
+from .agent_settings import has_dashboard, scheduler_settings, worker_settings
 from .channels import Channels, Event
 from .connecting import Connecting
 from .messages import COORDINATOR, Kind, Start
@@ -30,6 +31,8 @@ class SchedulerStart:
         self._host = host
         #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
         self._config: dict[str, Any] | None = None
+        #: Of the job's dashboard.
+        self._token = make_token()
         #: Path and scheduler id of the scheduler file, once it is written.
         self.file: tuple[str, str] | None = None
 
@@ -41,23 +44,25 @@ class SchedulerStart:
     def start(self, listen: str, config: dict[str, Any], device: str) -> None:
         """Have the agent start it."""
         self._config = config
-        self._channels.order(Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device))
+        self._channels.order(
+            Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device, self._token)
+        )
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:
         """It is up: write the scheduler file, and report its address."""
+        link = dashboard_link(self._options, self._host, http_port, self._token)
         try:
-            self._write_file(address, http_port, identity)
+            self._write_file(address, http_port, identity, link)
         except InputError as error:
             self._channels.send(COORDINATOR, Kind.FAILED, Failure.of(error))
         else:
-            link = dashboard_link(self._options, self._host, http_port)
             self._channels.send(COORDINATOR, Kind.ADDRESS, (address, link))
 
-    def _write_file(self, address: str, http_port: int | None, identity: str) -> None:
+    def _write_file(self, address: str, http_port: int | None, identity: str, link: str | None) -> None:
         path = self._options.scheduler_file
         if not path:
             return
-        write_scheduler_file(path, address, http_port, identity, self._config or {})
+        write_scheduler_file(path, address, http_port, identity, self._config or {}, link)
         self.file = (os.path.abspath(path), identity)
         self._channels.order(Order.SCHEDULER_FILE, self.file)
 
@@ -140,9 +145,10 @@ class Relay:
         self._channels.send(COORDINATOR, Kind.READY, steps)
 
 
-def dashboard_link(options: Options, host: str, port: int | None) -> str | None:
-    """Where the dashboard is, for people; None: nowhere."""
-    if not options.dashboard or port is None or importlib.util.find_spec("bokeh") is None:
+def dashboard_link(options: Options, host: str, port: int | None, token: str) -> str | None:
+    """Where the dashboard is, with what opens it, for people; None: nowhere."""
+    if port is None or not has_dashboard(options):
         return None
     listens = options.dashboard_address.rpartition(":")[0] or host
-    return f"http://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status"
+    scheme = "https" if is_configured("distributed.scheduler.dashboard.tls.cert") else "http"
+    return add_token(f"{scheme}://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status", token)

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+from dask_gpu_mpi.base.safe_paths import make_folder
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
@@ -118,7 +119,7 @@ def _make_directory(plan: WorkerPlan, directory: str | None) -> None:
     """RMM writes its logs into this directory, and ends the worker where there is none."""
     try:
         if directory:
-            os.makedirs(directory, exist_ok=True)
+            make_folder(directory)
     except OSError as error:
         raise InputError(
             f"worker_options: rmm_log_directory {directory!r} can't be made on {plan.host} ({error.strerror}; expected a "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from .cuda_worker import make_cuda_worker, options_of_device
@@ -17,6 +18,10 @@ from .worker_class import is_cuda_worker, worker_class_for
 from .worker_options import normalise_worker_options
 
 __all__ = ["make_worker"]
+
+#: Least bytes of host memory that go over UCX where the user wants that: below, TLS is as fast.
+LARGE = 65536
+LOOPBACK = "127.0.0.1"
 
 
 def make_worker(
@@ -68,7 +73,9 @@ def make_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    plugins = plugins_of(plan, configuration.log_directory)
+    plugins = [*plugins_of(plan, configuration.log_directory)]
+    if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
+        plugins += _ucx_plugin(plan, settings)
     if is_cuda_worker(cls):
         options = options_of_device(options, settings.device_memory.get(plan.devices[0], 0))
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
@@ -86,6 +93,16 @@ def make_worker(
     # a CPU worker is to make no context either
     with users_config() if plan.kind == "gpu" else nullcontext():
         return cls(settings.address, **_merge(ours, options))
+
+
+def _ucx_plugin(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
+    """What has the worker offer UCX to others. Not a CPU worker beside GPU workers, which must not touch their devices."""
+    if settings.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.device_memory):
+        return
+    from .plugins import UcxBetweenWorkers
+
+    host_frames = LARGE if settings.ucx is WorkerUcx.ALL else 0
+    yield UcxBetweenWorkers(host_frames, loopback=settings.host == LOOPBACK)
 
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.network.certificates import clock_problem
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
@@ -142,7 +143,8 @@ class _Worker:
                 cause = cause.__cause__
             gpu = f" (GPU {plan.device})" if plan.device else ""
             output = next(filter(None, (logs.last_output(scratch, pid) for pid in sorted(pids))), "")
-            text = f"worker {plan.name}{gpu} did not start: {type(cause).__name__}: {cause}"
+            why = clock_problem(str(cause)) or f"{type(cause).__name__}: {cause}"
+            text = f"worker {plan.name}{gpu} did not start: {why}"
             raise DaskGpuMpiError(text + (f"; its last output:\n{output}" if output else "")) from error
         finally:
             watch.cancel()

@@ -14,10 +14,14 @@ import logging
 import mmap
 import os
 import re
+import socket
 import sys
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from dask_gpu_mpi.base.safe_paths import open_to_append
+from dask_gpu_mpi.errors import InputError
 
 __all__ = ["last_output", "log_to_file", "set_ending", "set_up"]
 
@@ -127,10 +131,22 @@ def last_output(scratch: str, pid: int | None, lines: int = _LINES) -> str:
 
 
 def log_to_file(directory: str, name: str) -> None:
-    """Log to a file of this name in the user's log directory, from here on."""
-    os.makedirs(directory, exist_ok=True)
+    """Log to a file of this name in the user's log directory, from here on.
+
+    Raises
+    ------
+    InputError
+        It can't be written.
+    """
     path = os.path.join(directory, re.sub(r"[^\w.+-]", "_", name) + ".log")
-    handler = logging.FileHandler(path, **_ANY_TEXT)
+    try:
+        file = open(open_to_append(path, make=True), "a", **_ANY_TEXT)  # noqa: SIM115
+    except OSError as error:
+        raise InputError(
+            f"the log file {path!r} can't be written on {socket.gethostname()} ({error.strerror}). Fix: another directory by "
+            "log_directory (--log-directory)"
+        ) from None
+    handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter(_FORMAT))
     for each in _NAMES:
         logger = logging.getLogger(each)

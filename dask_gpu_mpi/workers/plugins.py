@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
@@ -17,16 +18,22 @@ from .logs import log_to_file
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["Label", "LogFile", "plugins_of"]
+__all__ = ["KeylessDump", "Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
 
 
 def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
-    """What runs inside this worker: the label on its tasks' exceptions, and its log file, if there is a log directory."""
+    """What runs inside this worker: the label on its tasks' exceptions, no key in dumps, and its log file, if there is one."""
     gpu = f", GPU {plan.device}" if plan.device else ""
+    yield KeylessDump()
     yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
+
+
+#: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
+#: which is to be neither one of the cluster's start nor of a job that is over by then.
+START_UCX_AFTER = 1.0
 
 
 class LogFile(WorkerPlugin):
@@ -49,6 +56,74 @@ class LogFile(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
         log_to_file(self.directory, self.file)
+
+
+class KeylessDump(WorkerPlugin):
+    """Leaves the private key out of ``client.dump_cluster_state()``, which writes each worker's configuration into a file."""
+
+    name = "dask_gpu_mpi-keyless-dump"
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        dump = worker.handlers.get("dump_state")
+        if dump is None:  # in another version of distributed
+            return
+
+        def dump_state(*, exclude: Collection[str] = ()) -> Any:
+            state = dump(exclude=exclude)
+            if isinstance(state, dict) and "config" in state:
+                state["config"] = without_keys(state["config"])
+            return state
+
+        worker.handlers["dump_state"] = dump_state
+
+
+def without_keys(config: Any) -> Any:
+    """A configuration without texts that hold a private key.
+
+    >>> without_keys({"tls": {"key": "-----BEGIN PRIVATE KEY-----", "ciphers": None}, "preload": ["x"]})
+    {'tls': {'key': 'private key, left out', 'ciphers': None}, 'preload': ['x']}
+    """
+    if isinstance(config, dict):
+        return {key: without_keys(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [without_keys(value) for value in config]
+    return "private key, left out" if isinstance(config, str) and "PRIVATE KEY" in config else config
+
+
+class UcxBetweenWorkers(WorkerPlugin):
+    """Has a worker offer UCX to other workers (`network.ucx_comm`), from the moment at which its process receives this.
+
+    Parameters
+    ----------
+    host_frames : int
+        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
+    loopback : bool
+        Whether all workers are on this node: no port of UCX is open to others then.
+    """
+
+    name = "dask_gpu_mpi-ucx"
+
+    def __init__(self, host_frames: int, *, loopback: bool) -> None:
+        self.host_frames = host_frames
+        self.loopback = loopback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The worker is made after its plugins have come, and listens before it calls `setup`.
+        return _ucx_between_workers, (self.host_frames, self.loopback)
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process, when the worker has all but started."""
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
+
+
+def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
+    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+    use_ucx_between_workers(host_frames, loopback=loopback)
+    return UcxBetweenWorkers(host_frames, loopback=loopback)
 
 
 class Label(WorkerPlugin):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from dask_gpu_mpi.options.protocols import WorkerUcx
+
 __all__ = ["WorkerConfiguration", "WorkerSettings"]
 
 
@@ -40,3 +42,5 @@ class WorkerSettings:
     device_memory: dict[str, int] = field(default_factory=dict)
     #: Seconds to wait before they are started.
     delay: float = 0.0
+    #: What they send each other over UCX.
+    ucx: WorkerUcx = WorkerUcx.OFF

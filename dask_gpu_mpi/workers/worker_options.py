@@ -209,7 +209,7 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         # CUDAWorker reads a text, in which a name with one of these would be another name
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         pass
     raise OptionError(
         f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'

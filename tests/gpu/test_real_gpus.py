@@ -72,6 +72,18 @@ def need(gpus: Any, count: int) -> None:
         )
 
 
+#: UCX without security, which scheduler and client speak as well.
+OPEN = "ucx, open"
+
+
+def options_for(protocol: str, **options: Any) -> dict[str, Any]:
+    if protocol != "tls":
+        need_ucx()
+    if protocol == OPEN:
+        return {"protocol": "ucx", "security": False, **options}
+    return {"protocol": protocol, **options}
+
+
 def need_ucx() -> None:
     if find_spec("distributed_ucxx") is None:
         pytest.skip("distributed-ucxx is not installed: pip install 'dask-gpu-mpi[cuda13]'")
@@ -139,22 +151,22 @@ def test_geometries(mpirun: Mpi, gpus: Any, geometry: str) -> None:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
-@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+@pytest.mark.parametrize("protocol", ["tls", "auto", OPEN])
 @pytest.mark.parametrize("form", ["initialize", "command"])
 def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str, protocol: str) -> None:
-    if protocol == "ucx":
-        need_ucx()
+    options = options_for(protocol)
     end = "seen()\ntell(address=client.scheduler.address)\nsys.exit(7)\n"
     if form == "initialize":
-        done = mpirun.run(HEAD + initialized(protocol=protocol) + end, 2, timeout=120)
+        done = mpirun.run(HEAD + initialized(**options) + end, 2, timeout=120)
     else:
         script = tmp_path / "script.py"
         script.write_text(HEAD + COMMANDED + end)
-        done = mpirun.run([*COMMAND, "--protocol", protocol, str(script)], 2, timeout=120)
+        words = ["--protocol", options["protocol"], *["--no-security"] * (protocol == OPEN)]
+        done = mpirun.run([*COMMAND, *words, str(script)], 2, timeout=120)
     done.check(7)
     told = facts(done)
     check(told, gpus, list(gpus.uuids))
-    assert told["address"].startswith(f"{protocol}://127.0.0.1:")
+    assert told["address"].startswith(f"{'ucx' if protocol == OPEN else 'tls'}://127.0.0.1:")
     assert "Traceback" not in done.stderr
     assert not any(word in done.stderr for word in ("WARN", "ERROR", "distributed")), done.stderr
     assert gpus.idle()
@@ -186,13 +198,7 @@ def pool(dask_worker):
 POOL = {"rmm_pool_size": 0.8, "rmm_allocator_external_lib_list": "cupy"}
 
 
-def options_for(protocol: str, **options: Any) -> dict[str, Any]:
-    if protocol == "ucx":
-        need_ucx()
-    return {"protocol": protocol, **options}
-
-
-@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+@pytest.mark.parametrize("protocol", ["tls", "auto", "ucx", OPEN])
 def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """dask.array on CuPy, an RMM pool of 80 % on each GPU: the SVD of Dask's documentation, and what crosses between GPUs."""
     pool = LOOK_AT_POOL + "tell(pools=sorted(set(client.run(pool).values())))\n"
@@ -201,7 +207,10 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
         HEAD + initialized(**options) + pool + MESSAGES + SVD + TRANSPOSE, 2, timeout=200
     ).check()
     told = facts(done)
-    assert told["messages"] == [2_000_000_000 if protocol == "ucx" else 50_000_000]
+    alone = len(gpus.uuids) == 1 and protocol != OPEN  # which has nobody to exchange data with
+    assert told["messages"] == [50_000_000 if protocol == "tls" or alone else 2_000_000_000]
+    if protocol in ("auto", "ucx") and len(gpus.uuids) > 1:
+        assert "transport: TLS, and UCX for" in done.stderr
     assert told["pools"] == ["PoolMemoryResource"]
     assert told["kind"] == "cupy"
     assert told["error"] < 1e-10 * told["scale"]
@@ -211,7 +220,7 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     assert gpus.idle()
 
 
-@pytest.mark.parametrize("protocol", ["tls", "ucx"])
+@pytest.mark.parametrize("protocol", ["tls", "auto", OPEN])
 def test_worker_killed_in_the_middle(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     """Its nanny brings it back on the same GPU, with its pool, and the result is right.
 
@@ -245,7 +254,7 @@ tell(total=float(total), before=before[victim], after=after.get(victim))
 tell(pools=sorted(client.run(pool).values()))
 seen()
 """
-    switches = {"enable_nvlink": True, "rmm_pool_size": 0.4} if protocol == "ucx" else {}
+    switches = {"enable_nvlink": True, "rmm_pool_size": 0.4} if protocol != "tls" else {}
     options = options_for(protocol, worker_options={**POOL, **switches})
     done = mpirun.run(HEAD + initialized(**options) + LOOK_AT_POOL + body, 1, timeout=200).check()
     told = facts(done)
@@ -268,7 +277,7 @@ def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
         "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
     }
     asked = "from ucxx import get_config\ntell(threshold=sorted(client.run(lambda: get_config()['RNDV_THRESH']).values()))\n"
-    options = options_for("ucx", worker_options={"enable_nvlink": True, "rmm_pool_size": 0.1})
+    options = options_for(OPEN, worker_options={"enable_nvlink": True, "rmm_pool_size": 0.1})
     done = mpirun.run(
         HEAD + initialized(**options) + "seen()\n" + asked + MESSAGES, 2, env=env, timeout=120
     ).check()
@@ -336,7 +345,7 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path, protocol
 
 def test_ucx_after_mpi_says_so(mpirun: Mpi, gpus: Any) -> None:
     need_ucx()
-    program = "from mpi4py import MPI\n" + HEAD + initialized(protocol="ucx")
+    program = "from mpi4py import MPI\n" + HEAD + initialized(protocol="ucx", security=False)
     done = mpirun.run(program, 2, timeout=60)
     assert done.rc == 2
     assert "has imported mpi4py.MPI before initialize()" in done.stderr

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -96,8 +97,7 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     # Dask listens on each host's own address, never on all of them; what browsers see, on the loopback interface alone.
     sockets = {pid: set(listening(pid)) for pid in without_mpi(job)}
     assert {address for found in sockets.values() for address, _ in found}.isdisjoint({"0.0.0.0", "::"})
-    dashboard = int(told["dashboard"].removesuffix("/status").rpartition(":")[2])
-    assert any(("127.0.0.1", dashboard) in found for found in sockets.values())
+    assert any(("127.0.0.1", urlsplit(told["dashboard"]).port) in found for found in sockets.values())
     outside = {socket for found in sockets.values() for socket in found if socket[0] != "127.0.0.1"}
     # the workers, their nannies, the scheduler
     assert len(outside) == 16 + 16 + 1

@@ -291,3 +291,16 @@ def test_what_is_transferred_is_looked_at(operation: str, lost: bool) -> None:
     seconds = json.loads(line.removeprefix("RESULT "))
     assert len(seconds) == 4
     assert all(value > 0 for value in seconds)
+
+
+def test_an_attacks_cost_is_a_ratio_within_trials() -> None:
+    """A machine that is slower in one trial than in another changes both of its runs."""
+    rounds = [
+        {
+            "undisturbed": {"seconds": seconds, "lines": 3, "code": 0},
+            "attacked": {"seconds": 1.1 * seconds, "lines": 5, "code": 0},
+        }
+        for seconds in (1.0, 2.0, 10.0)
+    ]
+    found = benchmark("intruders").summary(rounds)
+    assert found == {"undisturbed_s": 2.0, "attacked_s": 2.2, "ratio": 1.1, "lines": 5, "codes": [0]}

@@ -1,83 +1,41 @@
-"""Whatever a text from outside is, it gets an answer or one clear error, soon.
+"""Whatever a text from outside is, it gets an answer or one clear error, soon: options, files, and what people write.
 
-`DASK_GPU_MPI_FUZZ=100000` sets how many inputs each reader gets; 150 without it.
+How many inputs: `fuzzing`. What batch systems, launchers, the kernel and programs write: `test_fuzz_system`.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
+import dask.config
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.hostlist import fold_names
 from dask_gpu_mpi.base.sizes import parse_bytes, parse_memory_limit
+from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
+from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
+from dask_gpu_mpi.cli.templates import render
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.machine.cgroups import parse_cpu_list
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.mounts import parse_mountinfo
-from dask_gpu_mpi.machine.visible_devices import parse_visible
-from dask_gpu_mpi.mpi.batch import end_time
-from dask_gpu_mpi.mpi.launchers import detect
+from dask_gpu_mpi.network.node_pairs import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
+from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.options.table import OPTIONS
 from dask_gpu_mpi.plan.device_memory import device_bytes
+from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
+from dask_gpu_mpi.script.program import Program
+from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import check_options_of
+from fuzzing import fuzz, near, soon, texts, values, variables
 
-fuzz = settings(
-    max_examples=int(os.environ.get("DASK_GPU_MPI_FUZZ", "150")),
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-#: What readers stumble over: other scripts' digits, what only looks like a number, control characters, paths.
-ODD = (
-    "", "²", "٣", "1_000", "1e400", "1e400GB", "nan", "inf", "-0", "+1", "0x10", "~nouser/x", "a\0b", "\ud800", "\u202e", "../..",
-    "/", "GPU-", "MIG-", "0,0", "-1", "h[1-3]", "tcp://", "tcp://h:1", "[::1]:1", "true", "null", "None", "auto", ",", ":", "=",
-    "A=1", "A=1=2", "01:02:03", "1:2:3:4", " 1 ",
-)  # fmt: skip
-#: What is repeated, how often, and what comes behind it.
-LONG = (
-    ("1", 5000, ""),
-    ("1", 30_000, "x"),
-    ("9", 400, "GB"),
-    ("a", 30_000, ""),
-    ("[", 100_000, ""),
-    ('{"a":', 5000, ""),
-)
-texts = st.one_of(
-    st.sampled_from(ODD),
-    st.sampled_from(LONG).map(lambda long: long[0] * long[1] + long[2]),
-    st.text(max_size=40),
-    st.text(alphabet="0123456789.,:-+eEkKMGiBTP[]{}\"'=/ \n~$GPU", max_size=40),
-    st.lists(st.sampled_from(ODD), min_size=2, max_size=3).map("".join),
-)
-values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), texts),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(texts, inner, max_size=3)),
-    max_leaves=6,
-)
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
-
-
-def soon(
-    read: Callable[..., Any], *given: Any, errors: tuple[type[Exception], ...] = (DaskGpuMpiError,)
-) -> Any:
-    """The answer, or None with one of `errors`; minutes would be a reader that is quadratic in the length."""
-    began = time.process_time()
-    try:
-        return read(*given)
-    except errors:
-        return None
-    finally:
-        assert time.process_time() - began < 5
 
 
 @fuzz
@@ -127,54 +85,92 @@ def test_worker_options(options: dict[str, Any]) -> None:
 
 @fuzz
 @given(texts)
-def test_visible_devices(text: str) -> None:
-    soon(parse_visible, text, DEVICES)
-
-
-@fuzz
-@given(texts)
 def test_names_of_hosts(text: str) -> None:
     assert isinstance(soon(fold_names, [text, f"{text}1", f"{text}2"]), str)
 
 
 @fuzz
+@given(st.sampled_from(sorted(OPTIONS)), values)
+def test_options_of_dasks_configuration(name: str, value: Any) -> None:
+    soon(convert, OPTIONS[name], value, f"configuration gpu-mpi.{name}", "configuration")
+
+
+@fuzz
+@given(st.dictionaries(texts, st.integers(), min_size=1, max_size=3), st.integers(1, 30_000))
+def test_json_with_many_names(options: dict[str, int], times: int) -> None:
+    text = json.dumps(options)[1:-1]
+    soon(
+        lambda: resolve(
+            {"worker_options": "{" + ",".join([text] * (times // 100) + [text]) + "}"}, source="command line"
+        )
+    )
+
+
+FLAGS = sorted({flag for option in OPTIONS.values() for name in option.flags for flag in name.split("/")})
+
+
+@fuzz
+@given(st.lists(st.one_of(variables("my.py"), st.sampled_from(FLAGS)), max_size=5))
+def test_command_lines(words: list[str]) -> None:
+    def read() -> None:
+        given = parse_run(words)
+        program = given.pop("program")
+        split_run(given, program)
+        usable(resolve_texts(given))
+
+    soon(read, errors=(DaskGpuMpiError, click.ClickException, click.exceptions.Exit))
+
+
+@fuzz
 @given(
-    st.sampled_from(
-        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_STEP_ID"]
+    st.dictionaries(
+        st.sampled_from([*JOB_OPTIONS, "modules", "directives"]),
+        st.one_of(variables("1"), st.sampled_from(["1", "01:00:00"])),
     ),
-    texts,
+    variables("a"),
 )
-def test_variables_of_launchers(name: str, text: str) -> None:
-    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"} if name.startswith("OMPI") else {
-        "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "PMI_RANK": "0"
-    }  # fmt: skip
-    soon(detect, environ | {name: text})
+def test_job_scripts(given: dict[str, str], argument: str) -> None:
+    texts = {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"} | given
+    lists = {name: (texts.pop(name),) for name in ("modules", "directives") if name in texts}
+    script = soon(lambda: render(request("slurm", ("my.py", argument), texts | lists)))
+    assert script is None or "\nprogram=(my.py " in script
 
 
 @fuzz
-@given(texts, st.one_of(texts, values.map(json.dumps)))
-def test_end_of_the_job(text: str, answer: str) -> None:
-    for environ in ({"SLURM_JOB_END_TIME": text}, {"PBS_JOBID": text or "7"}, {"FLUX_JOB_ID": text or "f"}):
-        found = soon(lambda environ=environ: end_time(environ, now=lambda: 0.0, ask=lambda _: answer))
-        assert found is None or 0 <= found < float("inf")
+@given(st.dictionaries(st.sampled_from([*JOB_OPTIONS, "modules", "directives", "x"]), values, max_size=3))
+def test_job_scripts_of_the_configuration(section: dict[str, Any]) -> None:
+    with dask.config.set({"gpu-mpi.jobscript": section}):
+        soon(request, "slurm", ("my.py",), {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"})
 
 
 @fuzz
-@given(texts, texts)
-def test_end_of_a_pbs_job(limit: str, used: str) -> None:
-    job = {"Resource_List": {"walltime": limit}, "resources_used": {"walltime": used}}
-    answer = json.dumps({"Jobs": {"7": job}})
-    found = soon(lambda: end_time({"PBS_JOBID": "7"}, now=lambda: 0.0, ask=lambda _: answer))
-    assert found is None or abs(found) < float("inf")
+@given(st.sampled_from(["", "-m", "-c"]), variables("my.py", "package.module"))
+def test_programs(kind: str, text: str) -> None:
+    soon(lambda: Program.of([*filter(None, [kind]), text]).check(("run", "check")))
 
 
 @fuzz
-@given(texts)
-def test_lists_of_cores_and_mounts(text: str) -> None:
-    # the kernel's, whose numbers are small
-    if len(text) < 6:
-        soon(parse_cpu_list, text, errors=(ValueError,))
-    soon(lambda: list(parse_mountinfo(text)))
+@given(st.one_of(values.map(json.dumps), texts, st.lists(values, min_size=2, max_size=2).map(json.dumps)))
+def test_records_of_the_environment(text: str) -> None:
+    record = soon(_record, {BEFORE: text})
+    if record is not None:
+        environ = {BEFORE: text, "DASK_CONFIG": record[0]}
+        _restore(environ, *record)
+        assert BEFORE not in environ or BEFORE in record[1]
+
+
+@fuzz
+@given(st.one_of(values, near("40000:40002")), st.one_of(values, near("8000")))
+def test_ports_of_workers(worker_port: Any, port: Any) -> None:
+    for name in ("distributed.Nanny", "distributed.Worker"):
+        options = Options(worker_class=name, worker_options={"worker_port": worker_port, "port": port})
+        assert all(0 <= number < 1 << 16 for number in soon(worker_ports, options))
+
+
+@fuzz
+@given(near("distributed.Nanny", "dask_cuda.CUDAWorker"))
+def test_classes_of_workers(text: str) -> None:
+    soon(import_worker_class, text)
 
 
 def as_json(value: Any) -> str:

@@ -20,7 +20,6 @@ ELSEWHERE = {
     "agent/boot": "the first moments of a process: tests/pure/agent/test_forkserver.py, tests/mpi/test_imports.py",
     "agent/main": "a process with Dask in it: tests/pure/workers/test_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
-    "cluster/api": "starts MPI: tests/mpi/test_drop_in.py; its arguments: tests/mpi/test_bad_input.py",
     "cluster/messages": "plain data, no logic",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",

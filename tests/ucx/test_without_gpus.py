@@ -1,4 +1,7 @@
-"""UCX beside MPI on hosts without GPUs, over shared memory and TCP; tests/gpu has what needs NVLink. See ci/ucx.sh."""
+"""UCX alone (``protocol="ucx"`` without security) beside MPI, on hosts without GPUs, over shared memory and TCP.
+
+tests/gpu has what needs NVLink, test_beside_tls UCX beside TLS. See ci/ucx.sh.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def seen(client):
     )
 """
 )
-INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx')\nclient = Client()\n"
+INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx', security=False)\nclient = Client()\n"
 
 
 def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
@@ -80,7 +83,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
         + MESSAGES
         + "sys.exit(7)\n"
     )
-    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, timeout=90).check(7)
+    done = mpirun.run([*COMMAND, "--protocol", "ucx", "--no-security", str(script)], 2, timeout=90).check(7)
     told = facts(done)
     check(told, 2)
     assert told["world"] == 2

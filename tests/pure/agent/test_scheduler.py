@@ -8,26 +8,32 @@ import errno
 import os
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe
 from typing import Any
 
 import dask
+import distributed  # noqa: F401 - its defaults are there before the first test, and stay
 import pytest
 
 from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.network.credentials import make_credentials
 
-SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1})
+SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1}, "token")
 
 
 @pytest.fixture(autouse=True)
 def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(scheduler, "hide_gpus", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "dask_gpu_mpi.network.listeners.guard_listeners", lambda: None
+    )  # of the whole process
     before = copy.deepcopy(dask.config.config)
     with warnings.catch_warnings():
         yield
@@ -56,6 +62,24 @@ def served(settings: SchedulerSettings, *orders: Any) -> tuple[int, tuple[Any, .
         its.close()
 
 
+def while_serving(settings: SchedulerSettings, visit: Callable[[str, int | None], Awaitable[None]]) -> int:
+    """What a scheduler ends with that is visited, by its address and the port of its HTTP server, and then closed."""
+    ours, its = Pipe()
+
+    async def run() -> int:
+        task = asyncio.ensure_future(scheduler._serve(settings, its))
+        _, address, http_port, _ = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
+        try:
+            await visit(address, http_port)
+        finally:
+            ours.send(Order.CLOSE)
+            code = await asyncio.wait_for(task, 30)
+        return code
+
+    with ours, its:
+        return asyncio.run(run())
+
+
 @pytest.mark.parametrize("orders", [(Order.CLOSE,), ()], ids=["told", "pipe closed"])
 def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
     code, (kind, address, http_port, identity) = served(SETTINGS, *orders)
@@ -80,6 +104,28 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
     _, answer = served(replace(SETTINGS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
     assert attached == ([answer[3]] if wanted else [])
+
+
+def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
+    async def unlike(address: str, http_port: int | None) -> None:
+        from distributed.core import rpc
+
+        assert http_port is None
+        async with rpc(address) as scheduler:
+            assert (await scheduler.identity())["services"] == {"dashboard": 0}
+
+    assert while_serving(replace(SETTINGS, dashboard=False), unlike) == 0
+
+
+def test_nobody_comes_in_without_the_token() -> None:
+    async def visit(address: str, http_port: int | None) -> None:
+        from tornado.httpclient import AsyncHTTPClient
+
+        for query, code in (("", 403), ("?token=other", 403), ("?token=token", 200)):
+            url = f"http://127.0.0.1:{http_port}/health{query}"
+            assert (await AsyncHTTPClient().fetch(url, raise_error=False)).code == code
+
+    assert while_serving(SETTINGS, visit) == 0
 
 
 class Refused(OSError):
@@ -279,3 +325,22 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     os.close(ended)
     assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
     assert ends == ([3] if up else [])
+
+
+@pytest.mark.parametrize(("age", "warned"), [(0.0, False), (89.5 * 86400, True)])
+def test_the_end_of_the_certificate_is_told(
+    age: float, warned: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = make_credentials(now=time.time() - age).dask_config()
+
+    async def run() -> None:
+        scheduler._warn_of_end(config)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+    lines = capsys.readouterr().err.splitlines()
+    assert ["warning: the certificate of this cluster ends at" in line for line in lines] == [True] * warned
+
+
+def test_no_certificate_ends_never() -> None:
+    scheduler._warn_of_end({})

@@ -30,7 +30,7 @@ PLAN = WorkerPlan(
     name="a", rank=3, host="h", kind="cpu", gpu_index=None, device=None, nthreads=1, memory_limit=0, cpus=(), resources={}
 )  # fmt: skip
 SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
-SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {})
+SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {}, "token")
 
 
 class Scheduler:

@@ -11,6 +11,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Step, Timeline, check_path, process_start, trace, write
 from dask_gpu_mpi.errors import InputError
+from strangers import links_are_strangers
 
 
 def test_laps_leave_no_gap() -> None:
@@ -108,3 +109,25 @@ def test_a_step_takes_no_less_than_no_time(end: float, duration: int) -> None:
     """The clock may be set back meanwhile."""
     (event,) = [e for e in trace({}, {0: [Step("rank", "x", 2.0, end)]})["traceEvents"] if e["ph"] == "X"]
     assert (event["ts"], event["dur"]) == (2000000, duration)
+
+
+@pytest.mark.parametrize("strange", ["link", "pipe", "/dev/null"])
+def test_neither_a_strangers_link_nor_a_device_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strange: str
+) -> None:
+    (tmp_path / "link").symlink_to("precious")
+    os.mkfifo(tmp_path / "pipe")
+    links_are_strangers(monkeypatch, tmp_path)
+    path = str(tmp_path / strange)
+    with pytest.raises(
+        InputError, match=r"\((the symbolic link .* belongs to another user .*|no regular file)\)\. Fix: "
+    ):
+        check_path(path, "a")
+    with pytest.raises(OSError, match=r"belongs to another|no regular file"):
+        write(path, {}, {})
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_checking_leaves_nothing(tmp_path: Path) -> None:
+    check_path(str(tmp_path / "t.json"), "a")
+    assert os.listdir(tmp_path) == []

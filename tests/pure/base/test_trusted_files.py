@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base import trusted_files
+from dask_gpu_mpi.base import owners, trusted_files
 from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
-
-IS_OWN_GROUP = trusted_files._is_own_group
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(trusted_files, "_is_own_group", lambda gid: False)  # whose tests these are
+    monkeypatch.setattr(owners, "_is_own_group", lambda gid: False)  # of whoever runs the tests
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
     file = folder / "file"
@@ -79,40 +76,16 @@ def test_file_and_folder_of_a_stranger(
         read_trusted(file)
 
 
-@pytest.mark.parametrize(
-    ("name", "members", "trusted"),
-    [("ann", [], True), ("ann", ["ann"], True), ("ann", ["ann", "eve"], False), ("lab", [], False)],
-)
-def test_group_of_the_user_alone(
-    file: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], trusted: bool
-) -> None:
-    monkeypatch.setattr(trusted_files, "_is_own_group", IS_OWN_GROUP)
-    user = SimpleNamespace(pw_gid=os.getegid(), pw_name="ann")
-    group = SimpleNamespace(gr_gid=os.getegid(), gr_name=name, gr_mem=members)
-    monkeypatch.setattr(trusted_files.pwd, "getpwuid", lambda uid: user)
-    monkeypatch.setattr(trusted_files.grp, "getgrgid", lambda gid: group)
-    file.chmod(0o664)
-    file.parent.chmod(0o775)
-    if trusted:
-        assert read_trusted(file) == "text"
-    else:
-        with pytest.raises(UntrustedFileError, match="others may write"):
-            read_trusted(file)
-    file.parent.chmod(0o777)
-    with pytest.raises(UntrustedFileError, match="others may write"):
-        read_trusted(file)
-
-
 def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.parent.chmod(0o1777)
     owner(monkeypatch, file.parent, 65534)
-    monkeypatch.setattr(trusted_files, "_unmapped_root", lambda: 65534)
+    monkeypatch.setattr(trusted_files, "unmapped_root", lambda: 65534)
     assert read_trusted(file) == "text"
     file.parent.chmod(0o755)
     with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
     file.parent.chmod(0o1777)
-    monkeypatch.setattr(trusted_files, "_unmapped_root", lambda: None)
+    monkeypatch.setattr(trusted_files, "unmapped_root", lambda: None)
     with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
 
@@ -161,3 +134,26 @@ def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_text("1234")
     with pytest.raises(OSError, match="far too large"):
         read_trusted(file)
+
+
+def test_folder_with_an_acl_for_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "_is_own_group", lambda gid: True)
+    file.parent.chmod(0o775)
+    assert read_trusted(file) == "text"
+    monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")
+    with pytest.raises(UntrustedFileError, match="others may write its folder"):
+        read_trusted(file)
+
+
+def test_link_of_a_stranger_on_the_way(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(file.parent)
+    assert read_trusted(tmp_path / "link" / "file") == "text"
+    owner(monkeypatch, tmp_path / "link", os.geteuid() + 7)
+    with pytest.raises(UntrustedFileError, match="the symbolic link .*link' belongs to another user"):
+        read_trusted(tmp_path / "link" / "file")
+
+
+def test_links_without_end(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="Too many levels"):
+        read_trusted(tmp_path / "loop")

@@ -20,6 +20,7 @@ from preflights import GIB, bad, evidence, observed
         (Scratch("/s", "ext4", "/", 1000), "error", "has only 1000 B free"),
         (Scratch("/s", "ext4", "/", 100 * GIB, error="Permission denied"), "error", "can't be written (Permission denied)"),
         (Scratch("/s", "ext4", "/", 100 * GIB, ignored="/t"), "warning", "TMPDIR=/t"),
+        (Scratch("/s", "ext4", "/", 100 * GIB, exposed="/s"), "warning", "may replace the workers' files in '/s'"),
         (Scratch("/s", "tmpfs", "/s", 100 * GIB), "warning", "is memory"),
         (Scratch("/s", "tmpfs", "/s", 1 * GIB), "warning", "is memory"),
         (Scratch("/s", "ramfs", "/s", -1), "warning", "is memory"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,14 @@ def test_file_that_can_not_be_written(tmp_path: Path) -> None:
     assert done.stderr == f"dask_gpu_mpi: error: --output '{tmp_path}' can't be written: Is a directory\n"
 
 
+def test_device_is_not_replaced_by_the_script(tmp_path: Path) -> None:
+    shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(path), "--", "my.py"])
+        assert done.stderr == f"dask_gpu_mpi: error: --output '{path}' can't be written: no regular file\n"
+
+
 @pytest.mark.parametrize(
     ("option", "least"), [("nodes", 1), ("ranks_per_node", 1), ("gpus_per_node", 0), ("cpus_per_node", 1)]
 )
@@ -115,3 +124,33 @@ def test_the_smallest_job(option: str, least: int) -> None:
     request("pbs", ["my.py"], shape | {option: str(least)})
     with pytest.raises(OptionError, match=f"^command line: --{option.replace('_', '-')}: "):
         request("pbs", ["my.py"], shape | {option: str(least - 1)})
+
+
+@pytest.mark.parametrize(
+    "seconds", [10**5000, 10_000 * 3600, -1, True], ids=["huge", "too long", "negative", "true"]
+)
+def test_walltime_that_no_job_has(seconds: int) -> None:
+    """YAML 1.1 reads 01:30:00 as a number."""
+    shape = {"nodes": "1", "gpus_per_node": "0"}
+    with dask.config.set({"gpu-mpi.jobscript": {"time": 5400}}):
+        assert request("slurm", ["my.py"], shape).seconds == 5400
+    with (
+        dask.config.set({"gpu-mpi.jobscript": {"time": seconds}}),
+        pytest.raises(
+            OptionError, match=r"^configuration gpu-mpi\.jobscript\.time: invalid value .*HH:MM:SS"
+        ),
+    ):
+        request("slurm", ["my.py"], shape)
+
+
+def test_number_that_is_too_large_to_show() -> None:
+    shape = {"nodes": "1", "gpus_per_node": "0", "time": "00:10:00"}
+    for name in ("nodes", "ranks_per_node", "cpus_per_node"):
+        given = {key: text for key, text in shape.items() if key != name}
+        with (
+            dask.config.set({"gpu-mpi.jobscript": {name: 10**5000}}),
+            pytest.raises(
+                OptionError, match=rf"jobscript\.{name}: invalid value .*expected an integer below 2\*\*63"
+            ),
+        ):
+            request("slurm", ["my.py"], given)

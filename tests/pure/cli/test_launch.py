@@ -7,6 +7,7 @@ import shlex
 
 import pytest
 
+from dask_gpu_mpi.cli.launch import earliest
 from dask_gpu_mpi.cli.main import main
 from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, scrub
 
@@ -143,3 +144,16 @@ def test_working_directory_that_was_deleted(
     assert capsys.readouterr().err.startswith(
         "dask_gpu_mpi: error: launch: the working directory was deleted (expected"
     )
+
+
+@pytest.mark.parametrize(
+    ("ends", "seconds"),
+    [
+        (["1970-01-01T00:01:00+00:00", "1970-01-01T00:02:00+00:00"], "60"),
+        (["1970-01-01T00:01:00+00:00", "1970-01-01T00:02:00"], ""),  # with a zone, and without
+        (["NONE"], ""),
+        ([], ""),
+    ],
+)
+def test_first_end_that_squeue_prints(ends: list[str], seconds: str) -> None:
+    assert earliest(ends) == seconds

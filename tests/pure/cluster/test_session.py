@@ -13,8 +13,10 @@ import pytest
 
 from dask_gpu_mpi.cluster import session as session_module
 from dask_gpu_mpi.cluster.ending import Cause, Ending
-from dask_gpu_mpi.cluster.session import Session, announce
+from dask_gpu_mpi.cluster.session import Session, announce, open_warnings
 from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
 
 
 class Member:
@@ -165,8 +167,8 @@ def test_what_came_up(
     workers = [SimpleNamespace(kind="gpu" if of else "cpu", devices=tuple(of.split())) for of in devices]
     plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
-        cluster=SimpleNamespace(plan=plan, dashboard="http://d"),
-        options=SimpleNamespace(warnings=("of options",), dashboard=True),
+        cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
+        options=SimpleNamespace(warnings=("of options",), dashboard=True, scheduler=True),
     )
     monkeypatch.setattr(session_module, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])
     announce(joined, 2.0)
@@ -175,10 +177,11 @@ def test_what_came_up(
         "dask_gpu_mpi: warning: of options",
         "dask_gpu_mpi: warning: of the plan",
         f"dask_gpu_mpi: warning: of versions, {any(devices)}",
+        "dask_gpu_mpi: transport: TLS",
         "dask_gpu_mpi: dashboard at http://d",
     ]
     monkeypatch.setattr(session_module.importlib.util, "find_spec", lambda _: None)
-    joined.cluster.dashboard = None
+    joined.cluster.dashboard, joined.cluster.transport = None, ""
     announce(joined, 2.0)
     assert (
         capsys.readouterr()
@@ -309,3 +312,18 @@ def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.Monkey
     session.on_walltime(print)
     session.on_walltime(print, before=30.0)
     assert calls == [(print, 120.0), (print, 30.0)]
+
+
+@pytest.mark.parametrize(
+    ("address", "scheduler", "where"),
+    [
+        ("tcp://127.0.0.1:1", True, "this node"),
+        ("tcp://10.0.0.1:1", True, "the network"),
+        ("tls://10.0.0.1:1", True, None),
+        ("ucx://10.0.0.1:1", True, None),  # the options have a warning of their own
+        ("tcp://10.0.0.1:1", False, None),  # and so has who joins
+    ],
+)
+def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None) -> None:
+    found = open_warnings(address, Options(protocol=Protocol.TCP, security=False, scheduler=scheduler))
+    assert [f"everyone on {where} can reach" in line for line in found] == [True] * (where is not None)

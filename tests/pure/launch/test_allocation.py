@@ -81,6 +81,16 @@ def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
     answers = {"jobid": "f42", "size": "3"}
     found = find_allocation(environ, flux=lambda name: answers[name])
     assert found == Allocation("flux", 3, 3, job="f42", requeue_as="f42")
+    for size in ("", "0", "²", "1" * 5000):
+        answers["size"] = size
+        assert find_allocation(environ, flux=lambda name: answers[name]).nodes == 1
+
+
+def test_parts_that_no_job_of_slurm_has() -> None:
+    with pytest.raises(
+        InputError, match=r"SLURM_HET_SIZE=999999999999999999: too many \(expected at most 128\)\. Fix: "
+    ):
+        find_allocation({"SLURM_JOB_ID": "7", "SLURM_HET_SIZE": "9" * 18})
 
 
 def test_nodes_of_the_command_line_win() -> None:

@@ -17,6 +17,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.launch.command import Launch
 from dask_gpu_mpi.launch.execute import run_launch
+from strangers import links_are_strangers
 
 LAUNCH = """
 import os, sys
@@ -298,3 +299,19 @@ def test_cancelled_job_of_a_batch_system_that_requeues_by_the_code() -> None:
     up(job)
     job.send_signal(signal.SIGTERM)
     assert (job.communicate(timeout=30)[0], job.returncode) == ("heard SIGTERM\n", 143)
+
+
+@pytest.mark.parametrize("what", ["make", "mark"])
+def test_strangers_link_to_the_logs_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "1").touch()
+    (tmp_path / "logs").symlink_to("home")
+    links_are_strangers(monkeypatch, tmp_path)
+    launch = Launch({}, check=(), run=("true",), **{what: str(tmp_path / "logs" / "1")})
+    with pytest.raises(
+        InputError, match=r"logs/1: the symbolic link .* belongs to another user .* Fix: .*DGM_LOGS"
+    ):
+        run_launch(launch, os.environ)
+    assert os.listdir(tmp_path / "home") == ["1"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary, ask_library
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary, ask_library, parse_answer
 
 
 def test_ask_library() -> None:
@@ -41,3 +41,8 @@ def test_no_library(tmp_path: Path) -> None:
         ask_library(["/gone/python"], {})
     with pytest.raises(LauncherError, match=r"could not run apptainer .*Fix: load its module"):
         ask_library(["apptainer", "exec", "image", "python"], {"PATH": "/gone"})
+
+
+@pytest.mark.parametrize("text", ["", "3", "[]", '["a"]', '["a", "b", "c"]', "[" * 100_000, "1" * 5000, "{}"])
+def test_answer_that_is_none(text: str) -> None:
+    assert parse_answer(f"noise\ndask-gpu-mpi:{text}\n") is None

@@ -12,6 +12,7 @@ import pytest
 
 from dask_gpu_mpi.launch.allocation import Allocation, System
 from dask_gpu_mpi.launch.requeue import Requeue, job_script, pbs_resources, requeue
+from strangers import links_are_strangers
 
 QSTAT = """Job Id: 42.server
     Job_Name = dask-gpu-mpi
@@ -147,3 +148,14 @@ def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
         assert job_script(driver.pid) != str(tmp_path / "driver.py")
         driver.kill()
     assert job_script(1) == ""
+
+
+def test_count_of_lsf_follows_no_strangers_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = job("lsf", logs=str(tmp_path))
+    (tmp_path / f"{given.allocation.job}.restarts").symlink_to("precious")
+    links_are_strangers(monkeypatch, tmp_path)
+    assert requeue(given, {}, Commands()) == 1
+    assert "belongs to another user" in capsys.readouterr().err
+    assert not (tmp_path / "precious").exists()

@@ -153,6 +153,8 @@ def test_a_foreign_cpuset_is_passed_over(tree: Tree, monkeypatch: pytest.MonkeyP
         ({"0/job/step/cpu.max": "max 100000"}, None),
         ({"0/other/cpu.max": "100000 100000"}, None),
         ({"0/job/cpu.max": "rubbish"}, None),
+        ({"0/job/cpu.max": "² ²"}, None),
+        ({"0/job/cpu.max": f"{'9' * 5000} 1"}, None),
         ({"0/job/cpu.max": "100000 0"}, None),
         ({"0/job/cpu.max": ""}, None),
         ({"0/job/cpu.weight": "100"}, None),  # a share of what others leave, not a limit
@@ -204,7 +206,15 @@ def test_cpus_without_affinity_masks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("text", "cpus"), [("0-2,7\n", {0, 1, 2, 7}), ("5", {5}), ("", set()), ("\n", set()), ("a-b", set())]
+    ("text", "cpus"),
+    [
+        ("0-2,7\n", {0, 1, 2, 7}),
+        ("5", {5}),
+        ("", set()),
+        ("0-99999999999", set()),
+        ("\n", set()),
+        ("a-b", set()),
+    ],
 )
 def test_cpu_lists(text: str, cpus: set[int]) -> None:
     assert parse_cpu_list(text) == cpus
@@ -215,3 +225,8 @@ def test_this_machine() -> None:
     assert allowed_cpus()
     quota = cpu_quota()
     assert quota is None or quota > 0
+
+
+def test_lines_that_name_no_group_are_passed_over(tree: Tree) -> None:
+    proc = tree("\n4\n7:memory\n", [("cgroup2", "/", "rw")], {"0/memory.max": "5"})
+    assert host_memory(proc, physical=GIB, resident=-1) == GIB

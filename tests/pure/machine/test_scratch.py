@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine import scratch
 from dask_gpu_mpi.machine.scratch import (
+    exposed_folder,
     filesystem_of,
     inspect_scratch,
     make_scratch,
     name_error,
     remove_scratch,
 )
+from strangers import links_are_strangers
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -59,7 +62,7 @@ def test_looking_leaves_nothing(tmp_path: Path) -> None:
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    assert inspect_scratch(str(file)).error == "File exists"
+    assert inspect_scratch(str(file)).error == "Not a directory"
     assert inspect_scratch(str(file / "below")).error == "Not a directory"
 
 
@@ -123,9 +126,9 @@ def test_removing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, clock, unlink = filled(tmp_path), Clock(monkeypatch), os.unlink
 
-    def slow(path: str) -> None:
+    def slow(path: str, *, dir_fd: int) -> None:
         clock.sleep(0.9)
-        unlink(path)
+        unlink(path, dir_fd=dir_fd)
 
     monkeypatch.setattr(scratch.os, "unlink", slow)
     remove_scratch(str(place), within=4.0)
@@ -136,7 +139,7 @@ def test_a_slow_removal_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place, clock = filled(tmp_path), Clock(monkeypatch)
 
-    def busy(path: str) -> None:
+    def busy(path: str, *, dir_fd: int | None = None) -> None:
         raise OSError(16, "Device or resource busy", path)
 
     monkeypatch.setattr(scratch.os, "rmdir", busy)
@@ -144,3 +147,69 @@ def test_what_cannot_be_removed_is_soon_given_up(tmp_path: Path, monkeypatch: py
     assert scratch.STUCK <= clock.now < 2 * scratch.STUCK
     monkeypatch.undo()
     assert [path.name for path in place.iterdir()] == ["worker"]
+
+
+def test_link_in_its_place_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where others may write the folder around it, one may have put it there: to the home directory, say."""
+    Clock(monkeypatch)
+    home = tmp_path / "home"
+    (home / "folder").mkdir(parents=True)
+    (home / "precious").touch()
+    (tmp_path / "dgm-1").symlink_to("home")
+    remove_scratch(str(tmp_path / "dgm-1"), within=60)
+    assert sorted(os.listdir(home)) == ["folder", "precious"]
+    place = filled(tmp_path / "other")
+    (place / "worker" / "home").symlink_to(home)
+    remove_scratch(str(place), within=60)
+    assert sorted(os.listdir(home)) == ["folder", "precious"]
+    assert os.listdir(tmp_path / "other") == ["kept"]
+
+
+def test_strangers_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("home")
+    links_are_strangers(monkeypatch, tmp_path)
+    with pytest.raises(InputError, match=r"can't be written \(the symbolic link .* belongs to another user"):
+        make_scratch(str(tmp_path / "link" / "dgm-1"))
+    assert inspect_scratch(str(tmp_path / "link")).error.startswith("the symbolic link")
+    assert os.listdir(tmp_path / "home") == []
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "exposed"),
+    [
+        (0o755, 0o755, ""),
+        (0o755, 0o1777, ""),
+        (0o755, 0o777, "inner"),
+        (0o777, 0o700, "outer"),
+        (0o1777, 0o700, ""),
+        (0o700, 0o777, ""),
+        (0o710, 0o777, "inner"),
+    ],
+)
+def test_folder_in_which_everyone_may_replace_what_is_ours(outer: int, inner: int, exposed: str) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name).resolve()
+        for folder, mode in ((place, outer), (place / "inner", inner)):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
+        found = exposed_folder(str(place / "inner"))
+        assert found == {"": "", "inner": str(place / "inner"), "outer": str(place)}[exposed]
+        assert inspect_scratch(str(place / "inner")).exposed == found
+        place.chmod(0o700)
+
+
+def test_sticky_folder_of_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        place = Path(name).resolve()
+        place.chmod(0o1777)
+        assert exposed_folder(name) == ""
+        status = place.stat()
+        monkeypatch.setattr(scratch, "is_ours", lambda other: other.st_ino != status.st_ino)
+        assert exposed_folder(name) == str(place)
+        monkeypatch.setattr(scratch, "unmapped_root", lambda: status.st_uid)
+        assert exposed_folder(name) == ""
+
+
+def test_a_folder_that_is_not_there_is_not_exposed() -> None:
+    assert exposed_folder("/no/such/folder") == ""

@@ -59,11 +59,12 @@ def test_a_command_that_is_not_there_says_nothing(monkeypatch: pytest.MonkeyPatc
     ("program", "printed"),
     [
         ("#!/bin/sh\necho $# $1\n", "2 job\n"),
+        ("#!/bin/sh\nprintf 'J\\344ger'\n", "J\ufffdger"),
         ("#!/bin/sh\necho half of it; exit 1\n", ""),
         ("#!/bin/sh\necho half of it; exec sleep 60\n", ""),
         ("no program at all", ""),
     ],
-    ids=["answers", "fails", "hangs", "can't be run"],
+    ids=["answers", "is no UTF-8", "fails", "hangs", "can't be run"],
 )
 def test_command_of_the_batch_system(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, printed: str

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from dask_gpu_mpi.mpi import local_ranks
 from dask_gpu_mpi.mpi import start_watchdog as startwatch
-from dask_gpu_mpi.mpi.local_ranks import first_process, launched_as, neighbours, started_here
+from dask_gpu_mpi.mpi.local_ranks import allocated_hosts, first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 
 RANKS = 4
@@ -215,3 +216,9 @@ def test_a_shell_that_has_started_a_job_of_its_own(name: str, monkeypatch: pytes
 
 def test_a_process_that_is_gone_was_not_typed() -> None:
     assert not local_ranks._typed(1 << 30, 1 << 30)
+
+
+def test_node_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_bytes(b"n1\n\xff\n")
+    assert allocated_hosts({"PBS_NODEFILE": str(tmp_path / "nodes")}) == "n1, \ufffd"
+    assert allocated_hosts({"PBS_NODEFILE": "a\0b"}) == ""

@@ -122,6 +122,11 @@ def test_the_report_names_pairs_and_is_bounded() -> None:
         ({"worker_port": "4000:4002"}, [4000, 4001, 4002]),
         ({"worker_port": "4002:4000"}, [0]),
         ({"worker_port": "x"}, [0]),
+        ({"worker_port": 70_000}, [0]),
+        ({"worker_port": "65535:65536"}, [0]),
+        ({"worker_port": -1}, [0]),
+        ({"worker_port": 10**5000}, [0]),
+        ({"worker_port": "65535"}, [65535]),
         ({"port": 4000}, [0]),  # the nanny's
     ],
 )

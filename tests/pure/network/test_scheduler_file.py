@@ -19,6 +19,7 @@ from dask_gpu_mpi.network.scheduler_file import (
     write_scheduler_file,
 )
 from dask_gpu_mpi.options.resolve import resolve
+from strangers import links_are_strangers
 
 CONFIG = {"distributed.comm.require-encryption": True}
 
@@ -27,7 +28,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "with space 'and quote.json"
     write_scheduler_file(str(path), "tls://10.0.0.1:1", 8787, "Scheduler-x", CONFIG)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert read_scheduler_file(path) == Target("tls://10.0.0.1:1", CONFIG)
+    assert read_scheduler_file(path) == Target("tls://10.0.0.1:1", CONFIG, "")
     written = json.loads(path.read_text())
     assert (written["type"], written["id"], written["services"]) == (
         "Scheduler",
@@ -37,6 +38,21 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_scheduler_file(str(path), "tls://10.0.0.1:1", None, "Scheduler-x", CONFIG)
     assert json.loads(path.read_text())["services"] == {}
     assert os.listdir(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize("link", ["http://localhost:8787/status?token=abc", "https://h:1/status?token=abc"])
+def test_the_link_to_the_dashboard(link: str, tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", 8787, "a", CONFIG, link)
+    target = read_scheduler_file(path)
+    assert target.dashboard == link
+    assert "token" not in repr(target)
+
+
+def test_a_file_of_dasks_own_knows_no_link(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    path.write_text('{"address": "tcp://h:1", "services": {"dashboard": 8787}}')
+    assert read_scheduler_file(path) == Target("tcp://h:1", {}, None)
 
 
 def test_an_older_file_is_replaced(tmp_path: Path) -> None:
@@ -73,6 +89,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         "", "[]", "{}", "not json", "1" * 5000, "[" * 100_000, '{"address": 3}', '{"address": "h"}', '{"address": "tcp://h"}',
         '{"address": "tcp://h:1", "dask-gpu-mpi": 3}', '{"address": "tcp://h:1", "dask-gpu-mpi": {"config": []}}', "\0",
+        '{"address": "tcp://h:1", "dask-gpu-mpi": {"dashboard": 3}}',
+        '{"address": "tcp://h:1", "dask-gpu-mpi": {"dashboard": "http://h/{PATH}"}}',
+        '{"address": "tcp://h:1", "dask-gpu-mpi": {"dashboard": "javascript:alert(1)"}}',
     ],
 )  # fmt: skip
 def test_a_file_that_is_none(tmp_path: Path, text: str) -> None:
@@ -86,7 +105,7 @@ def test_the_target_of_a_job_that_joins(tmp_path: Path) -> None:
     path = tmp_path / "s.json"
     write_scheduler_file(str(path), "tls://h:1", None, "a", CONFIG)
     by_file = resolve({"scheduler": False, "scheduler_file": str(path)}, source="keyword")
-    assert read_target(by_file) == Target("tls://h:1", CONFIG)
+    assert read_target(by_file) == Target("tls://h:1", CONFIG, "")
     by_address = resolve({"scheduler": False, "scheduler_address": "h:8786"}, source="keyword")
     assert read_target(by_address).address == "tcp://h:8786"
 
@@ -174,3 +193,32 @@ def test_open_cluster_is_warned_of_unless_that_is_said(
         joins("", path, **options)
     joins("tcp://h:1")
     assert capsys.readouterr().err == ""
+
+
+def test_strangers_link_leads_nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to("home")
+    path = tmp_path / "link" / "s.json"
+    write_scheduler_file(str(path), "tls://h:1", None, "a", {})
+    links_are_strangers(monkeypatch, tmp_path)
+    with pytest.raises(
+        InputError, match=r"can't be written \(the symbolic link .*link' belongs to another user"
+    ):
+        write_scheduler_file(str(path), "tls://h:1", None, "b", {})
+    with pytest.raises(InputError, match=r"is not taken: the symbolic link .*link' belongs to another user"):
+        read_scheduler_file(path)
+    remove_scheduler_file(str(path), "a")
+    assert path.exists()
+
+
+@pytest.mark.parametrize("text", ["[]", "3", "[" * 100_000, "1" * 5000, "{}", "\xff"])
+def test_what_has_taken_its_place_is_left_there(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "s.json"
+    path.write_text(text, encoding="latin-1")
+    remove_scheduler_file(str(path), "a")
+    assert path.exists()
+
+
+def test_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "s.json")
+    remove_scheduler_file(str(tmp_path / "s.json"), "a")

@@ -14,7 +14,7 @@ from dask_gpu_mpi.options.table import OPTIONS
 
 
 def test_the_option_takes_the_protocols() -> None:
-    assert list(Protocol) == ["tls", "tcp", "ucx"] == list(OPTIONS["protocol"].choices)
+    assert ["auto", *Protocol] == ["auto", "tls", "tcp", "ucx"] == list(OPTIONS["protocol"].choices)
 
 
 @pytest.mark.parametrize(

@@ -15,28 +15,57 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
 
 
 @pytest.mark.parametrize(
-    ("given", "protocol", "security"),
+    ("given", "protocol", "ucx"),
     [
-        ({}, "tls", True), ({"security": True}, "tls", True), ({"security": False}, "tcp", False),
-        ({"protocol": "tcp"}, "tcp", False), ({"protocol": "tls"}, "tls", True), ({"protocol": "ucx"}, "ucx", False),
-        ({"protocol": "ucx", "security": False}, "ucx", False),
-        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", False),
-        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", True),
-        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", False),
+        ({}, "tls", "auto"), ({"protocol": "auto"}, "tls", "auto"), ({"protocol": "ucx"}, "tls", "yes"),
+        # what is asked to be encrypted is, all of it
+        ({"security": True}, "tls", "no"), ({"protocol": "auto", "security": True}, "tls", "no"),
+        ({"protocol": "tls"}, "tls", "no"),
+        ({"security": False}, "tcp", "no"), ({"protocol": "auto", "security": False}, "tcp", "no"),
+        ({"protocol": "tcp"}, "tcp", "no"), ({"protocol": "ucx", "security": False}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tcp://h:1"}, "tcp", "no"),
+        ({"scheduler": False, "scheduler_address": "ucx://h:1"}, "ucx", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "auto"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls"}, "tls", "no"),
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "ucx"}, "tls", "yes"),
+        ({"scheduler": False, "scheduler_address": "h:1"}, "tls", "auto"),
+        ({"scheduler": False, "scheduler_address": "tcp://[fe80::1%eth0]:8786"}, "tcp", "no"),
     ],
 )  # fmt: skip
-def test_protocol_and_security(given: dict[str, Any], protocol: str, security: bool) -> None:
+def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -> None:
     options = keywords(**given)
-    assert (options.protocol, options.security) == (protocol, security)
+    assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
     # an open transport that nobody asked for by name is told
     open_unasked = protocol == "ucx" and "security" not in given
-    assert any("ucx" in warning for warning in options.warnings) == open_unasked
+    assert any("UCX" in warning for warning in options.warnings) == open_unasked
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: str) -> None:
+    attach = {"scheduler": False, "scheduler_address": address}
+    with dask.config.set({"gpu-mpi.security": True}):
+        said = refused(attach)
+        assert "is not encrypted" in said
+        assert "gpu-mpi.security asks for encryption" in said
+        # who says so in the program joins all the same
+        assert keywords(**attach, security=False).security is False
+    with dask.config.set({"gpu-mpi.protocol": "tls"}):
+        assert any("no effect" in warning for warning in keywords(**attach).warnings)
+        assert not any("no effect" in warning for warning in keywords(**attach, security=False).warnings)
+
+
+def test_auto_is_as_if_nothing_were_set() -> None:
+    assert keywords(protocol="auto") == keywords()
+    with dask.config.set({"gpu-mpi.protocol": "tcp"}):
+        assert (keywords(protocol="auto").protocol, keywords(protocol="auto").worker_ucx) == ("tls", "auto")
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"protocol": "tls", "worker_options": {"enable_nvlink": True}}, ("enable_nvlink", "'tls'", "--protocol ucx")),
+        ({"worker_options": {"enable_nvlink": True}}, ()),
         ({"protocol": "tcp", "worker_options": {"enable_infiniband": True, "enable_rdmacm": True}},
          ("enable_infiniband, enable_rdmacm", "'tcp'")),
         ({"protocol": "ucx", "worker_options": {"enable_rdmacm": True}}, ("enable_rdmacm", "enable_infiniband")),
@@ -44,7 +73,7 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, security: b
          ("enable_rdmacm", "enable_infiniband")),
         ({"protocol": "ucx", "worker_options": {"enable_infiniband": False, "enable_rdmacm": True}},
          ("enable_rdmacm", "enable_infiniband")),
-        ({"scheduler": False, "scheduler_address": "tls://h:1", "worker_options": {"enable_nvlink": True}},
+        ({"scheduler": False, "scheduler_address": "tls://h:1", "protocol": "tls", "worker_options": {"enable_nvlink": True}},
          ("enable_nvlink", "'tls'")),
         ({"worker_options": {"enable_nvlink": False, "rmm_pool_size": 0.5}}, ()),
         ({"protocol": "ucx", "worker_options": {"enable_nvlink": True}}, ()),
@@ -164,3 +193,27 @@ def test_what_to_use_instead_of_nanny() -> None:
         keywords(nanny=True)
     (warning,) = resolve({"nanny": False}, source="command line").warnings
     assert warning == "command line: --nanny/--no-nanny: deprecated. Fix: --worker-class distributed.Worker"
+
+
+@pytest.mark.parametrize("address", [":8787", "0.0.0.0:8787", "[::]:8787", "10.0.0.1:8787", "node1:8787"])
+def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
+    (warning,) = resolve({"dashboard_address": address}, source="command line").warnings
+    assert warning == (
+        f"command line: --dashboard-address: {address!r} opens the dashboard to the network by plain HTTP: the token "
+        "that opens it crosses that in clear. Fix: leave the option out, and use a tunnel (ssh -L 8787:localhost:8787 NODE)"
+    )
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"dashboard_address": "127.0.0.1:9000"},
+        {"dashboard_address": 9000},
+        {"dashboard_address": "[::1]:8787"},
+        {"dashboard_address": "localhost:8787"},
+        {"dashboard_address": ":8787", "dashboard": False},
+        {"dashboard_address": ":8787", "scheduler": False, "scheduler_address": "tcp://h:1"},
+    ],
+)
+def test_one_on_the_node_alone_or_none_is_not(given: dict[str, Any]) -> None:
+    assert resolve(given, source="keyword").warnings == ()

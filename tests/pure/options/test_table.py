@@ -66,7 +66,7 @@ def test_the_default_interface_is_told_as_it_is_chosen() -> None:
 
 
 def test_options_have_a_field_for_every_option() -> None:
-    fields = {field.name for field in dataclasses.fields(Options)} - {"warnings", "explicit"}
+    fields = {field.name for field in dataclasses.fields(Options)} - {"warnings", "explicit", "worker_ucx"}
     assert fields == set(OPTIONS) - {"nanny", "exclusive_workers"}
 
 

@@ -40,7 +40,8 @@ def test_a_child_of_a_rank_starts_no_cluster() -> None:
     refuse_children()  # the rank itself
     assert "called in a child process of rank 1 of 2, which has its cluster already" in child(**WORLD)
     assert child() == ""  # no launcher
-    assert child(**WORLD, DGM_RANK_PID="x") == ""
+    for number in ("x", "²", "1" * 5000):
+        assert child(**WORLD, DGM_RANK_PID=number) == ""
 
 
 def test_children_of_a_cluster_until_it_is_over() -> None:

@@ -75,3 +75,37 @@ def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
     finally:
         for logger in [*silenced, quiet]:
             logger.disabled = False
+
+
+def test_a_client_that_knows_its_dashboard() -> None:
+    """Each its own, whatever is configured for the process; and the user's way there is kept."""
+    import asyncio
+
+    import dask
+    import distributed
+
+    link = "http://localhost:8788/status?token=abc"
+
+    async def links() -> list[Any]:
+        async with distributed.Scheduler(
+            host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
+        ) as scheduler:
+            found = []
+            for known in (link, "", None):
+                cls = dask_client.client_with_link(known)
+                async with cls(scheduler.address, asynchronous=True) as client:
+                    found.append(client.dashboard_link)
+                    with dask.config.set({"distributed.dashboard.link": "https://hub/{port}"}):
+                        found.append(client.dashboard_link)
+            port = scheduler.http_server.port
+            return [text.replace(str(port), "PORT") if text else text for text in found]
+
+    assert asyncio.run(asyncio.wait_for(links(), 30)) == [
+        link,
+        "https://hub/PORT?token=abc",
+        "",
+        "",
+        "http://127.0.0.1:PORT/status",
+        "https://hub/PORT",
+    ]
+    assert dask_client.client_with_link(None) is distributed.Client

@@ -48,6 +48,6 @@ def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(limit: flo
 
 
 def test_any_port_is_port_0() -> None:
-    told = scheduler_settings(Options(), "10.0.0.1", {"key": "secret"}, "GPU-x")
+    told = scheduler_settings(Options(), "10.0.0.1", {"key": "secret"}, "GPU-x", "s3cret")
     assert (told.host, told.port, told.device) == ("10.0.0.1", 0, "GPU-x")
     assert "secret" not in repr(told)

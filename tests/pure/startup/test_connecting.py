@@ -5,10 +5,15 @@ from __future__ import annotations
 import socket
 import time
 
+import pytest
+
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import Listener, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.startup import connecting
 from dask_gpu_mpi.startup.connecting import Connecting
 from dask_gpu_mpi.startup.messages import Connect, Listen, Listening
 
@@ -72,3 +77,25 @@ def test_peers_of_a_rank_below_a_running_scheduler() -> None:
         target = f"127.0.0.1:{server.getsockname()[1]}"
         rank.connect(Connect(target, "of another job", None, (Node("h2", 1, "127.0.0.1", port=port),)))
         assert result(rank) == (Lost("h2", "Connection refused"),)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "protocol", "fails"),
+    [
+        (-BACKDATED - 10.0, Protocol.TLS, True),
+        (-BACKDATED + 10.0, Protocol.TLS, False),
+        (-BACKDATED - 10.0, Protocol.TCP, False),
+        (BACKDATED + 10.0, Protocol.TLS, False),
+    ],
+)
+def test_a_clock_that_is_behind_is_named(
+    ahead: float, protocol: Protocol, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connecting, "connect_to", lambda *_: Reach("", ahead))
+    rank = Connecting(Options(protocol=protocol))
+    rank.connect(Connect("10.0.0.1:1", "rank 0 on h1", Tokens()))
+    found = result(rank)
+    assert isinstance(found, Failure) is fails
+    if isinstance(found, Failure):
+        assert "the clock of this node is 3610 s behind that of the scheduler's (rank 0 on h1)" in found.text
+        assert found.exit_code == 2

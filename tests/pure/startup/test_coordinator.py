@@ -84,7 +84,7 @@ def test_the_way_to_a_cluster() -> None:
     assert driver.sent == []
     driver.tell(0, Kind.REGISTRATION, registration(0, 2))
     assert driver.sent == [(0, Kind.SCHEDULER, ("127.0.0.1", {"key": "secret"}, ""))]
-    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", "http://localhost:8787/status"))
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", "http://localhost:8787/status?token=abc"))
     starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
     assert [start.is_client for start in starts] == [True, False]
@@ -95,9 +95,12 @@ def test_the_way_to_a_cluster() -> None:
     driver.tell(1, Kind.READY)
     assert isinstance(driver.coordinator.outcome, Cluster)
     assert [each for each in driver.kinds() if each[1] == Kind.CLUSTER_UP] == [(1, Kind.CLUSTER_UP)]
-    # only the client rank is given the plan and the credentials
+    # only the client rank is given the plan, the credentials and the link with its token
     assert driver.sent[-1][2].plan is None
     assert driver.sent[-1][2].config == {}
+    assert driver.sent[-1][2].dashboard is None
+    assert driver.coordinator.outcome.dashboard == "http://localhost:8787/status?token=abc"
+    assert "abc" not in repr(driver.coordinator.outcome)
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,16 @@ def test_nvml_that_hangs_is_reported_before_the_deadline() -> None:
         take(Agent(gpus=None), context(1.0), startup_timeout=20.0)
     with pytest.raises(StartupError, match="SIGTERM"):
         take(Agent(gpus=None), context(signal=15))
+
+
+def test_scratch_that_everyone_may_replace_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(inspection, "exposed_folder", lambda path: asked.append(path) or "/shared")
+    warnings = take(Agent(), context(), worker_class="distributed.Nanny").warnings
+    assert asked == ["/"]
+    assert warnings[0].startswith(
+        "host h: every user of the node may replace the workers' files in '/shared'"
+    )
+    assert warnings[0].endswith(
+        "Fix: chmod +t /shared, or another directory by local_directory (--local-directory)"
+    )

@@ -30,7 +30,7 @@ def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:
     ],
 )
 def test_only_a_scheduler_with_tls_needs_credentials(options: dict[str, Any], has: bool) -> None:
-    prepared = prepare_job(Options(**options))
+    prepared = prepare_job(Options(**options), {})
     assert (prepared.credentials is not None) is has
     assert "distributed.comm.tls" not in repr(prepared)
 

@@ -14,6 +14,7 @@ from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Registration
 from dask_gpu_mpi.startup.registrations import (
     GATHER_FAILURES,
+    NAMES,
     SHARED,
     FailureCoordinator,
     check_agreement,
@@ -28,13 +29,13 @@ def registration(host: str = "a", failure: Failure | None = None, **options: Any
 
 def test_every_shared_option_is_compared() -> None:
     others = {
-        "layout": "exclusive", "protocol": "tcp", "scheduler": False, "scheduler_rank": 1, "client_rank": 1,
+        "layout": "exclusive", "protocol": "tcp", "worker_ucx": "yes", "scheduler": False, "scheduler_rank": 1, "client_rank": 1,
         "cpu_workers": 3, "gpus_per_worker": 2, "require_idle_gpus": True, "name": "x", "nthreads": 7,
     }  # fmt: skip
     assert set(others) == set(SHARED)
     check_agreement([registration(), registration("b")])
     for name, value in others.items():
-        words = rf"option {name} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
+        words = rf"option {re.escape(NAMES.get(name, name))} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
         with pytest.raises(InputError, match=words):
             check_agreement([registration(), registration("b", **{name: value})])
 

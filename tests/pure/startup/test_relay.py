@@ -118,14 +118,19 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     assert order == "scheduler"
     assert (settings.host, settings.port, settings.device) == ("10.0.0.1", 4711, "GPU-x")
     assert settings.config == {"key": "secret"}
+    token = settings.token
+    assert len(token) >= 43  # 32 bytes
+    assert token not in repr(settings)
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
     file = (str(path), "Scheduler-1")
     assert rank.scheduler.file == file
     assert channels.sent[1:] == [
         ("scheduler-file", file),
-        (0, Kind.ADDRESS, ("tls://10.0.0.1:4711", "http://h:8787/status")),
+        (0, Kind.ADDRESS, ("tls://10.0.0.1:4711", f"http://h:8787/status?token={token}")),
     ]
-    assert json.loads(path.read_text())["address"] == "tls://10.0.0.1:4711"
+    written = json.loads(path.read_text())
+    assert written["address"] == "tls://10.0.0.1:4711"
+    assert written["dask-gpu-mpi"]["dashboard"] == f"http://h:8787/status?token={token}"
 
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
@@ -197,12 +202,12 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
 @pytest.mark.parametrize(
     ("address", "port", "link"),
     [
-        ("127.0.0.1:8787", 8788, "http://localhost:8788/status"),
-        (":8787", 8787, "http://h:8787/status"),
-        ("10.0.0.1:0", 4711, "http://10.0.0.1:4711/status"),
+        ("127.0.0.1:8787", 8788, "http://localhost:8788/status?token=abc"),
+        (":8787", 8787, "http://h:8787/status?token=abc"),
+        ("10.0.0.1:0", 4711, "http://10.0.0.1:4711/status?token=abc"),
         (":8787", None, None),
     ],
 )
 def test_the_link_to_the_dashboard(address: str, port: int | None, link: str | None) -> None:
-    assert dashboard_link(Options(dashboard_address=address), "h", port) == link
-    assert dashboard_link(Options(dashboard_address=address, dashboard=False), "h", port) is None
+    assert dashboard_link(Options(dashboard_address=address), "h", port, "abc") == link
+    assert dashboard_link(Options(dashboard_address=address, dashboard=False), "h", port, "abc") is None

@@ -13,9 +13,11 @@ from distributed import Nanny, Worker
 
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.workers.factory import make_worker
+from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.settings import WorkerSettings
 
 CPU = WorkerPlan(
@@ -26,9 +28,16 @@ SETTINGS = WorkerSettings("tcp://127.0.0.1:1", "tcp", "127.0.0.1", 5.0)
 
 
 def make(
-    plan: WorkerPlan, worker_class: str | type, scratch: Path, /, *, gpus: bool = False, **options: Any
+    plan: WorkerPlan,
+    worker_class: str | type,
+    scratch: Path,
+    /,
+    *,
+    gpus: bool = False,
+    ucx: WorkerUcx = WorkerUcx.OFF,
+    **options: Any,
 ) -> Any:
-    settings = replace(SETTINGS, device_memory={"GPU-x": 1}) if gpus else SETTINGS
+    settings = replace(SETTINGS, device_memory={"GPU-x": 1} if gpus else {}, ucx=ucx)
     given = configuration(
         Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
@@ -55,6 +64,32 @@ def test_only_workers_with_a_gpu_are_told_of_cuda_by_ucx(plan: WorkerPlan, gpu: 
         assert nanny.config["distributed-ucxx"]["create-cuda-context"] is gpu
         assert nanny.env["UCX_TLS"] == ("tcp,cuda_copy" if gpu else "tcp")
         assert nanny.env["CUDA_VISIBLE_DEVICES"] == ("GPU-x" if gpu else "")
+
+
+@pytest.mark.parametrize(
+    ("plan", "ucx", "beside_gpus", "host_frames"),
+    [
+        (GPU, WorkerUcx.OFF, True, None),
+        (GPU, WorkerUcx.AUTO, True, 0),
+        (GPU, WorkerUcx.ALL, True, 65536),
+        (CPU, WorkerUcx.AUTO, True, None),
+        (CPU, WorkerUcx.ALL, True, None),
+        (CPU, WorkerUcx.ALL, False, 65536),
+    ],
+)
+def test_who_offers_ucx(
+    plan: WorkerPlan, ucx: WorkerUcx, beside_gpus: bool, host_frames: int | None, tmp_path: Path
+) -> None:
+    """Not CPU workers beside GPU workers, which must not touch their devices."""
+    nanny = make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
+    offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
+    assert all(each.loopback for each in offers)
+
+
+def test_a_worker_in_the_agent_offers_no_ucx(tmp_path: Path) -> None:
+    worker = make(CPU, "distributed.Worker", tmp_path, ucx=WorkerUcx.ALL)
+    assert not any(isinstance(each, UcxBetweenWorkers) for each in worker._pending_plugins)
 
 
 def test_a_cpu_worker_asks_nothing_of_gpus(tmp_path: Path) -> None:
@@ -95,7 +130,7 @@ def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert nanny.worker_kwargs["lifetime"] == "1 hour"
     assert nanny.death_timeout == 5.0
     assert Path(nanny.local_directory).parent == tmp_path
-    (label,) = nanny.worker_kwargs["plugins"]
+    (label,) = (one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label))
     assert label.text == "[raised by worker a, rank 0 on host h]"
 
 
@@ -108,7 +143,7 @@ def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
     mine = Mine()
     found = make(CPU, Nanny, tmp_path, plugins=(mine,)).worker_kwargs["plugins"]
     assert mine in found
-    assert len(found) == 2
+    assert len(found) == 3
 
 
 def test_no_memory_limit_is_none(tmp_path: Path) -> None:

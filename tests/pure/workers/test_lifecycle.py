@@ -159,6 +159,13 @@ def not_started() -> RuntimeError:
     return error
 
 
+def test_a_clock_that_is_wrong_is_named_in_place_of_openssls_words(bench: Bench) -> None:
+    error = RuntimeError("Nanny failed to start")
+    error.__cause__ = OSError("certificate verify failed: certificate is not yet valid (_ssl.c:1006)")
+    said = error_of(bench, error, Nanny())
+    assert said.startswith("worker a did not start: the job's certificate is not valid yet by the clock of ")
+
+
 def test_a_worker_that_does_not_start_is_reported_with_its_cause(bench: Bench) -> None:
     assert error_of(bench, not_started(), Nanny()) == "worker a did not start: OSError: the cause"
 

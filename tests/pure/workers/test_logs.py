@@ -9,8 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.logs import last_output
+from strangers import links_are_strangers
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -175,3 +177,20 @@ print(logs.last_output(folder, os.getpid()).encode("ascii", "backslashreplace").
     assert done.stderr == ""
     text = (tmp_path / "lög" / "rank.log").read_text(encoding="utf-8")
     assert text.rstrip().endswith(r"☃ of \udce4")
+
+
+@pytest.mark.parametrize("what", ["link", "file", "pipe"])
+def test_log_that_can_not_be_opened_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    {
+        "link": lambda: (tmp_path / "rank.log").symlink_to("precious"),
+        "file": lambda: (tmp_path / "rank.log").mkdir(),
+        "pipe": lambda: os.mkfifo(tmp_path / "rank.log"),
+    }[what]()
+    links_are_strangers(monkeypatch, tmp_path)
+    with pytest.raises(
+        InputError, match=r"^the log file .*rank\.log' can't be written on .* Fix: .*--log-directory"
+    ):
+        logs.log_to_file(str(tmp_path), "rank")
+    assert os.listdir(tmp_path) == ["rank.log"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import plugins
-from dask_gpu_mpi.workers.plugins import Label, LogFile, plugins_of
+from dask_gpu_mpi.workers.plugins import KeylessDump, Label, LogFile, UcxBetweenWorkers, plugins_of
 
 
 def plan(device: str | None) -> WorkerPlan:
@@ -50,10 +51,10 @@ def test_an_exception_that_can_not_be_read_is_left_as_it_is() -> None:
 
 
 def test_the_label_names_the_worker_and_its_gpu() -> None:
-    (label,) = plugins_of(plan("GPU-0123456789abcdef"), None)
+    _, label = plugins_of(plan("GPU-0123456789abcdef"), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h, GPU GPU-0123456789abcdef]"
-    (label,) = plugins_of(plan(None), None)
+    _, label = plugins_of(plan(None), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h]"
 
@@ -64,7 +65,7 @@ def test_the_label_names_the_worker_and_its_gpu() -> None:
 def test_the_log_file_is_named_for_worker_host_and_gpu(
     device: str | None, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    _, file = plugins_of(plan(device), str(tmp_path))
+    *_, file = plugins_of(plan(device), str(tmp_path))
     assert isinstance(file, LogFile)
     assert (file.directory, file.file) == (str(tmp_path), name)
     calls: list[tuple[str, str]] = []
@@ -72,3 +73,64 @@ def test_the_log_file_is_named_for_worker_host_and_gpu(
     file.setup(None)  # type: ignore[arg-type]
     assert calls == [(str(tmp_path), name)]
     assert logging.getLogger("distributed") is not None
+
+
+def dumped(state: Any, **kwargs: Any) -> Any:
+    """What a worker with the plugin says of itself."""
+    worker: Any = SimpleNamespace(handlers={"dump_state": lambda *, exclude=(): state})
+    KeylessDump().setup(worker)
+    return worker.handlers["dump_state"](**kwargs)
+
+
+def test_a_dump_has_no_key_and_all_the_rest() -> None:
+    key = "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----\n"
+    config = {"distributed": {"comm": {"tls": {"worker": {"cert": "c", "key": key}}}}, "preload": [key, 1]}
+    found = dumped({"config": config, "tasks": {"a": 1}}, exclude=())
+    assert "PRIVATE KEY" not in str(found)
+    assert found["config"]["distributed"]["comm"]["tls"]["worker"]["cert"] == "c"
+    assert found["config"]["preload"][1] == 1
+    assert found["tasks"] == {"a": 1}
+    assert config["preload"] == [key, 1]  # the configuration itself is the worker's
+
+
+def test_a_dump_without_the_configuration() -> None:
+    assert dumped({"tasks": {}}, exclude=("config",)) == {"tasks": {}}
+
+
+def test_a_worker_that_dumps_nothing() -> None:
+    worker: Any = SimpleNamespace(handlers={})
+    KeylessDump().setup(worker)
+    assert worker.handlers == {}
+
+
+def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before its `Worker` is made, which listens before it sets its plugins up."""
+    from distributed.comm import registry
+
+    from dask_gpu_mpi.network.ucx_comm import WorkerComm
+    from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+    monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setattr(Ucx, "loopback", False)
+    before = registry.get_backend("tls")
+    monkeypatch.setitem(registry.backends, "tls", before)
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True))
+    assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
+    received = pickle.loads(sent)
+    assert isinstance(received, UcxBetweenWorkers)
+    assert registry.backends["tls"] is not before
+    assert (WorkerComm.host_frames, Ucx.loopback) == (1000, True)
+
+    begun: list[bool] = []
+    monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
+    monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
+
+    async def started() -> None:
+        received.setup(SimpleNamespace())  # type: ignore[arg-type]
+        assert begun == []  # not while the cluster starts
+        while not begun:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(started(), 10))

@@ -105,7 +105,7 @@ def test_options_of_the_class_below_a_nanny() -> None:
         {"resources": {"A": -1}}, {"resources": {"A": True}}, {"resources": {"A": float("nan")}}, {"lifetime": "soon"},
         {"resources": {"A": float("inf")}}, {"resources": {"": 1}}, {"resources": {"A=B": 1}}, {"resources": {"A,B": 1}},
         {"resources": {"A\tB": 1}}, {"resources": {"A\nB": 1}}, {"resources": "A=1=2"}, {"pre_import": 3}, {"preload_argv": {}},
-        {"cudf_spill_stats": -1}, {"preload": {"a.py"}},
+        {"cudf_spill_stats": -1}, {"preload": {"a.py"}}, {"resources": {"A": 10**400}},
     ],
 )  # fmt: skip
 def test_wrong_types(options: dict[str, Any]) -> None:

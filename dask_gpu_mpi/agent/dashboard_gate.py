@@ -1,0 +1,156 @@
+"""The gate before the scheduler's HTTP server: without the job's token there is nothing but 403.
+
+Dask's dashboard asks nobody who he is, and shows every user of the node the keys, tracebacks and call stacks of tasks. Here the
+token of the link opens it, as in Jupyter: in the query of the first page, which sets a cookie; in that cookie from then on; or
+as ``Authorization: Bearer TOKEN``, for Prometheus. The gate stands where the server looks for what answers a request, so it is
+before all routes: pages, static files, websockets, and those that are added later.
+
+Who has no token leaves no line in a log. Nor does the token: nothing behind the gate sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable
+from typing import Any
+from urllib.parse import unquote_plus, urlsplit
+
+from tornado.httputil import (
+    HTTPHeaders,
+    HTTPMessageDelegate,
+    HTTPServerRequest,
+    RequestStartLine,
+    ResponseStartLine,
+)
+from tornado.routing import Router
+
+from dask_gpu_mpi.network.dashboard_link import TOKEN
+
+__all__ = ["Gate"]
+
+REFUSED = (
+    403,
+    "Forbidden",
+    "This dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with ?token=...\n",
+)
+#: It is distributed's, for one page (individual-cluster-map.html). A request for it that does not become a websocket leaves a
+#: plugin behind that fails at every later transition of a task (distributed 2025.9.1 to 2026.8.0): nobody is let there.
+EVENT_STREAM = "/eventstream"
+CLOSED = (404, "Not Found", "dask_gpu_mpi does not serve the event stream, which can stop the scheduler\n")
+
+
+class Gate(Router):
+    """What an `HTTPServer` asks for each request, in place of its application.
+
+    Parameters
+    ----------
+    application : Router
+        What is behind it.
+    token : str
+        The job's.
+    """
+
+    def __init__(self, application: Router, token: str) -> None:
+        self._application = application
+        self._token = token.encode()
+        #: A browser sends it to all ports of a host: tunnels to several jobs are told by its name.
+        self._cookie = f"dask-gpu-mpi-{hashlib.sha256(self._token).hexdigest()[:12]}"
+
+    def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
+        """What answers this request; called by tornado once it has the headers."""
+        if any(map(self._is_token, request.query_arguments.get(TOKEN, ()))):
+            _take_token_out(request)
+            secure = "; Secure" * (request.protocol == "https")
+            cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
+            request.connection = _SettingCookie(request.connection, cookie)  # type: ignore[assignment]
+        elif not self._has_header(request) and not self._has_cookie(request):
+            return _Answer(request, *REFUSED)
+        if request.path == EVENT_STREAM:
+            return _Answer(request, *CLOSED)
+        return self._application.find_handler(request, **kwargs)
+
+    def _is_token(self, given: bytes) -> bool:
+        return hmac.compare_digest(given, self._token)
+
+    def _has_header(self, request: HTTPServerRequest) -> bool:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() in ("bearer", "token") and self._is_token(_bytes(given.strip()))
+
+    def _has_cookie(self, request: HTTPServerRequest) -> bool:
+        cookie = request.cookies.get(self._cookie)
+        return cookie is not None and self._is_token(_bytes(cookie.value)) and not _is_foreign(request)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _is_foreign(request: HTTPServerRequest) -> bool:
+    """Whether a browser sends this for a page of somebody else's, which may come from another port of the same host.
+
+    To such ports the cookie goes as well. A link may be followed from anywhere, since the other page can't read what comes.
+    """
+    headers = request.headers
+    if (site := headers.get("Sec-Fetch-Site")) is not None:
+        return site not in ("same-origin", "none") and headers.get("Sec-Fetch-Mode") != "navigate"
+    # not every browser sends that with a websocket, and none on plain HTTP to another host
+    origin = headers.get("Origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get("Host")
+
+
+def _take_token_out(request: HTTPServerRequest) -> None:
+    """Leave no token to what is behind the gate: tornado logs the address of a page that is not there, for example."""
+    pairs = [pair for pair in request.query.split("&") if unquote_plus(pair.partition("=")[0]) != TOKEN]
+    request.query = "&".join(pairs)
+    request.uri = request.path + ("?" + request.query if request.query else "")
+    for arguments in (request.arguments, request.query_arguments):
+        arguments.pop(TOKEN, None)
+
+
+class _SettingCookie:
+    """A connection whose answer sets a cookie; otherwise the one it is made of."""
+
+    def __init__(self, connection: Any, cookie: str) -> None:
+        self._connection = connection
+        self._cookie = cookie
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def write_headers(self, start_line: ResponseStartLine, headers: HTTPHeaders, *args: Any) -> Any:
+        """Called by tornado."""
+        headers.add("Set-Cookie", self._cookie)
+        # the address of this page has the token in it, and goes with the links of the page
+        headers.add("Referrer-Policy", "same-origin")
+        headers.add("Cache-Control", "no-store")
+        return self._connection.write_headers(start_line, headers, *args)
+
+
+class _Answer(HTTPMessageDelegate):
+    """A short answer, whatever else the request has; apart from the application, which would log it."""
+
+    def __init__(self, request: HTTPServerRequest, code: int, reason: str, text: str) -> None:
+        self._request = request
+        self._start_line = ResponseStartLine("HTTP/1.1", code, reason)
+        self._text = text.encode()
+
+    def headers_received(
+        self, start_line: RequestStartLine | ResponseStartLine, headers: HTTPHeaders
+    ) -> Awaitable[None] | None:
+        """Answer at once; tornado reads no body then, and closes the connection."""
+        connection: Any = self._request.connection
+        answer = HTTPHeaders(
+            {
+                "Content-Type": "text/plain; charset=utf-8",
+                "Content-Length": str(len(self._text)),
+                "Cache-Control": "no-store",
+                "Connection": "close",
+                "X-Content-Type-Options": "nosniff",
+            }
+        )
+        connection.write_headers(
+            self._start_line, answer, None if self._request.method == "HEAD" else self._text
+        )
+        connection.finish()
+        return None

@@ -1,0 +1,252 @@
+"""Paths that no other user can lead elsewhere: which symbolic links are followed, and how files are opened, made and removed.
+
+A log in a folder that others may write would else be appended to whatever of ours a link there names. The kernel has rules
+against that (``fs.protected_symlinks``), for folders with the sticky bit only, and a site may have switched them off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+
+from .owners import is_ours, name_of, others_may_write
+
+__all__ = [
+    "PlantedError",
+    "check_replaceable",
+    "link_target",
+    "located",
+    "make_folder",
+    "open_regular",
+    "open_to_append",
+    "remove",
+    "replace",
+]
+
+Path = str | os.PathLike[str]
+
+#: Symbolic links of one path, as many as the kernel's.
+MOST_LINKS = 40
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+#: NONBLOCK: to open a pipe would wait for its other end.
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class PlantedError(OSError):
+    """Another user may have put there what is not followed, or not written to; `strerror` says what."""
+
+
+@contextlib.contextmanager
+def located(path: Path, *, make: bool = False, follow: bool = True) -> Iterator[tuple[int, str]]:
+    """A descriptor of the folder of a path, and the name of the file in it, which need not be there.
+
+    A symbolic link is followed if it belongs to this user or root, or if its folder is one that nobody but the link's owner may
+    write.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        What to look for.
+    make : bool
+        Make the folders that are missing.
+    follow : bool
+        Whether a link of that name itself is followed.
+
+    Raises
+    ------
+    PlantedError
+        Another user may have made a link on the way.
+    OSError
+        A folder is missing, or none, or may not be searched.
+    """
+    try:
+        folder, name = _walk(path, make, to_file=True, follow=follow)
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+    try:
+        yield folder, name
+    finally:
+        os.close(folder)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those around it, where they are missing; raises as `located`."""
+    try:
+        os.close(_walk(path, make=True, to_file=False, follow=True)[0])
+    except OSError as error:
+        error.filename = os.fspath(path)
+        raise
+
+
+def open_to_append(path: Path, *, make: bool = False, readable: bool = False) -> int:
+    """A descriptor of the file, made if it is missing, at whose end is written.
+
+    Raises
+    ------
+    PlantedError
+        Another user may have put there what has that name.
+    OSError
+        It can't be written.
+    """
+    flags = os.O_APPEND | (os.O_RDWR if readable else os.O_WRONLY)
+    with located(path, make=make) as (folder, name):
+        with contextlib.suppress(FileExistsError):
+            return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        descriptor = open_regular(folder, name, flags)
+        try:
+            status = os.fstat(descriptor)
+            if others_may_write(folder):
+                if not is_ours(status):
+                    raise PlantedError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})")
+                if status.st_nlink > 1:  # of a file of ours that is something else
+                    raise PlantedError(errno.EMLINK, "it has a second name, and others may write its folder")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+
+def open_regular(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file in a folder; OSError where it is no regular file."""
+    descriptor = os.open(name, flags | _FILE, dir_fd=folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", name)
+    return descriptor
+
+
+def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file, whole or not at all, in place of the one that may be there.
+
+    Parameters
+    ----------
+    mode : int
+        Of the file, less the umask.
+
+    Raises
+    ------
+    PlantedError
+        Another user may have made a link on the way.
+    OSError
+        It can't be written.
+    """
+    with _replacement(path, mode) as (folder, name, temporary, descriptor):
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def check_replaceable(path: Path) -> None:
+    """Raise what `replace` would."""
+    with _replacement(path, 0o600) as (_, _, _, descriptor):
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _replacement(path: Path, mode: int) -> Iterator[tuple[int, str, str, int]]:
+    """A new file of a name that nobody can guess, gone at the end: its folder, its future name, its name, a descriptor."""
+    with located(path) as (folder, name):
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(found):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+            if not stat.S_ISREG(found):  # such as /dev/null, which root would replace
+                raise OSError(errno.EINVAL, "no regular file", path)
+        temporary = f".dgm-{os.urandom(8).hex()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, mode, dir_fd=folder)
+        try:
+            yield folder, name, temporary, descriptor
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there; raises as `located`, or where it may not be removed."""
+    with contextlib.suppress(FileNotFoundError), located(path, follow=False) as (folder, name):
+        os.unlink(name, dir_fd=folder)
+
+
+def link_target(folder: int, name: str) -> str | None:
+    """Where the link of this name leads; None: it is none, or not there.
+
+    Raises
+    ------
+    PlantedError
+        Another user may have made it.
+    """
+    try:
+        link = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    try:
+        status = os.fstat(link)
+        if not stat.S_ISLNK(status.st_mode):
+            return None
+        if not is_ours(status) and (status.st_uid != os.fstat(folder).st_uid or others_may_write(folder)):
+            raise PlantedError(
+                errno.ELOOP,
+                f"the symbolic link {os.path.join(name_of(folder), name)!r} belongs to another user (uid {status.st_uid})",
+            )
+        return os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
+
+
+def _walk(path: Path, make: bool, *, to_file: bool, follow: bool) -> tuple[int, str]:
+    """Open one folder after the other, so that what has been checked can't be exchanged."""
+    rest = _names(os.path.join(os.getcwd(), path))
+    folder, links = os.open("/", _FOLDER), 0
+    try:
+        while rest:
+            name = rest.pop()
+            if to_file and not rest:
+                target = link_target(folder, name) if follow else None
+                if target is None:
+                    return folder, name
+            else:
+                inner, target = _enter(folder, name, make)
+                if inner is not None:
+                    os.close(folder)
+                    folder = inner
+            if target is not None:
+                links += 1
+                if links > MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+                if target.startswith("/"):
+                    os.close(folder)
+                    folder = os.open("/", _FOLDER)
+                rest += _names(target)
+        if to_file:
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return folder, ""
+    except BaseException:
+        os.close(folder)
+        raise
+
+
+def _names(path: str) -> list[str]:
+    """What a path is made of, the last first."""
+    return [name for name in reversed(path.split("/")) if name not in ("", ".")]
+
+
+def _enter(folder: int, name: str, make: bool) -> tuple[int | None, str | None]:
+    """A descriptor of the folder in a folder, or where the link of that name leads."""
+    try:
+        return os.open(name, _FOLDER, dir_fd=folder), None
+    except FileNotFoundError:
+        if not make:
+            raise
+        with contextlib.suppress(FileExistsError):  # another rank's
+            os.mkdir(name, dir_fd=folder)
+        return _enter(folder, name, make=False)
+    except NotADirectoryError:
+        target = link_target(folder, name)
+        if target is None:
+            raise
+        return None, target

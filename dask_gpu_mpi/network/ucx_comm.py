@@ -1,0 +1,286 @@
+"""Connections between workers: TLS, and beside each, where both ends offer it, UCX for what is large.
+
+A worker listens and connects with Dask's TLS, as every process of the cluster. In Dask's handshake it offers UCX. Where the other
+end does as well, the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64 bytes
+that each sends the other over UCX. From then on those frames of a message that are memory of a GPU (with ``protocol="ucx"``: that
+are large) travel over UCX, and all else, headers and pickles among it, over TLS. So
+
+- who has no certificate of the job does not get as far as UCX, and the tags are known to the two ends only;
+- scheduler, nannies and clients, which offer nothing, need no UCX, and what they send is always encrypted;
+- a connection whose UCX does not work stays what it was, TLS;
+- the end of the TLS connection ends the other: a process that has died is noticed at once, as over TCP.
+
+Sources: `distributed.comm.tcp`; `distributed_ucxx.ucxx` (0.46 to 0.52) for the order of calls to CUDA; ucxx's worker addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import secrets
+import socket
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from distributed.comm import registry
+from distributed.comm.core import CommClosedError
+from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
+from distributed.comm.utils import from_frames, to_frames
+from distributed.protocol.serialize import Serialized
+from distributed.protocol.utils import host_array
+from distributed.utils import nbytes
+
+from dask_gpu_mpi.base.streams import say
+
+from .listeners import TLSListener
+from .ucx_endpoint import Endpoint, Ucx, UcxError
+
+__all__ = ["WorkerComm", "use_ucx_between_workers"]
+
+#: Key of Dask's handshake, and what both ends must have there.
+OFFER, VERSION = "dask-gpu-mpi-ucx", 1
+#: Seconds in which two workers must have agreed, UCX's start among them; else the connection is closed.
+AGREEMENT_TIMEOUT = 60.0
+#: Seconds for the proofs; else the connection stays TLS.
+PROOF_TIMEOUT = 10.0
+#: Seconds for one frame, 2 GB at most: after them the connection is closed, and Dask asks once more.
+FRAME_TIMEOUT = 300.0
+#: Bytes of a proof.
+PROOF_SIZE = 64
+#: How distributed serialises what goes over UCX: memory of a GPU stays there.
+SERIALIZERS = ("cuda", "dask", "pickle", "error")
+#: Hosts with which a connection has stayed TLS, to warn of each once.
+_without_ucx: set[str] = set()
+
+
+def use_ucx_between_workers(host_frames: int, *, loopback: bool = False) -> None:
+    """Have this process, a worker that is to be made, offer UCX in its connections over TLS.
+
+    Parameters
+    ----------
+    host_frames : int
+        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
+    loopback : bool
+        Whether UCX is to listen on the loopback interface alone, unless the user has chosen its devices.
+    """
+    WorkerComm.host_frames = host_frames
+    Ucx.loopback = loopback
+    registry.backends["tls"] = _Backend()
+
+
+class WorkerComm(TLS):
+    """One end of such a connection. Takes what `distributed.comm.tcp.TLS` takes."""
+
+    #: See `use_ucx_between_workers`.
+    host_frames = 0
+
+    def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
+        super().__init__(stream, local_addr, peer_addr, deserialize)
+        #: Whether both ends have offered UCX and not agreed yet.
+        self._offered = False
+        self._agreeing: asyncio.Task[None] | None = None
+        self._endpoint: Endpoint | None = None
+        stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
+
+    def handshake_info(self) -> dict[str, Any]:
+        """What this end offers in Dask's handshake."""
+        return {**super().handshake_info(), OFFER: VERSION}
+
+    def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
+        """Called by distributed, at either end, when both know what the other offers."""
+        self._offered = local.get(OFFER) == remote.get(OFFER) == VERSION
+        configuration: dict[str, Any] = super().handshake_configuration(local, remote)
+        return configuration
+
+    async def read(self, deserializers: Any = None) -> Any:
+        """Receive a message."""
+        if self._offered:
+            await self._agree_once()
+        if (endpoint := self._endpoint) is None:
+            return await super().read(deserializers)
+        inner = await super().read()
+        with self._aborting_on_error():
+            header = inner.header
+            away = [
+                endpoint.ucx.device_array(size) if on_device else host_array(size)
+                for size, on_device in header["away"]
+            ]
+            if any(on_device for _, on_device in header["away"]):
+                endpoint.ucx.synchronize()  # the arrays are there
+            for frame in away:
+                async with asyncio.timeout(FRAME_TIMEOUT):
+                    await endpoint.receive(frame)
+            over_ucx, over_tls = iter(away), iter(inner.frames)
+            frames = [next(over_ucx if is_away else over_tls) for is_away in header["order"]]
+            return await from_frames(
+                frames,
+                deserialize=self._deserialize_messages,
+                deserializers=SERIALIZERS if deserializers is None else deserializers,
+                allow_offload=self.allow_offload,
+            )
+
+    async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:
+        """Send a message; returns its bytes."""
+        if self._offered:
+            await self._agree_once()
+        if (endpoint := self._endpoint) is None:
+            size: int = await super().write(msg, serializers=serializers, on_error=on_error)
+            return size
+        frames = await to_frames(
+            msg,
+            allow_offload=self.allow_offload,
+            serializers=SERIALIZERS if serializers is None else serializers,
+            on_error=on_error,
+            context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
+        )
+        order = [self._goes_over_ucx(frame) for frame in frames]
+        away = [frame for frame, is_away in zip(frames, order, strict=True) if is_away]
+        here = [frame for frame, is_away in zip(frames, order, strict=True) if not is_away]
+        header = {"order": bytes(order), "away": [(nbytes(frame), _on_device(frame)) for frame in away]}
+        if any(map(_on_device, away)):
+            endpoint.ucx.synchronize()  # the frames are complete
+        await super().write(Serialized(header, here))
+        with self._aborting_on_error():
+            for frame in away:
+                async with asyncio.timeout(FRAME_TIMEOUT):
+                    await endpoint.send(frame)
+        return sum(map(nbytes, frames))
+
+    def _goes_over_ucx(self, frame: Any) -> bool:
+        """Memory of GPUs; where the user wants it large buffers too, but no ``bytes``: what pickle and msgpack make is that."""
+        size = nbytes(frame)
+        if _on_device(frame):
+            return bool(size)
+        buffer = frame.obj if isinstance(frame, memoryview) else frame
+        return 0 < self.host_frames <= size and not isinstance(buffer, bytes)
+
+    @contextlib.contextmanager
+    def _aborting_on_error(self) -> Iterator[None]:
+        """Close the connection where a message has not come, or gone, as a whole: nobody knows where it stands."""
+        try:
+            yield
+        except (UcxError, EOFError, TimeoutError) as error:
+            self.abort()
+            raise CommClosedError(f"in {self}: {error}") from error
+        except BaseException:
+            self.abort()
+            raise
+
+    async def _agree_once(self) -> None:
+        """Agree, whether reading or writing comes first."""
+        if self._agreeing is None:
+            self._agreeing = asyncio.get_running_loop().create_task(self._agree())
+        await asyncio.shield(self._agreeing)
+
+    async def _agree(self) -> None:
+        """Agree with the other end, which does the same, on an endpoint, or on none."""
+        with self._aborting_on_error():
+            try:
+                async with asyncio.timeout(AGREEMENT_TIMEOUT):
+                    endpoint, reason = await self._make_endpoint()
+            except TimeoutError:
+                raise CommClosedError(f"in {self}: no agreement within {AGREEMENT_TIMEOUT:g} s") from None
+        if endpoint is None:
+            _warn_once(self.peer_address, reason)
+        else:
+            # What TLS carries from now on are our own messages; those in them are deserialised as it was asked.
+            self._deserialize_messages, self.deserialize = self.deserialize, False
+            self._endpoint = endpoint
+            # Dask drops connections that the other end has closed without closing them.
+            weakref.finalize(self, endpoint.abort).atexit = False
+        self._offered = False
+
+    async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
+        """The endpoint, or why there is none."""
+        own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
+        ucx: Ucx | None = None
+        try:
+            ucx = await Ucx.begin()
+            own["address"] = ucx.address
+        except UcxError as error:
+            own["reason"] = str(error)
+        await super().write(own)
+        other = await super().read()
+        if ucx is None or not other["address"]:
+            return None, own.get("reason") or f"at the other end: {other.get('reason')}"
+        endpoint: Endpoint | None = None
+        reason = ""
+        try:
+            endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
+            async with asyncio.timeout(PROOF_TIMEOUT):
+                await _exchange_proofs(endpoint, own, other)
+        except (UcxError, TimeoutError) as error:
+            reason = str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
+        await super().write({"reason": reason})
+        others_reason = (await super().read())["reason"]
+        reason = reason or others_reason
+        if reason and endpoint is not None:
+            endpoint.abort()
+        return (None, reason) if reason else (endpoint, "")
+
+    def abort(self) -> None:
+        """Close both at once."""
+        self._abort_endpoint()
+        super().abort()
+
+    async def close(self) -> None:  # type: ignore[override]
+        """Close both, TLS once what was written has left."""
+        await super().close()
+        self._abort_endpoint()
+
+    def on_tls_closed(self) -> None:
+        """The TLS connection has ended, whoever closed it."""
+        self._closed = True
+        self._abort_endpoint()
+
+    def _abort_endpoint(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        if endpoint is not None:
+            endpoint.abort()
+
+
+async def _exchange_proofs(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
+    """Show that the endpoint leads to who is at the other end of the TLS connection: each knows what both have sent there."""
+    key = b"".join(sorted((own["key"], other["key"])))
+    received = bytearray(PROOF_SIZE)
+    await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
+    if not hmac.compare_digest(received, _proof(key, other["key"])):
+        raise UcxError("what came over UCX is not from this peer")
+
+
+def _proof(key: bytes, sender: bytes) -> bytes:
+    return hmac.digest(key, b"dask-gpu-mpi ucx proof" + sender, "sha512")
+
+
+def _on_device(frame: Any) -> bool:
+    return hasattr(frame, "__cuda_array_interface__")
+
+
+def _on_close(reference: weakref.ref[WorkerComm]) -> None:
+    if (comm := reference()) is not None:
+        comm.on_tls_closed()
+
+
+def _warn_once(peer: str, reason: str) -> None:
+    host = peer.rpartition(":")[0]
+    if host not in _without_ucx:
+        _without_ucx.add(host)
+        say(
+            f"warning: transfers between {socket.gethostname()} and {host.partition('://')[2]} go over TLS, not UCX: {reason}"
+        )
+
+
+class _Connector(TLSConnector):
+    comm_class = WorkerComm
+
+
+class _Listener(TLSListener):
+    comm_class = WorkerComm
+
+
+class _Backend(TLSBackend):
+    _connector_class = _Connector
+    _listener_class = _Listener

@@ -1,0 +1,103 @@
+"""Two processes as workers with TLS and UCX beside it, on one GPU or two: memory of GPUs goes over UCX, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.network.credentials import make_credentials
+
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed_ucxx") is None,
+    reason="distributed-ucxx is not installed: pip install 'dask-gpu-mpi[cuda13]'",
+)
+
+
+def prepare(credentials: dict[str, Any], device: str) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = device
+    import cupy
+    import dask
+
+    from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
+
+    cupy.zeros(1)
+    dask.config.set(credentials)
+    use_ucx_between_workers(0, loopback=True)
+
+
+def serve(pipe: Any, credentials: dict[str, Any], device: str) -> None:
+    prepare(credentials, device)
+
+    async def main() -> None:
+        import cupy
+        from distributed import Security
+        from distributed.comm import CommClosedError, listen
+        from distributed.protocol import to_serialize
+
+        async def handle(comm: Any) -> None:
+            try:
+                while True:
+                    size = (await comm.read())["size"]
+                    on_device, on_host = cupy.arange(size), bytearray(size)
+                    await comm.write({"device": to_serialize(on_device), "host": to_serialize(on_host)})
+            except CommClosedError:
+                pass
+
+        async with listen("tls://127.0.0.1:0", handle, **Security().get_listen_args("worker")) as listener:
+            pipe.send(listener.contact_address)
+            while not pipe.poll():
+                await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
+def fetch(pipe: Any, credentials: dict[str, Any], device: str, address: str) -> None:
+    prepare(credentials, device)
+
+    async def main() -> None:
+        import cupy
+        from distributed import Security
+        from distributed.comm import connect
+
+        comm = await connect(address, **Security().get_connection_args("worker"))
+        for size in (1, 1000, 10_000_000):
+            before = comm.stream._total_read_index if hasattr(comm.stream, "_total_read_index") else None
+            await comm.write({"size": size})
+            received = await comm.read()
+            assert received["device"].__class__ is cupy.ndarray
+            assert bool((received["device"] == cupy.arange(size)).all())
+            assert received["host"] == bytearray(size)
+            if (
+                before is not None and size > 1000
+            ):  # the host's bytes came over TLS, the eightfold of the GPU's did not
+                assert comm.stream._total_read_index - before < 2 * size
+        pipe.send(comm._endpoint is not None)
+        await comm.close()
+
+    asyncio.run(main())
+
+
+def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
+    credentials = make_credentials().dask_config()
+    context = multiprocessing.get_context("spawn")
+    (here, there), (mine, its) = context.Pipe(), context.Pipe()
+    server = context.Process(target=serve, args=(there, credentials, gpus.uuids[0]))
+    server.start()
+    try:
+        assert here.poll(60)
+        client = context.Process(target=fetch, args=(its, credentials, gpus.uuids[-1], here.recv()))
+        client.start()
+        client.join(90)
+        assert client.exitcode == 0
+        assert mine.recv() is True
+        here.send(None)
+        server.join(20)
+        assert server.exitcode == 0
+    finally:
+        server.kill()
+    assert gpus.idle()

@@ -1,0 +1,395 @@
+"""Jobs under attack: a script that computes all the while, an intruder beside it (`attacks`), and what both showed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusters import TELL, facts, until
+from harness import ROOT, Mpi, TestBed
+from jobs import CompletedJob, Job
+from listeners import TELL_ADDRESSES, Census, Listener
+
+__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start"]
+
+#: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
+DESCRIPTORS = 1024
+#: Seconds for the intruder to end, for the job to come up, and for a round of its script.
+GROUP, START, ROUND = 60.0, 60.0, 15.0
+#: The end of what the script tells before it computes.
+LAST_TOLD = r'"recorder": [0-9]+\}'
+
+#: The script. It holds back the reachability test until the file "go-start" is there, tells where it listens for it, and then
+#: computes, with a new client for each round, until the file "go-end" is there.
+SCRIPT = (
+    TELL
+    + TELL_ADDRESSES
+    + r'''
+import resource, socket, threading, time
+from pathlib import Path
+
+HERE = Path(os.environ["TMPDIR"])
+
+def hold_the_start():
+    from dask_gpu_mpi.startup import connecting
+    connect, listen = connecting.connect_to, connecting.Connecting.listen
+    def connect_later(*args, **options):
+        limit = time.monotonic() + 60
+        while not (HERE / "go-start").exists() and time.monotonic() < limit:
+            time.sleep(0.02)
+        return connect(*args, **options)
+    def listen_and_tell(self, wanted):
+        ports = listen(self, wanted)
+        tell(**{f"start-{os.getpid()}": [wanted.address, *ports]})
+        return ports
+    connecting.connect_to, connecting.Connecting.listen = connect_later, listen_and_tell
+
+class Recorder:
+    """Passes connections on, and keeps what their clients send."""
+
+    def __init__(self, address):
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        self.to, self.sent, self.open = (host, int(port)), [], []
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = self.server.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                inner, _ = self.server.accept()
+            except OSError:
+                return
+            outer = socket.create_connection(self.to)
+            self.sent.append(bytearray())
+            self.open += [inner, outer]
+            threading.Thread(target=self.pump, args=(inner, outer, self.sent[-1]), daemon=True).start()
+            threading.Thread(target=self.pump, args=(outer, inner, bytearray()), daemon=True).start()
+
+    def pump(self, source, target, kept):
+        try:
+            while data := source.recv(65536):
+                kept += data
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+
+    def close(self):
+        self.server.close()
+        for each in self.open:
+            each.close()
+
+def note(path):
+    with open(path, "a") as file:
+        file.write("done\n")
+
+def routes(dask_scheduler=None, dask_worker=None):
+    from distributed.http.routing import _descend_routes
+    application, out = getattr(dask_scheduler or dask_worker, "http_application", None), {"/", "/status", "/sitemap.json"}
+    if application is None:
+        return []
+    for each in [*application.applications, application]:
+        out.update(getattr(each, "app_paths", ()))
+        for router in (each.default_router, each.wildcard_router):
+            _descend_routes(router, set(), out)
+    return sorted(re.sub(r"\(.*?\)|[$^]", "x", route) for route in out if "/statics/" not in route)
+
+def compute(client, number):
+    """A round: right or an exception."""
+    found = client.gather(client.map(lambda x, n=number: x + n, range(50)))
+    assert found == [x + number for x in range(50)], found
+
+def main(options):
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
+    hold_the_start()
+    from dask_gpu_mpi import initialize
+    session = initialize(**options)
+    from distributed import Client
+    client = session.client()
+    client.wait_for_workers(int(os.environ["INTRUDERS_WORKERS"]))
+    recorder = Recorder(session.address)
+    scheme = session.address.partition("://")[0]
+    if scheme != "ucx":  # whose connections can't be passed on
+        with Client(f"{scheme}://127.0.0.1:{recorder.port}") as recorded:
+            recorded.run_on_scheduler(note, str(HERE / "notes"))
+    recorder.close()
+    http = sorted({*client.run_on_scheduler(routes), *(route for each in client.run(routes).values() for route in each)})
+    tell(
+        servers=servers(client),
+        address=session.address,
+        routes=http,
+        recorded=[bytes(each).hex() for each in recorder.sent],
+        recorder=recorder.port,
+    )
+    number = 0
+    while not (HERE / "go-end").exists():
+        with session.client() as extra:  # whoever belongs here still gets in
+            compute(extra, number)
+        number += 1
+        (HERE / "rounds.part").write_text(str(number))
+        os.rename(HERE / "rounds.part", HERE / "rounds")
+    compute(client, number)
+    tell(rounds=number, right=True)
+    client.close()
+
+main(json.loads(os.environ["INTRUDERS_OPTIONS"]))
+'''.replace("DESCRIPTORS", str(DESCRIPTORS))
+)
+
+#: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
+KINDS = {
+    "scheduler comm": "comm",
+    "worker comm": "comm",
+    "nanny comm": "comm",
+    "scheduler http": "http",
+    "worker http": "http",
+    "scheduler ucx": "ucx",
+    "worker ucx": "ucx",
+    "scheduler": "uct",
+    "worker": "uct",
+    "nanny": "uct",
+    "rank start": "start",
+    "rank": "mpi",
+    "launcher": "launcher",
+}
+#: What needs no credentials, and what holds connections.
+RAW = ("plain TCP", "pickle and msgpack bombs", "garbage of every length", "closed at once")
+HOLDING = ("a byte a second", "half-open connections")
+#: Groups of attacks by the kind of listener: one group after the other, all of a group at once.
+ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "comm": (
+        (
+            "TLS without a certificate",
+            "a self-made authority",
+            "another job's certificate",
+            "a process of Dask",
+            "replayed",
+        ),
+        RAW,
+        HOLDING,
+    ),
+    "http": (("routes without the token",), RAW, HOLDING),
+    "mpi": ((), (*RAW, "a rank's handshake"), HOLDING),
+    "start": (RAW, HOLDING),
+    "ucx": (("UCX without the secret",), RAW, HOLDING),
+    "uct": ((), ("garbage of every length", "closed at once")),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an intruder is sent at."""
+
+    name: str
+    #: Of `KINDS`.
+    kind: str
+    role: str
+    host: str
+    port: int
+
+
+@dataclass
+class Attacked:
+    """A job that was attacked.
+
+    Attributes
+    ----------
+    done : CompletedJob
+        How it ended.
+    outcomes : dict
+        ``{attack: {target: outcome}}`` (see `attacks`).
+    seconds : dict
+        Of each attack, the longest.
+    listeners : list of Listener
+        Of the whole job, from its start on.
+    unexpected : list of Listener
+        Those of no known kind.
+    rounds : list of int
+        Rounds of the script during each group of attacks, its start not counted.
+    exploded : bool
+        Whether somebody has unpickled what the intruder sent.
+    notes : int
+        How often the operation that the intruder replays has run.
+    """
+
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+    listeners: list[Listener] = field(default_factory=list)
+    unexpected: list[Listener] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+    rounds: list[int] = field(default_factory=list)
+    exploded: bool = False
+    notes: int = 0
+    done: CompletedJob | None = None
+
+
+def start(
+    mpirun: Mpi,
+    ranks: int,
+    *,
+    bed: TestBed | None = None,
+    hosts: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Job:
+    """Start the job whose script computes until `attacked` ends it."""
+    env: dict[str, str | None] = {
+        "INTRUDERS_OPTIONS": json.dumps(options or {}),
+        "INTRUDERS_WORKERS": str(ranks),
+        # the components of Open MPI that users have
+        "OMPI_MCA_btl": None,
+        "OMPI_MCA_pml": None,
+    }
+    if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
+        env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+    return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
+
+
+def attacked(
+    job: Job,
+    command: Sequence[str],
+    hosts: Mapping[str, str],
+    user: str,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+) -> Attacked:
+    """Attack a job from its start to its end.
+
+    Parameters
+    ----------
+    job : Job
+        See `start`.
+    command : sequence of str
+        What the intruder's command line begins with: it leads to its host.
+    hosts : mapping
+        Address of each of the job's networks, as `listeners.Place.network` names it.
+    user : str
+        Whom the intruder is.
+    attacks : mapping
+        Groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
+    """
+    result = Attacked()
+    with Census(job) as census:
+        if "start" in attacks:
+            ports = until(lambda: _start_ports(job, len(hosts)), START, "listeners of the reachability test")
+            targets = [
+                Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports
+            ]
+            for _ in _intrusion(job, command, user, targets, attacks, result):
+                pass
+        (job.directory / "go-start").touch()
+        job.wait_for(LAST_TOLD, START)
+        told = facts(job)
+        found = census.listeners(told["servers"])
+        result.listeners = [each for each in found if each.place.port != told["recorder"]]
+        started = {port for _, *ports in _starts(told) for port in ports}
+        result.unexpected = [
+            each
+            for each in result.listeners
+            if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
+        ]
+        before = _rounds(job)
+        targets = _targets(result.listeners, hosts, attacks)
+        more = {"recorded": told["recorded"], "routes": told["routes"]}
+        for _ in _intrusion(job, command, user, targets, attacks, result, **more):
+            with contextlib.suppress(AssertionError):  # the test says so
+                until(lambda before=before: _rounds(job) > before, ROUND)
+            result.rounds.append(_rounds(job) - before)
+            before = _rounds(job)
+        (job.directory / "go-end").touch()
+        result.exploded = (job.directory / "marker").exists()
+        with contextlib.suppress(FileNotFoundError):  # nothing could be recorded
+            result.notes = (job.directory / "notes").read_text().count("done")
+        result.done = job.wait(60)
+    return result
+
+
+def _targets(
+    listeners: Sequence[Listener], hosts: Mapping[str, str], attacks: Mapping[str, Any]
+) -> list[Target]:
+    """What is still open and attacked at all, each once, by its IPv4 address."""
+    targets = {}
+    for each in listeners:
+        kind, place = KINDS.get(each.name, ""), each.place
+        if kind in attacks and each.what != "start" and ":" not in place.address:
+            host = hosts[place.network] if place.address == "0.0.0.0" else place.address
+            name = f"{each.name} {host}:{place.port}"
+            targets[name] = Target(name, kind, each.role, host, place.port)
+    return list(targets.values())
+
+
+def _intrusion(
+    job: Job,
+    command: Sequence[str],
+    user: str,
+    targets: Sequence[Target],
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    result: Attacked,
+    **more: Any,
+) -> Iterator[None]:
+    """Run the intruder, and yield after each group of attacks."""
+    groups: list[dict[str, list[str]]] = []
+    for number in range(max(len(attacks[target.kind]) for target in targets)):
+        group: dict[str, list[str]] = {}
+        for target in targets:
+            for attack in attacks[target.kind][number] if number < len(attacks[target.kind]) else ():
+                group.setdefault(attack, []).append(target.name)
+        groups.append(group)
+    order = {
+        "user": user,
+        "marker": str(job.directory / "marker"),
+        "targets": [vars(target) for target in targets],
+        "groups": groups,
+        **more,
+    }
+    intruder = subprocess.Popen(
+        [*command, sys.executable, str(ROOT / "tests" / "attacks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert intruder.stdin is not None
+    assert intruder.stdout is not None
+    try:
+        intruder.stdin.write(json.dumps(order) + "\n")
+        for _ in groups:
+            intruder.stdin.flush()
+            line = intruder.stdout.readline()
+            assert line, f"the intruder ended: {intruder.communicate()[1]}"
+            for attack, name, outcome, seconds in json.loads(line):
+                result.outcomes.setdefault(attack, {})[name] = outcome
+                result.seconds[attack] = max(seconds, result.seconds.get(attack, 0.0))
+            yield
+            intruder.stdin.write("\n")
+        _, errors = intruder.communicate(timeout=GROUP)
+        assert intruder.returncode == 0, errors
+    finally:  # also at the test's timeout
+        intruder.kill()
+        intruder.communicate()
+
+
+def _starts(told: Mapping[str, Any]) -> list[list[Any]]:
+    """Address and ports of each rank that listens for the reachability test."""
+    return [value for name, value in told.items() if name.startswith("start-")]
+
+
+def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
+    """Where ranks listen for the reachability test, once as many have told."""
+    with contextlib.suppress(ValueError):  # half a line
+        told = _starts(facts(job))
+        if len(told) >= ranks:
+            return [(host, port) for host, *ports in told for port in ports if port]
+    return []
+
+
+def _rounds(job: Job) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(job.directory / "rounds").read_text())
+    return 0

@@ -1,0 +1,101 @@
+"""Strangers who try to get into a job: none gets in, nothing of what they send is read, and the job does not mind.
+
+The intruder is another user, on a host of the cluster's network that is none of the job's, or beside the job on its one host.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from intruderjobs import ATTACKS, KINDS, Attacked
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
+
+PLACES = ("from_another_host", "from_another_user")
+#: What the job may print of all that, in lines: some of its own, and some of each kind of attack.
+MOST_LINES = 100
+#: Attacks that have tests of their own.
+OWN = {
+    "routes without the token",
+    "a rank's handshake",
+    "UCX without the secret",
+    "a worker of another job, with UCX",
+}
+ALL = sorted({attack for groups in ATTACKS.values() for group in groups for attack in group} - OWN)
+
+
+@pytest.fixture(params=PLACES)
+def job(request: pytest.FixtureRequest) -> Attacked:
+    """The job that is attacked from this place."""
+    found: Attacked = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.mark.parametrize("attack", ALL)
+def test_nobody_gets_in(job: Attacked, attack: str) -> None:
+    found = job.outcomes[attack]
+    assert found
+    assert {target: outcome for target, outcome in found.items() if not outcome.startswith("out")} == {}
+    # and it was tried: all that other hosts can reach was reached
+    refused = {target for target, outcome in found.items() if outcome == "out: nobody listens"}
+    assert all("127.0.0.1" in target for target in refused)
+    assert len(refused) < len(found)
+
+
+def test_every_listener_is_known(job: Attacked) -> None:
+    assert job.unexpected == []
+    known = {name for name, kind in KINDS.items() if kind in ("comm", "http")}
+    assert {each.name for each in job.listeners} >= known - {"worker http"}
+    assert "worker http" not in {each.name for each in job.listeners}
+
+
+def test_nothing_is_deserialised(job: Attacked) -> None:
+    assert not job.exploded
+
+
+def test_nothing_is_done_twice(job: Attacked) -> None:
+    """What a client had done is not done again when what it sent is sent once more."""
+    assert job.notes == 1
+
+
+def test_who_belongs_there_still_gets_in(job: Attacked) -> None:
+    """During each group of attacks, the last one holds a thousand connections to each port, a new client got its result."""
+    assert len(job.rounds) == 3
+    assert all(job.rounds), job.rounds
+
+
+def test_the_result_is_right(job: Attacked) -> None:
+    assert job.done is not None
+    job.done.check(0)
+    assert '"right": true' in job.done.stdout
+
+
+@pytest.mark.xfail(
+    strict=True, reason="each connection that fails writes lines of its own, and descriptors run out"
+)
+def test_the_log_stays_short(job: Attacked) -> None:
+    assert job.done is not None
+    lines = job.done.stderr.splitlines()
+    assert len(lines) <= MOST_LINES, "\n".join(lines[:MOST_LINES])
+
+
+def test_the_dashboard_wants_a_token(from_another_user: Attacked) -> None:
+    found = from_another_user.outcomes["routes without the token"]
+    assert {target: outcome for target, outcome in found.items() if not outcome.startswith("out")} == {}
+
+
+def test_http_is_out_of_reach_of_other_hosts(from_another_host: Attacked) -> None:
+    found = from_another_host.outcomes["routes without the token"]
+    assert found
+    assert set(found.values()) == {"out: nobody listens"}
+
+
+@pytest.mark.one_mpi
+def test_without_encryption_they_do_get_in(without_encryption: Attacked) -> None:
+    """Which shows that the attacks are some."""
+    for attack in ("plain TCP", "a process of Dask"):
+        found = without_encryption.outcomes[attack]
+        assert found
+        assert all(outcome.startswith("in") for outcome in found.values()), found
+    assert without_encryption.exploded
+    assert without_encryption.notes > 1

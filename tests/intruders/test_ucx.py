@@ -1,0 +1,76 @@
+"""Strangers at workers with UCX beside TLS, and at UCX alone, which lets everybody in. See ci/ucx.sh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from harness import Mpi
+from intruderjobs import ATTACKS, Attacked, attacked, start
+from listeners import beyond_loopback
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.slow,
+    pytest.mark.one_mpi,
+    pytest.mark.skipif(
+        find_spec("distributed_ucxx") is None,
+        reason="distributed-ucxx is not installed: ci/ucx.sh installs it",
+    ),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may become another user"),
+]
+
+WITHOUT, ANOTHER = "UCX without the secret", "a worker of another job, with UCX"
+
+
+def attacked_job(jobs: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **options: Any) -> Attacked:
+    """Two ranks on one host; the intruder is another user there."""
+    networks = {os.readlink("/proc/self/ns/net"): "127.0.0.1"}
+    # UCX_TLS: shared memory of another user's is closed to the intruder
+    return attacked(start(jobs, 2, options=options), ["env", "UCX_TLS=tcp"], networks, "nobody", attacks)
+
+
+@pytest.fixture(scope="module")
+def job(jobs: Mpi) -> Attacked:
+    ways = (
+        ("TLS without a certificate", "another job's certificate", "a process of Dask", ANOTHER, WITHOUT),
+    )
+    return attacked_job(jobs, {"comm": ways, "uct": ATTACKS["uct"]}, protocol="ucx")
+
+
+def test_every_listener_is_known(job: Attacked) -> None:
+    assert job.unexpected == []
+    # what UCX listens on by itself, in workers alone, and on this host alone
+    assert {each.role for each in job.listeners if each.name in ("worker", "scheduler", "nanny")} == {
+        "worker"
+    }
+    assert {*beyond_loopback(job.listeners)} <= {"launcher"}
+
+
+def test_nobody_gets_in(job: Attacked) -> None:
+    assert {WITHOUT, ANOTHER} <= job.outcomes.keys()
+    for attack, found in job.outcomes.items():
+        assert {
+            target: outcome for target, outcome in found.items() if not outcome.startswith("out")
+        } == {}, attack
+
+
+def test_nothing_is_deserialised(job: Attacked) -> None:
+    assert not job.exploded
+
+
+def test_the_result_is_right(job: Attacked) -> None:
+    assert job.done is not None
+    job.done.check(0)
+    assert '"right": true' in job.done.stdout
+
+
+def test_without_security_they_do_get_in(jobs: Mpi) -> None:
+    """Which shows that the attack is one."""
+    found = attacked_job(jobs, {"ucx": ((WITHOUT,),)}, protocol="ucx", security=False)
+    assert all(outcome.startswith("in") for outcome in found.outcomes[WITHOUT].values()), found.outcomes
+    assert found.exploded

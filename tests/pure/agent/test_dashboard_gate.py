@@ -1,0 +1,266 @@
+"""The gate in front of a real scheduler's HTTP server, over loopback: who comes in, and who reads 403."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from dask_gpu_mpi.agent.dashboard_gate import Gate
+
+TOKEN = "right-T0ken_"
+WRONG = "wrong-T0ken_"
+#: Of a route, what stands for a text of any length, or for a number.
+WILD = re.compile(r"\(.*?\)")
+
+
+class Site:
+    """A scheduler's HTTP server behind the gate, and its visitors."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+        self.host = f"127.0.0.1:{scheduler.http_server.port}"
+
+    async def fetch(self, path: str, headers: dict[str, str] | None = None, **request: Any) -> HTTPResponse:
+        answer = await AsyncHTTPClient().fetch(
+            HTTPRequest(f"http://{self.host}{path}", headers=headers, follow_redirects=False, **request),
+            raise_error=False,
+        )
+        return answer
+
+    async def codes(self, path: str, *headers: dict[str, str]) -> list[int]:
+        return [(await self.fetch(path, each)).code for each in headers]
+
+    async def cookie(self) -> str:
+        """What a browser sends once it has followed the link."""
+        answer = await self.fetch(f"/health?token={TOKEN}")
+        return answer.headers["Set-Cookie"].partition(";")[0]
+
+    async def websocket(self, path: str, **headers: str) -> WebSocketClientConnection:
+        return await websocket_connect(HTTPRequest(f"ws://{self.host}{path}", headers=headers))
+
+
+def routes_of(router: Any) -> Iterator[str]:
+    """The patterns of all its routes; bokeh's have a question mark."""
+    for rule in (*router.default_router.rules, *router.wildcard_router.rules):
+        for inner in getattr(rule.target, "rules", [rule]):
+            yield inner.matcher.regex.pattern
+
+
+@asynccontextmanager
+async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
+    from distributed import Scheduler
+
+    scheduler: Any = Scheduler(
+        host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
+    )
+    scheduler.http_server.request_callback = Gate(scheduler.http_application, TOKEN)
+    async with scheduler:
+        if pages:
+            dashboard = pytest.importorskip("distributed.dashboard.scheduler", exc_type=ImportError)
+            dashboard.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
+        yield Site(scheduler)
+
+
+def visit(visitor: Callable[[Site], Awaitable[None]], **site: bool) -> None:
+    async def run() -> None:
+        async with a_site(**site) as found:
+            await visitor(found)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_every_route_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def visitor(site: Site) -> None:
+        application = site.scheduler.http_application
+        routes = {route for each in (application, *application.applications) for route in routes_of(each)}
+        found = {WILD.sub("1", route.rstrip("$").removesuffix("/?")) or "/" for route in routes}
+        paths = sorted(found | {"/statics/css/base.css", "/nowhere"})
+        assert {
+            "/",
+            "/status",
+            "/status/ws",
+            "/info",
+            "/metrics",
+            "/health",
+            "/eventstream",
+            "/sitemap.json",
+        } <= set(paths)
+        assert len(paths) > 100
+        caplog.clear()
+        caplog.set_level(logging.INFO)
+        upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
+        strangers: list[tuple[str, dict[str, Any]]] = [
+            *((path, {}) for path in paths),
+            *((path, {"headers": upgrade}) for path in paths if path.endswith(("/ws", "/eventstream"))),
+            ("/status", {"method": "HEAD"}),
+            ("/api/v1/retire_workers", {"method": "POST", "body": "token=" + TOKEN}),
+        ]
+        answers = await asyncio.gather(*(site.fetch(path, **stranger) for path, stranger in strangers))
+        let_in = [
+            stranger
+            for stranger, answer in zip(strangers, answers, strict=True)
+            if answer.code != 403 or "Set-Cookie" in answer.headers
+        ]
+        assert let_in == []
+        assert [record for record in caplog.records if record.name.startswith("tornado")] == []
+        assert site.scheduler.plugins.keys() & {"websocket"} == set()
+
+    visit(visitor, pages=True)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        f"?token={WRONG}", "?token=", "?token", f"?token={TOKEN}x", f"?token={TOKEN[:-1]}", f"?tokens={TOKEN}",
+        "?token=%00%ff", "?token=" + "x" * 10_000, f"#token={TOKEN}",
+    ],
+)  # fmt: skip
+def test_links_that_do_not_open_it(given: str) -> None:
+    async def visitor(site: Site) -> None:
+        assert (await site.fetch(f"/health{given}")).code == 403
+
+    visit(visitor)
+
+
+def test_headers_that_open_it_and_those_that_do_not() -> None:
+    async def visitor(site: Site) -> None:
+        right = ({"Authorization": f"{scheme} {TOKEN}"} for scheme in ("Bearer", "token", "bearer"))
+        assert await site.codes("/health", *right) == [200] * 3
+        cookie = await site.cookie()
+        name, _, value = cookie.partition("=")
+        assert value == TOKEN
+        assert await site.codes("/health", {"Cookie": cookie}, {"Cookie": f"a=b; {cookie}; c=d"}) == [200] * 2
+        wrong = (
+            {"Authorization": f"Bearer {WRONG}"}, {"Authorization": TOKEN}, {"Authorization": "Bearer"},
+            {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer \u00e9"}, {"Cookie": f"{name}={WRONG}"},
+            {"Cookie": f"token={TOKEN}"}, {"Cookie": TOKEN}, {"Cookie": f"{name}=\u00e9"}, {"Cookie": f'{name}="\\303'},
+        )  # fmt: skip
+        assert await site.codes("/health", *wrong) == [403] * len(wrong)
+
+    visit(visitor)
+
+
+def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -> None:
+    async def visitor(site: Site) -> None:
+        answer = await site.fetch(f"/health?token={TOKEN}")
+        assert (answer.code, answer.body) == (200, b"ok")
+        cookie, *attributes = answer.headers["Set-Cookie"].split("; ")
+        assert sorted(attributes) == ["HttpOnly", "Path=/", "SameSite=Strict"]  # no end: that of the browser
+        assert answer.headers["Referrer-Policy"] == "same-origin"
+        # once: the cookie is enough
+        assert "Set-Cookie" not in (await site.fetch("/health", {"Cookie": cookie})).headers
+        # another job's has another name, since tunnels to both may end at the same host
+        assert Gate(site.scheduler.http_application, WRONG)._cookie not in cookie
+
+    visit(visitor)
+
+
+def test_the_token_is_in_no_log_and_in_no_redirect(caplog: pytest.LogCaptureFixture) -> None:
+    async def visitor(site: Site) -> None:
+        caplog.set_level(logging.DEBUG, "tornado.access")  # Dask has it say nothing; a user may want it
+        assert (await site.fetch(f"/nowhere?a=1&%74oken={TOKEN}&token={TOKEN}&b")).code == 404
+        assert "/nowhere?a=1&b" in caplog.text
+        assert TOKEN not in caplog.text
+        answer = await site.fetch(f"/?token={TOKEN}")
+        assert (answer.code, answer.headers["Location"]) == (301, "/status")
+
+    visit(visitor, pages=True)
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, 200),
+        # a link on another page
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "navigate"}, 200),
+        # a script, a picture, a request of another page's, for example of another port that a tunnel leads to
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "websocket"}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors"}, 403),
+        ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, 200),
+        ({"Host": "localhost:9000", "Origin": "http://localhost:9001"}, 403),
+        ({"Host": "localhost:9000", "Origin": "null"}, 403),
+    ],
+)
+def test_pages_of_others_come_in_with_no_cookie_but_with_the_token(
+    headers: dict[str, str], code: int
+) -> None:
+    async def visitor(site: Site) -> None:
+        cookie = {"Cookie": await site.cookie()}
+        assert await site.codes("/health", {**headers, **cookie}, headers) == [code, 403]
+        assert await site.codes(f"/health?token={TOKEN}", {**headers, **cookie}, headers) == [200, 200]
+
+    visit(visitor)
+
+
+def test_a_page_and_its_websocket() -> None:
+    """As a browser does it: the link, the static files, then Bokeh's protocol."""
+
+    async def visitor(site: Site) -> None:
+        page = await site.fetch(f"/status?token={TOKEN}")
+        assert page.code == 200
+        assert TOKEN not in page.body.decode()
+        cookie = page.headers["Set-Cookie"].partition(";")[0]
+        files = re.findall(r'(?:src|href)="(/?(?:static|statics)/[^"?]+\.(?:js|css))', page.body.decode())
+        assert files
+        for file in files:
+            assert (await site.fetch("/" + file.lstrip("/"), {"Cookie": cookie})).code == 200
+        (session,) = re.findall(r'"token":"([^"]+)"', page.body.decode())
+        spoken = {"Sec-WebSocket-Protocol": f"bokeh, {session}"}
+        for headers in ({}, {"Cookie": f"{cookie}x"}, {"Cookie": cookie, "Origin": "http://localhost:1"}):
+            with pytest.raises(HTTPClientError, match="403"):
+                await site.websocket("/status/ws", **headers, **spoken)
+        origin = f"http://{site.host}"
+        connection = await site.websocket("/status/ws", Cookie=cookie, Origin=origin, **spoken)
+        header = await connection.read_message()
+        assert header is not None
+        assert '"ACK"' in str(header)
+        connection.close()
+        # the first page's, whose address still has the token
+        query = await site.websocket(f"/status/ws?token={TOKEN}", **spoken)
+        assert '"ACK"' in str(await query.read_message())
+        query.close()
+
+    visit(visitor, pages=True)
+
+
+def test_the_event_stream_is_closed_to_all() -> None:
+    """In distributed whoever asks for it, and does not become a websocket, has every later transition raise."""
+
+    async def visitor(site: Site) -> None:
+        answer = await site.fetch(f"/eventstream?token={TOKEN}")
+        assert (answer.code, b"event stream" in answer.body) == (404, True)
+        assert "websocket" not in site.scheduler.plugins
+        with pytest.raises(HTTPClientError, match="404"):
+            await site.websocket("/eventstream", Cookie=await site.cookie())
+
+    visit(visitor)
+
+
+def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
+    async def visitor(site: Site) -> None:
+        host, _, port = site.host.partition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        codes = []
+        for query in (f"?token={TOKEN}", f"?token={TOKEN}", ""):
+            writer.write(f"GET /health{query} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"Content-Length: (\d+)", head)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
+            codes.append(head.split()[1])
+        assert await reader.read() == b""  # strangers keep none
+        writer.close()
+        await writer.wait_closed()
+        assert codes == [b"200", b"200", b"403"]
+
+    visit(visitor)

@@ -1,0 +1,66 @@
+"""The line of `check` about UCX between workers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.check.coordinator import _tries_of_ucx
+from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
+from dask_gpu_mpi.check.transport_rules import check_transport
+from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.options.protocols import WorkerUcx
+from preflights import evidence, observed
+
+MISSING = "distributed-ucxx is not installed. Fix: pip install it"
+
+
+def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: str = "", **more: Any) -> Evidence:
+    found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), without_ucx=without)]
+    return evidence(*found, worker_ucx=ucx, **more)
+
+
+def lines(found: Evidence) -> list[tuple[str, str]]:
+    return [(finding.level, finding.found) for finding in check_transport(found)]
+
+
+def test_nothing_is_said_where_ucx_is_not_wanted() -> None:
+    assert lines(two_nodes(WorkerUcx.OFF)) == []
+    assert lines(two_nodes(WorkerUcx.AUTO, gpus=False, without=MISSING)) == []
+    assert lines(replace(two_nodes(WorkerUcx.AUTO), plan=None)) == []
+
+
+def test_ucx_that_works() -> None:
+    tests = {0: Outcome(ucx=UcxResult()), 1: Outcome(ucx=UcxResult())}
+    ((level, text),) = lines(two_nodes(WorkerUcx.AUTO, tests=tests))
+    assert level == "ok"
+    assert "UCX for GPU memory between workers" in text
+    assert "UCX works within 2 nodes" in text
+
+
+def test_ucx_that_does_not_work_on_one_node() -> None:
+    tests = {0: Outcome(ucx=UcxResult()), 1: Outcome(ucx=UcxResult("no device"))}
+    (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
+    assert (finding.level, finding.ranks) == ("warning", (1,))
+    assert "no device" in finding.found
+
+
+@pytest.mark.parametrize(("ucx", "level"), [(WorkerUcx.AUTO, "warning"), (WorkerUcx.ALL, "error")])
+def test_a_package_that_is_missing(ucx: WorkerUcx, level: str) -> None:
+    (finding,) = check_transport(two_nodes(ucx, without=MISSING))
+    assert isinstance(finding, Finding)
+    assert finding.level == level
+    assert "distributed-ucxx is not installed" in finding.found
+    assert finding.fix == "pip install it"
+
+
+def test_one_rank_of_each_node_tries() -> None:
+    assert _tries_of_ucx(two_nodes(WorkerUcx.OFF)) == {}
+    found = two_nodes(WorkerUcx.AUTO)
+    devices = {worker.rank: worker.device for worker in found.plan.workers}  # type: ignore[union-attr]
+    assert _tries_of_ucx(found) == devices
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, without=MISSING)) == {}  # nobody will use it
+    assert _tries_of_ucx(two_nodes(WorkerUcx.ALL, gpus=False)) == {0: "", 1: ""}
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, gpus=False)) == {}

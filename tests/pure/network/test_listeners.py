@@ -1,0 +1,248 @@
+"""Listeners among strangers: half-open connections, garbage, and no descriptors left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+PROTOCOLS = pytest.mark.parametrize("protocol", ["tls", "tcp"])
+
+#: A process of its own: what is tested changes all listeners of the process, and runs out of descriptors.
+BEGIN = """
+import asyncio, contextlib, json, logging, os, random, resource, socket, ssl, sys, time
+import dask, distributed
+from distributed import Security
+from distributed.comm import connect, listen
+from dask_gpu_mpi.network import listeners
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.base import tally
+
+lines = []
+class Lines(logging.Handler):
+    def emit(self, record):
+        lines.append(self.format(record))
+for name in ("", "distributed", "tornado", "tornado.application", "asyncio"):
+    logging.getLogger(name).handlers = [Lines()]
+    logging.getLogger(name).setLevel("ERROR" if name == "tornado" else "WARNING")
+    logging.getLogger(name).propagate = False
+
+protocol = sys.argv[1]
+security = make_credentials(**json.loads(sys.argv[2])).security() if protocol == "tls" else Security()
+dask.config.set({"distributed.comm.timeouts.connect": "1s"})
+tally.PERIOD = 0.2
+accepts = 0
+accept = listeners.PatientSocket.accept
+def counted(self):
+    global accepts
+    accepts += 1
+    return accept(self)
+listeners.PatientSocket.accept = counted
+listeners.DASK_HANDSHAKE = 1.0
+listeners.guard_listeners()
+
+async def echo(comm):
+    with contextlib.suppress(distributed.comm.CommClosedError):
+        while True:
+            await comm.write(await comm.read())
+
+async def ask(address):
+    comm = await connect(address, timeout=5, **security.get_connection_args("client"))
+    await comm.write("hello")
+    answer = await comm.read()
+    await comm.close()
+    return answer
+
+def half_open(address, data=b""):
+    host, port = address.partition("://")[2].rsplit(":", 1)
+    made = socket.create_connection((host, int(port)))
+    made.sendall(data)
+    return made
+
+async def is_closed(connection, seconds=5.0):
+    loop, end = asyncio.get_running_loop(), time.monotonic() + seconds
+    connection.setblocking(False)
+    with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(ConnectionResetError):
+            while await asyncio.wait_for(loop.sock_recv(connection, 1000), end - time.monotonic()):
+                pass
+        return True
+    return False
+
+async def run(main):
+    listener = await listen(f"{protocol}://127.0.0.1:0", echo, **security.get_listen_args("scheduler"))
+    found = await main(listener.listen_address)
+    await asyncio.sleep(0.5)  # for the tallies
+    listener.stop()
+    os.write(1, json.dumps({"found": found, "lines": lines}).encode())
+"""
+
+
+def told(protocol: str, main: str, **credentials: Any) -> tuple[Any, list[str]]:
+    """What `main(address)` returns beside a listener, and the lines that were logged."""
+    code = BEGIN + main + "\nasyncio.run(run(main))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, protocol, json.dumps(credentials)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert not any("Traceback" in line for line in answer["lines"]), answer["lines"]
+    return answer["found"], answer["lines"]
+
+
+HALF_OPEN = """
+async def main(address):
+    strangers = [half_open(address) for _ in range(50)]
+    answers = [await ask(address) for _ in range(3)]
+    closed = [await is_closed(stranger) for stranger in strangers]
+    return answers, all(closed), await ask(address)
+"""
+
+
+@PROTOCOLS
+def test_half_open_connections_end_at_the_deadline(protocol: str) -> None:
+    found, lines = told(protocol, HALF_OPEN)
+    assert found == [["hello"] * 3, True, "hello"]
+    assert 2 <= len(lines) <= 4, lines
+    assert "no handshake within 1 s" in lines[0]
+    assert any("49 more of this kind" in line and "49 from 127.0.0.1" in line for line in lines), lines
+
+
+SLOW = """
+async def main(address):
+    # the first bytes of a record of TLS, or of the length of a message of Dask's
+    drip, start = iter(b"\\x16\\x03\\x01\\x02" if protocol == "tls" else bytes(7)), time.monotonic()
+    stranger = half_open(address)
+    for byte in drip:
+        with contextlib.suppress(OSError):
+            stranger.sendall(bytes([byte]))
+        await asyncio.sleep(0.3)
+    return await is_closed(stranger), time.monotonic() - start
+"""
+
+
+@PROTOCOLS
+def test_slow_senders_end_at_the_deadline(protocol: str) -> None:
+    (closed, seconds), lines = told(protocol, SLOW)
+    assert closed
+    assert seconds < 4
+    assert "no handshake within 1 s" in lines[0]
+
+
+GARBAGE = """
+async def main(address):
+    drawn = random.Random(0)
+    for size in (*range(1, 40), 100, 1000, 65536):
+        stranger = half_open(address, drawn.randbytes(size))
+        if size % 2:
+            stranger.close()  # gone before TLS begins
+        await asyncio.sleep(0.002)
+    # what names the length of a message, and of its parts
+    parts = bytes(7) + b"\\xff" * 8, bytes(15), bytes(7) + b"\\x01" + bytes(31)
+    for head in (b"\\xff" * 8, *(bytes([length]) + rest for length, rest in zip((8, 8, 32), parts))):
+        half_open(address, head)
+        await asyncio.sleep(0.002)
+    return await ask(address)
+"""
+
+
+@PROTOCOLS
+def test_garbage_is_counted(protocol: str) -> None:
+    found, lines = told(protocol, GARBAGE)
+    assert found == "hello"
+    assert 1 <= len(lines) <= 5, lines
+    assert lines[0].startswith("connection from ")
+    assert "failed: " in lines[0]
+
+
+FULL = """
+FLOOD = '''
+import socket, sys
+sys.stdin.readline()
+made = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(300)]
+print("open", flush=True)
+sys.stdin.read()
+'''
+async def main(address):
+    dask.config.set({"distributed.comm.timeouts.connect": "60s"})
+    listeners.DASK_HANDSHAKE = 60.0
+    port = address.rpartition(":")[2]
+    flood = await asyncio.create_subprocess_exec(sys.executable, "-c", FLOOD, port, stdin=-1, stdout=-1)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    flood.stdin.write(b"go\\n")
+    await flood.stdout.readline()
+    answers = [await asyncio.wait_for(ask(address), 10) for _ in range(10)]
+    await asyncio.sleep(1.0)
+    left = 128 - len(os.listdir("/proc/self/fd"))
+    flood.stdin.close()
+    await flood.wait()
+    return answers, left, accepts
+"""
+
+
+@PROTOCOLS
+def test_no_descriptors_for_strangers(protocol: str) -> None:
+    (answers, left, accepts), lines = told(protocol, FULL)
+    assert answers == ["hello"] * 10
+    assert left > 16
+    assert accepts < 1000
+    assert lines[0].startswith("too many connections: ")
+    assert "(the limit is 128)" in lines[0]
+    assert len(lines) < 20, lines
+
+
+NOTHING_TO_CLOSE = """
+async def main(address):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+    stranger = socket.socket()
+    stranger.setblocking(False)
+    own = []
+    with contextlib.suppress(OSError):
+        while True:
+            own.append(os.open("/dev/null", os.O_RDONLY))
+    with contextlib.suppress(BlockingIOError):
+        stranger.connect(("127.0.0.1", int(address.rpartition(":")[2])))
+    before = accepts
+    await asyncio.sleep(1.2)
+    times = accepts - before
+    for fd in own:
+        os.close(fd)
+    return times, await ask(address)
+"""
+
+
+def test_accept_without_a_descriptor_waits() -> None:
+    (times, answer), lines = told("tcp", NOTHING_TO_CLOSE)
+    assert answer == "hello"
+    assert 1 <= times <= 4
+    assert lines[0].startswith("too many connections: Too many open files")
+
+
+BELIEVES = """
+async def main(address):
+    args = security.get_connection_args("client")
+    context = args["ssl_context"]
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the refusal is to be the listener's
+    try:
+        await connect(address, timeout=5, **args)
+        return "in"
+    except OSError:
+        return "refused"
+"""
+
+
+@pytest.mark.parametrize(
+    ("age", "problem"),
+    [(-7200, "is not valid yet by the clock of"), (91 * 86400, "has expired by the clock of")],
+)
+def test_a_clock_that_is_wrong_is_named(age: int, problem: str) -> None:
+    found, lines = told("tls", BELIEVES, now=time.time() - age)
+    assert found == "refused"
+    assert problem in lines[0], lines

@@ -1,0 +1,341 @@
+"""Connections between workers over real TLS, beside which UCX is a mock: what goes which way, and what a failure leaves.
+
+tests/ucx has UCX itself, tests/gpu GPUs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import dask.config
+import pytest
+from distributed import Security
+from distributed.comm import CommClosedError, connect, listen, registry
+from distributed.comm.tcp import TLS
+from distributed.protocol import deserialize, serialize, to_serialize
+from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
+
+from dask_gpu_mpi.network import ucx_comm
+from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.network.ucx_comm import WorkerComm, use_ucx_between_workers
+from dask_gpu_mpi.network.ucx_endpoint import UcxError
+
+
+class DeviceMemory:
+    """What looks like memory of a GPU to whoever serialises it."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytearray(data)
+        self.nbytes = len(data)
+        self.__cuda_array_interface__: dict[str, Any] = {}
+
+
+class Array:
+    """An object that has its data there."""
+
+    def __init__(self, data: bytes) -> None:
+        self.memory = DeviceMemory(data)
+
+
+@cuda_serialize.register(Array)
+def _serialize(array: Array) -> tuple[dict[str, Any], list[DeviceMemory]]:
+    return {}, [array.memory]
+
+
+@cuda_deserialize.register(Array)
+def _deserialize(header: dict[str, Any], frames: list[DeviceMemory]) -> Array:
+    return Array(bytes(frames[0].data))
+
+
+class Network:
+    """The mock: messages by their tags, and what went wrong."""
+
+    def __init__(self) -> None:
+        self.messages: defaultdict[int, asyncio.Queue[bytes]] = defaultdict(asyncio.Queue)
+        self.sent: list[Any] = []
+        self.aborted = 0
+        #: What is done to a message on its way.
+        self.change: Callable[[bytes], bytes | None] = lambda data: data
+        #: Raised, or None, where UCX starts: one for each end.
+        self.starts: list[Exception | None] = []
+
+
+class Endpoint:
+    def __init__(self, network: Network, send_tag: int, receive_tag: int) -> None:
+        self.ucx = Ucx(network)
+        self.network = network
+        self.send_tag, self.receive_tag = send_tag, receive_tag
+        self.closed = asyncio.Event()
+
+    async def send(self, frame: Any) -> None:
+        self.network.sent.append(frame)
+        data = frame.data if isinstance(frame, DeviceMemory) else memoryview(frame).cast("B")
+        changed = self.network.change(bytes(data))
+        if changed is not None:
+            self.network.messages[self.send_tag].put_nowait(changed)
+
+    async def receive(self, buffer: Any) -> None:
+        message = asyncio.ensure_future(self.network.messages[self.receive_tag].get())
+        closed = asyncio.ensure_future(self.closed.wait())
+        await asyncio.wait({message, closed}, return_when=asyncio.FIRST_COMPLETED)
+        closed.cancel()
+        if not message.done():
+            message.cancel()
+            raise UcxError("closed")
+        target = buffer.data if isinstance(buffer, DeviceMemory) else memoryview(buffer).cast("B")
+        target[:] = message.result()
+
+    def abort(self) -> None:
+        self.network.aborted += 1
+        self.closed.set()
+
+
+class Ucx:
+    address = b"here"
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+
+    async def connect(self, address: bytes, *, send_tag: int, receive_tag: int) -> Endpoint:
+        assert address == self.address
+        return Endpoint(self.network, send_tag, receive_tag)
+
+    def device_array(self, size: int) -> DeviceMemory:
+        return DeviceMemory(bytes(size))
+
+    def synchronize(self) -> None:
+        pass
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
+    """UCX, as workers that use it for memory of GPUs have it."""
+    network = Network()
+
+    async def start() -> Any:
+        if network.starts and (error := network.starts.pop()) is not None:
+            raise error
+        return Ucx(network)
+
+    monkeypatch.setattr(ucx_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
+    monkeypatch.setattr(ucx_comm.Ucx, "loopback", False)
+    monkeypatch.setattr(ucx_comm, "_without_ucx", set())
+    monkeypatch.setattr(WorkerComm, "host_frames", 0)
+    monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))
+    with dask.config.set(make_credentials().dask_config()):
+        use_ucx_between_workers(0)
+        yield network
+
+
+Talk = Callable[[Any], Awaitable[None]]
+
+
+def between(talk: Talk, serve: Talk | None = None) -> None:
+    """Have two workers talk; without `serve` the other sends back what it gets."""
+
+    async def echo(comm: Any) -> None:
+        try:
+            while True:
+                await comm.write({"back": to_serialize((await comm.read())["data"])})
+        except CommClosedError:
+            pass
+
+    async def main() -> None:
+        security = Security()
+        served: list[asyncio.Task[None]] = []
+
+        async def handle(comm: Any) -> None:
+            served.append(asyncio.ensure_future((serve or echo)(comm)))  # type: ignore[arg-type]
+
+        arguments = security.get_listen_args("worker")
+        async with listen("tls://127.0.0.1:0", handle, **arguments) as listener:
+            comm = await connect(listener.contact_address, **security.get_connection_args("worker"))
+            async with asyncio.timeout(20):
+                await talk(comm)
+            comm.abort()
+            async with asyncio.timeout(20):
+                await asyncio.gather(*served)
+
+    asyncio.run(main())
+
+
+async def there_and_back(comm: Any, data: Any) -> Any:
+    await comm.write({"data": to_serialize(data)})
+    return (await comm.read())["back"]
+
+
+def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None:
+    async def talk(comm: Any) -> None:
+        back = await there_and_back(comm, Array(b"x" * 100_000))
+        assert bytes(back.memory.data) == b"x" * 100_000
+        assert await there_and_back(comm, bytearray(b"y" * 1_000_000)) == b"y" * 1_000_000
+        assert await there_and_back(comm, {"a": 1}) == {"a": 1}
+
+    between(talk)
+    assert [type(frame) for frame in network.sent] == [bytes, bytes, DeviceMemory, DeviceMemory]
+    assert [len(frame) for frame in network.sent[:2]] == [64, 64]  # the proofs
+
+
+def test_large_host_memory_too_where_the_user_wants_it(network: Network) -> None:
+    use_ucx_between_workers(1000)
+
+    async def talk(comm: Any) -> None:
+        for size in (0, 999, 1000, 100_000):
+            assert await there_and_back(comm, bytearray(size)) == bytearray(size)
+
+        # what pickle and msgpack make
+        assert await there_and_back(comm, {"code": b"x" * 100_000}) == {"code": b"x" * 100_000}
+        assert await there_and_back(comm, "y" * 100_000) == "y" * 100_000
+
+    between(talk)
+    assert [len(frame) for frame in network.sent] == [64, 64, 1000, 1000, 100_000, 100_000]
+
+
+def test_a_frame_that_never_comes_closes_the_connection(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_comm, "FRAME_TIMEOUT", 0.2)
+
+    async def talk(comm: Any) -> None:
+        assert await there_and_back(comm, 5) == 5
+        network.change = lambda data: None
+        await comm.write({"data": to_serialize(Array(b"x" * 10))})
+        with pytest.raises(CommClosedError):
+            await comm.read()
+
+    between(talk)
+
+
+def test_a_process_that_offers_nothing_stays_with_tls(
+    network: Network, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client, the scheduler or a nanny: what they ask of a worker never goes over UCX."""
+
+    async def talk(comm: Any) -> None:
+        assert not isinstance(comm, WorkerComm)
+        assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
+
+    monkeypatch.setattr(ucx_comm._Connector, "comm_class", TLS)
+    between(talk)
+    assert network.sent == []
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_where_ucx_does_not_start_at_one_end_the_connection_stays_tls(
+    network: Network, end: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    network.starts = [None, None]
+    network.starts[end] = UcxError("no device")
+
+    async def talk(comm: Any) -> None:
+        assert await there_and_back(comm, bytearray(b"z" * 100_000)) == b"z" * 100_000
+        assert comm._endpoint is None
+
+    between(talk)
+    assert network.sent == []
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1  # once for each host
+    assert "127.0.0.1 go over TLS, not UCX" in lines[0]
+    assert "no device" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "change", [lambda data: b"\0" * len(data), lambda data: None], ids=["forged", "lost"]
+)
+def test_where_the_proof_is_wrong_the_connection_stays_tls(
+    network: Network, change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(ucx_comm, "PROOF_TIMEOUT", 0.2)
+    network.change = change
+
+    async def talk(comm: Any) -> None:
+        assert await there_and_back(comm, {"a": 1}) == {"a": 1}
+        assert comm._endpoint is None
+
+    between(talk)
+    assert network.aborted == 2
+    text = capsys.readouterr().err
+    assert "not from this peer" in text or "no answer over UCX" in text
+
+
+def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx_comm, "AGREEMENT_TIMEOUT", 0.2)
+
+    async def silent(comm: Any) -> None:
+        await asyncio.sleep(0.5)
+
+    async def talk(comm: Any) -> None:
+        with pytest.raises(CommClosedError, match="no agreement within"):
+            await comm.write({"data": 1})
+        assert comm.closed()
+
+    between(talk, serve=silent)
+
+
+def test_the_end_of_the_other_process_ends_what_waits_for_ucx(network: Network) -> None:
+    """Its TLS connection is reset, and the frame that was announced never comes."""
+
+    async def serve(comm: Any) -> None:
+        await comm.read()
+        network.change = lambda data: None
+        await comm.write({"back": to_serialize(Array(b"x" * 10))})
+        comm.stream.socket.shutdown(socket.SHUT_RDWR)
+
+    async def talk(comm: Any) -> None:
+        await comm.write({"data": 1})
+        with pytest.raises(CommClosedError):
+            await comm.read()
+        assert comm.closed()
+
+    between(talk, serve)
+    assert network.aborted >= 1
+
+
+def test_closing_closes_both(network: Network) -> None:
+    async def talk(comm: Any) -> None:
+        assert await there_and_back(comm, 5) == 5
+        await comm.close()
+        assert comm.closed()
+        with pytest.raises(CommClosedError):
+            await comm.write({"data": 1})
+        while network.aborted < 2:  # the other end notices
+            await asyncio.sleep(0.01)
+
+    between(talk)
+
+
+def test_messages_that_are_not_to_be_deserialised_stay_so(network: Network) -> None:
+    async def talk(comm: Any) -> None:
+        await comm.write({"data": 5})
+        await comm.read()  # agreed
+        comm._deserialize_messages = False
+        back = await there_and_back(comm, Array(b"abc"))
+        assert bytes(deserialize(back.header, back.frames).memory.data) == b"abc"
+
+    between(talk)
+
+
+def test_an_error_while_a_message_is_read_closes_the_connection(network: Network) -> None:
+    async def serve(comm: Any) -> None:
+        await comm.read()
+        comm._endpoint = None
+        await TLS.write(comm, {"no": "message of ours"})
+        await asyncio.sleep(0.2)
+
+    async def talk(comm: Any) -> None:
+        await comm.write({"data": 1})
+        with pytest.raises(AttributeError):
+            await comm.read()
+        assert comm.closed()
+
+    between(talk, serve)
+
+
+def test_serialisation_as_of_gpus() -> None:
+    """What the mock relies on."""
+    header, frames = serialize(Array(b"ab"), serializers=["cuda"])
+    assert bytes(deserialize(header, frames).memory.data) == b"ab"

@@ -1,0 +1,217 @@
+"""UCX of a worker's process, with a mock of ucxx: it starts once, reports failures, and makes progress where that is awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import pytest
+
+from dask_gpu_mpi.network import ucx_endpoint
+from dask_gpu_mpi.network.ucx_endpoint import Ucx, UcxError
+
+
+class Library:
+    """The mock: counts what is asked of it."""
+
+    def __init__(self) -> None:
+        self.progress = 0
+        self.imports = 0
+        self.starts = 0
+        self.environ: dict[str, str] = {}
+        self.configured: str | None = None
+        self.fails: Exception | None = None
+        self.progress_fails: Exception | None = None
+        self.alive = True
+        self.waits = 3  # turns of the event loop until a message is there
+
+    async def transfer(self) -> None:
+        for _ in range(self.waits):
+            await asyncio.sleep(0)
+        if self.fails is not None:
+            raise self.fails
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Library:
+    library = Library()
+
+    def progress() -> None:
+        library.progress += 1
+        if library.progress_fails is not None:
+            raise library.progress_fails
+
+    def init_once() -> None:
+        import os
+
+        library.starts += 1
+        library.environ = dict(os.environ)
+        library.configured = (dask.config.get("distributed-ucxx.environment", None) or {}).get("net-devices")
+        if library.fails is not None:
+            raise library.fails
+
+    class Peer:
+        def __init__(self) -> None:
+            self.aborted = 0
+
+        @property
+        def alive(self) -> bool:
+            return library.alive
+
+        async def send(self, buffer: Any, *, tag: Any, force_tag: bool) -> None:
+            await library.transfer()
+
+        async def recv(self, buffer: Any, *, tag: Any, force_tag: bool) -> None:
+            await library.transfer()
+
+        def abort(self) -> None:
+            self.aborted += 1
+
+    async def create(address: Any) -> Peer:
+        return Peer()
+
+    context = types.SimpleNamespace(
+        progress_mode="blocking", worker=types.SimpleNamespace(progress=progress, epoll_file_descriptor=0)
+    )
+    core = types.SimpleNamespace(_get_ctx=lambda: context)
+    ucxx: Any = types.ModuleType("ucxx")
+    ucxx.core = core
+    ucxx.get_worker_address = lambda: types.SimpleNamespace(tobytes=lambda: b"here")
+    ucxx.get_ucx_address_from_buffer = lambda address: address
+    ucxx.create_endpoint_from_worker_address = create
+    tags: Any = types.ModuleType("ucxx.types")
+    tags.Tag = int
+    backend: Any = types.ModuleType("distributed_ucxx.ucxx")
+    backend.init_once = init_once
+    package: Any = types.ModuleType("distributed_ucxx")
+    package.ucxx = backend
+    modules = {
+        "ucxx": ucxx,
+        "ucxx.types": tags,
+        "distributed_ucxx": package,
+        "distributed_ucxx.ucxx": backend,
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def imports() -> None:
+        library.imports += 1
+
+    monkeypatch.setattr(ucx_endpoint, "_import", imports)
+    monkeypatch.setattr(Ucx, "_start", None)
+    monkeypatch.setattr(Ucx, "loopback", False)
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    return library
+
+
+def run(main: Callable[[], Any]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(20):
+            return await main()
+
+    return asyncio.run(limited())
+
+
+def test_it_starts_once(library: Library) -> None:
+    async def main() -> None:
+        first, second = await asyncio.gather(Ucx.begin(), Ucx.begin())
+        assert first is second
+        assert first.address == b"here"
+
+    run(main)
+    assert (library.imports, library.starts) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("loopback", "variable", "configured", "found"),
+    [
+        (False, None, None, None),
+        (True, None, None, "lo"),
+        (True, "mlx5_0:1", None, None),
+        (True, None, "ib0", "ib0"),
+    ],
+)
+def test_on_one_node_it_listens_on_loopback_unless_the_user_has_chosen(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    loopback: bool,
+    variable: str | None,
+    configured: str | None,
+    found: str | None,
+) -> None:
+    monkeypatch.setattr(Ucx, "loopback", loopback)
+    if variable is not None:
+        monkeypatch.setenv("UCX_NET_DEVICES", variable)
+    settings = {} if configured is None else {"distributed-ucxx.environment.net-devices": configured}
+    with dask.config.set(settings):
+        run(Ucx.begin)
+    assert library.configured == found
+    assert library.environ.get("UCX_NET_DEVICES") == variable  # what tasks start is not told
+
+
+def test_what_fails_is_told_each_time(library: Library) -> None:
+    library.fails = RuntimeError("no device")
+
+    async def main() -> None:
+        for _ in range(2):
+            with pytest.raises(UcxError, match="RuntimeError: no device"):
+                await Ucx.begin()
+
+    run(main)
+    assert library.starts == 1
+
+
+def test_progress_that_fails_ends_what_waits_for_it(library: Library) -> None:
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        library.waits, library.progress_fails = 1_000_000, RuntimeError("device lost")
+        with pytest.raises(UcxError, match="device lost"):
+            await endpoint.receive(bytearray(1))
+
+    run(main)
+
+
+def test_progress_is_made_while_something_is_under_way_and_not_afterwards(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ucx_endpoint, "TICK", 60.0)
+
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        await asyncio.sleep(0.01)
+        assert library.progress == 1  # the first tick
+        await asyncio.gather(endpoint.send(b"x"), endpoint.receive(bytearray(1)))
+        sent = library.progress
+        assert sent > 1
+        await asyncio.sleep(0.05)
+        assert library.progress > sent  # what has been sent may still be in UCX's buffers
+        await asyncio.sleep(0.3)
+        before = library.progress
+        await asyncio.sleep(0.1)
+        assert library.progress == before
+
+    run(main)
+
+
+@pytest.mark.parametrize("fails", [RuntimeError("reset"), None], ids=["an error", "closed meanwhile"])
+def test_a_transfer_that_fails(library: Library, fails: Exception | None) -> None:
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        endpoint = await ucx.connect(b"there", send_tag=1, receive_tag=2)
+        library.fails, library.alive = fails, fails is not None
+        with pytest.raises(UcxError, match="reset" if fails else "closed"):
+            await endpoint.receive(bytearray(1))
+        peer: Any = endpoint._endpoint
+        endpoint.abort()
+        endpoint.abort()
+        assert peer.aborted == 1
+        with pytest.raises(UcxError):
+            await endpoint.send(b"x")
+
+    run(main)

@@ -1,0 +1,310 @@
+"""What batch systems, launchers, the kernel, drivers and programs write: an answer or one clear error, soon, whatever it is.
+
+How many inputs: `fuzzing`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.check.known_issues import known_bad
+from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
+from dask_gpu_mpi.cli.launch import earliest
+from dask_gpu_mpi.launch.allocation import find_allocation, parse_hosts
+from dask_gpu_mpi.launch.command import Request, decide
+from dask_gpu_mpi.launch.environment import forwarded, launch_environment
+from dask_gpu_mpi.launch.launchers import Starter, kind_of_launcher
+from dask_gpu_mpi.launch.mpi_library import MpiLibrary, parse_answer
+from dask_gpu_mpi.launch.requeue import pbs_resources
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.mounts import parse_mountinfo
+from dask_gpu_mpi.machine.nvml import gpu_health, list_gpus
+from dask_gpu_mpi.machine.scratch import filesystem_of
+from dask_gpu_mpi.machine.visible_devices import parse_visible
+from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5, library_name
+from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS
+from dask_gpu_mpi.mpi.launchers import all_on_one_host, detect, first_on_host, speaks
+from dask_gpu_mpi.mpi.local_ranks import allocated_hosts
+from dask_gpu_mpi.mpi.openmpi import SETTING
+from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
+from dask_gpu_mpi.network.ucx import without_gpu_transports
+from fuzzing import fuzz, near, soon, texts, values, variables
+from mock_nvml import Nvml, device
+
+DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
+
+
+def file_of(factory: pytest.TempPathFactory, text: str, name: str = "fuzz") -> Path:
+    path = Path(factory.getbasetemp(), name)
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    return path
+
+
+@fuzz
+@given(
+    st.sampled_from(
+        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMI_RANK", "SLURM_PROCID", "SLURM_STEP_ID"]
+    ),
+    texts,
+)
+def test_variables_of_launchers(name: str, text: str) -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"} if name.startswith("OMPI") else {
+        "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "PMI_RANK": "0"
+    }  # fmt: skip
+    soon(detect, environ | {name: text})
+
+
+@fuzz
+@given(texts, st.one_of(texts, values.map(json.dumps)))
+def test_end_of_the_job(text: str, answer: str) -> None:
+    for environ in ({"SLURM_JOB_END_TIME": text}, {"PBS_JOBID": text or "7"}, {"FLUX_JOB_ID": text or "f"}):
+        found = soon(lambda environ=environ: end_time(environ, now=lambda: 0.0, ask=lambda _: answer))
+        assert found is None or 0 <= found < float("inf")
+
+
+@fuzz
+@given(texts, texts)
+def test_end_of_a_pbs_job(limit: str, used: str) -> None:
+    job = {"Resource_List": {"walltime": limit}, "resources_used": {"walltime": used}}
+    answer = json.dumps({"Jobs": {"7": job}})
+    found = soon(lambda: end_time({"PBS_JOBID": "7"}, now=lambda: 0.0, ask=lambda _: answer))
+    assert found is None or abs(found) < float("inf")
+
+
+@fuzz
+@given(texts)
+def test_lists_of_cores_and_mounts(text: str) -> None:
+    # the kernel's, whose numbers are small
+    if len(text) < 6:
+        soon(parse_cpu_list, text, errors=(ValueError,))
+    soon(lambda: list(parse_mountinfo(text)))
+
+
+@fuzz
+@given(texts)
+def test_visible_devices(text: str) -> None:
+    soon(parse_visible, text, DEVICES)
+
+
+#: Variables that a launcher sets, of every row of the table.
+LAUNCHER_VARIABLES = sorted(
+    {
+        name
+        for row in LAUNCHERS
+        for name in (row.mark, row.rank, row.local_rank, row.local_size, *row.size)
+        if name
+    }
+    | {"SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_NODES"}
+)
+
+
+@fuzz
+@given(st.dictionaries(st.sampled_from(LAUNCHER_VARIABLES), near("0", "1", "4", "1(x8)"), max_size=6), texts)
+def test_what_launchers_say_of_a_rank(environ: dict[str, str], library: str) -> None:
+    for ask in (detect, all_on_one_host, first_on_host, speaks):
+        soon(ask, environ)
+    soon(lambda: cross_check(environ, 1, 0, "h", library=library))
+
+
+#: Variables of batch systems that `launch` reads.
+BATCH_VARIABLES = (
+    "SLURM_JOB_ID", "SLURM_HET_SIZE", "SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SLURM_NTASKS_PER_NODE", "SLURM_ARRAY_TASK_ID",
+    "SLURM_ARRAY_JOB_ID", "SLURM_JOB_NUM_NODES_HET_GROUP_0", "PBS_NODEFILE", "PBS_NUM_PPN", "PBS_JOBID", "LSB_DJOB_HOSTFILE",
+    "LSB_JOBID", "LSB_JOBINDEX", "FLUX_URI", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS",
+    "CUDA_VISIBLE_DEVICES", "ENVIRONMENT", "DGM_LOGS", "DGM_SETUP", "DGM_SCRATCH",
+)  # fmt: skip
+STARTERS = ("srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel")
+
+
+@fuzz
+@given(
+    st.dictionaries(st.sampled_from(BATCH_VARIABLES), variables("1", "4", "a100:4,h100:2", "x"), max_size=6),
+    near("n1\nn2\nn2\n"),
+    near("2"),
+    st.sampled_from(STARTERS),
+    st.one_of(st.none(), st.integers(1, 1000)),
+)
+def test_allocations(environ: dict[str, str], nodes: str, size: str, kind: Any, ranks: int | None) -> None:
+    def commands() -> None:
+        found = find_allocation(environ, ranks=ranks, read=lambda _: nodes, flux=lambda _: size)
+        assert found.nodes > 0 < found.ranks
+        assert str(found)
+        library, starter = MpiLibrary("Open MPI v5"), Starter(kind, f"/bin/{kind}")
+        launch_environment(environ, found, library, starter, root=True)
+        forwarded(environ)
+        launch = decide(
+            Request((), ("s.py",)), environ, found, library, starter, "", python="/bin/python", cwd="/"
+        )
+        assert not any("\0" in word for word in launch.run)
+
+    soon(commands)
+
+
+@fuzz
+@given(near("h1,h2:2", "h1\nh2:2 # so\n"), near("h1\nh2:2 # so\n"))
+def test_hosts_of_the_command_line(text: str, file: str) -> None:
+    soon(parse_hosts, text, lambda _: file)
+
+
+@fuzz
+@given(
+    near(
+        "2026-08-01T12:00:00",
+        "2026-08-01T12:00:00Z\n2026-08-01T12:00:00",
+        "0001-01-01",
+        "NONE",
+        "9999-12-31T23:59:59",
+    )
+)
+def test_ends_that_squeue_prints(text: str) -> None:
+    assert isinstance(soon(earliest, text.split()), str)
+
+
+@fuzz
+@given(
+    near(
+        "Job Id: 4\n    Account_Name = mine\n    Resource_List.select = 2:ncpus=64\n    Resource_List.walltime = 01:00:00\n"
+    )
+)
+def test_jobs_that_qstat_prints(text: str) -> None:
+    assert all(option.startswith("-") for option in soon(pbs_resources, text))
+
+
+@fuzz
+@given(near("n1\nn2\n"))
+def test_node_files(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    environ = {"PBS_NODEFILE": str(file_of(tmp_path_factory, text, "nodes"))}
+    assert isinstance(soon(allocated_hosts, environ), str)
+    soon(allocated_hosts, {"PBS_NODEFILE": text})
+    soon(find_allocation, environ)
+
+
+VERSIONS = (
+    "Open MPI v5.0.11, package: x",
+    "MPICH Version:      4.0.2\nMPICH Release",
+    "mpirun (Open MPI) 5.0.11",
+    "Intel(R) MPI",
+)
+
+
+@fuzz
+@given(near(*VERSIONS))
+def test_versions_of_mpi(text: str) -> None:
+    library = MpiLibrary(text)
+    for ask in (lambda: library.name, lambda: library.family, lambda: library_name(text)):
+        assert isinstance(soon(ask), str)
+    soon(is_mpich_before_5, text)
+    soon(kind_of_launcher, text)
+
+
+@fuzz
+@given(near('dask-gpu-mpi:["Open MPI v5.0.11", "/usr/lib/libmpi.so"]\n'))
+def test_answers_of_mpi4py(text: str) -> None:
+    found = soon(parse_answer, text)
+    assert found is None or (isinstance(found.version, str) and isinstance(found.file, str))
+
+
+@fuzz
+@given(near("2026.7.1", "26.10.0", "0.52.0a1+cu12"), near("distributed==2026.7.1", "dask>=2026.1"))
+def test_versions_of_packages(version: str, requirement: str) -> None:
+    names = ("distributed", "dask-cuda", "ucxx", "bokeh", "libucx-cu12", "numba-cuda")
+    versions = dict.fromkeys(names, version)
+    soon(untested, versions)
+    soon(pin_warnings, versions, [requirement])
+    soon(known_bad, versions, frozenset({"ucx"}))
+
+
+@fuzz
+@given(texts, near("rank 1 of 2 on h: no GPU"))
+def test_what_check_reads(number: str, text: str) -> None:
+    assert soon(allocated_gpus, {"SLURM_GPUS_ON_NODE": number}) >= 0
+    soon(without_rank, text)
+
+
+MOUNTS = (
+    "30 23 0:26 / {root} rw shared:9 - cgroup2 cgroup2 rw\n",
+    "31 23 0:27 /a {root} rw - cgroup cgroup rw,memory,cpuset,cpu\n",
+)
+
+
+@fuzz
+@given(
+    near(*MOUNTS),
+    near("0::/\n", "4:memory,cpuset,cpu:/a\n"),
+    near("max\n", "100 200\n", "0-3,8\n", "hierarchical_memory_limit 5\n"),
+)
+def test_control_groups(
+    tmp_path_factory: pytest.TempPathFactory, mounts: str, group: str, value: str
+) -> None:
+    proc = Path(tmp_path_factory.getbasetemp(), "proc")
+    proc.mkdir(exist_ok=True)
+    file_of(tmp_path_factory, mounts.replace("{root}", str(proc)), "proc/mountinfo")
+    file_of(tmp_path_factory, group, "proc/cgroup")
+    for name in (
+        "memory.max",
+        "memory.limit_in_bytes",
+        "memory.stat",
+        "cpuset.cpus.effective",
+        "cpu.max",
+        "cpu.cfs_quota_us",
+    ):
+        file_of(tmp_path_factory, value, f"proc/{name}")
+    file_of(tmp_path_factory, "100000\n", "proc/cpu.cfs_period_us")
+    assert soon(host_memory, proc, 1 << 30, -1) > 0
+    assert soon(allowed_cpus, proc)
+    quota = soon(cpu_quota, proc)
+    assert quota is None or 0 < quota < float("inf")
+
+
+@fuzz
+@given(near("30 23 0:26 / /tmp rw - ext4 /dev/sda rw\n"))
+def test_file_systems(text: str) -> None:
+    kind, mount = soon(filesystem_of, "/tmp/x", text)
+    assert isinstance(kind, str)
+    assert isinstance(mount, str)
+
+
+@fuzz
+@given(
+    st.one_of(texts, st.binary(max_size=20)),
+    st.one_of(texts, st.binary(max_size=20)),
+    st.one_of(texts, st.binary(max_size=20)),
+)
+def test_what_nvml_says(name: Any, pci: Any, driver: Any) -> None:
+    nvml = Nvml(device(0, name=name, pci=pci, ecc=[7]), driver=driver)
+    gpus = soon(list_gpus, nvml)
+    assert len(gpus) == 1
+    assert isinstance(soon(gpu_health, gpus, nvml)[0], str)
+
+
+@fuzz
+@given(near("btl = ^tcp\n# so\n--mca pml ucx\n"))
+def test_configurations_of_open_mpi(text: str) -> None:
+    soon(SETTING.findall, text)
+
+
+@fuzz
+@given(near("^cuda,rc", "all", "tcp,cuda_copy"))
+def test_transports_of_ucx(text: str) -> None:
+    assert soon(without_gpu_transports, text)
+
+
+@fuzz
+@given(
+    near("ib0", "hsn0", "eth0"),
+    near("10.0.0.1", "127.0.0.1"),
+    near("10.0.0.0/24"),
+    st.one_of(st.none(), near("ib0")),
+)
+def test_interfaces(name: str, address: str, network: str, wanted: str | None) -> None:
+    interface = Interface(name, address, network)
+    soon(choose_addresses, ["a", "b"], {0: [interface], 1: [interface]}, [wanted, None])

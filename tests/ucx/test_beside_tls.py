@@ -1,0 +1,227 @@
+"""UCX beside TLS (``protocol="ucx"``, and ``auto`` on GPUs), on hosts without GPUs, over shared memory and TCP.
+
+tests/pure/network/test_ucx_comm.py has the agreement with a mock, tests/gpu memory of GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
+from dask_gpu_mpi.base.private_api import TABLE
+from gpujobs import gpu_environ
+from harness import Mpi, TestBed
+from simulated.nvml import make_gpus
+
+pytestmark = pytest.mark.skipif(
+    find_spec("distributed_ucxx") is None,
+    reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/pure/network/test_ucx_comm.py needs none",
+)
+
+HEAD = (
+    TELL
+    + """
+import time
+import dask.array as da
+from distributed import Client, wait
+
+def over_ucx(dask_worker):
+    import gc
+    from dask_gpu_mpi.network.ucx_comm import WorkerComm
+    return sum(isinstance(each, WorkerComm) and each._endpoint is not None for each in gc.get_objects())
+
+def processes_with_ucx(client):
+    has = lambda: 'ucxx' in sys.modules or 'libucxx' in sys.modules
+    return {
+        'workers': sorted(client.run(has).values()),
+        'nannies': sorted(client.run(has, nanny=True).values()),
+        'scheduler': client.run_on_scheduler(has),
+        'client': has(),
+    }
+
+def listening(dask_worker):
+    import psutil
+    return sorted({each.laddr.ip for each in psutil.Process().net_connections('tcp') if each.status == 'LISTEN'})
+
+def work(client):
+    x = da.random.random((2_000, 2_000), chunks=500).persist()
+    wait(x)
+    total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
+    assert abs(twice - 2 * total) < 1e-6 * total
+    return total
+
+def seen(client):
+    tell(total=work(client), scheduler=client.scheduler.address, workers=looks(client))
+    tell(over_ucx=sorted(client.run(over_ucx).values()), loaded=processes_with_ucx(client))
+    tell(listening=sorted(sum(client.run(listening).values(), [])))
+"""
+)
+CONNECTED = "client = Client()\n"
+INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx')\nclient = Client()\n"
+
+
+def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
+    """What holds for every such cluster; returns the looks by name."""
+    rows = workers_of(told)
+    assert len(rows) == workers
+    assert told["scheduler"].startswith("tls://")
+    assert all(row["address"].startswith("tls://") for row in rows.values())
+    assert told["total"] == pytest.approx(2e6, rel=0.01)
+    # workers alone have loaded UCX
+    assert told["loaded"] == {
+        "workers": [True] * workers,
+        "nannies": [False] * workers,
+        "scheduler": False,
+        "client": False,
+    }
+    assert all(told["over_ucx"]), told
+    return rows
+
+
+def test_command(mpirun: Mpi, tmp_path: Path) -> None:
+    """Workers exchange data over UCX, all else speaks TLS, and on one host nothing listens beyond loopback."""
+    script = tmp_path / "script.py"
+    script.write_text(HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "sys.exit(7)\n")
+    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, timeout=90).check(7)
+    told = facts(done)
+    check(told, 2)
+    assert told["messages"] == [2_000_000_000]
+    assert set(told["listening"]) == {"127.0.0.1"}
+    assert only_our_lines(done.stderr), done.stderr
+    assert "transport: TLS, and UCX for large data between workers" in done.stderr
+    assert scratch_of(mpirun.jobs[-1]) == []
+
+
+@pytest.mark.one_mpi
+def test_mpi_may_come_first(mpirun: Mpi) -> None:
+    """The rank does not load UCX, so that the order does not matter; what the user configured is kept."""
+    env = {
+        "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
+    }
+    asked = """
+def threshold():
+    import ucxx
+    return ucxx.get_config()["RNDV_THRESH"]
+tell(threshold=[*client.run(threshold).values()])
+"""
+    program = "from mpi4py import MPI\n" + HEAD + INITIALIZED + "seen(client)\n" + MESSAGES + asked
+    told = facts(mpirun.run(program, 2, env=env, timeout=90).check())
+    check(told, 2)
+    assert told["messages"] == [123_000_000]
+    assert all("12345" in value for value in told["threshold"])
+
+
+@pytest.mark.one_mpi
+def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    done = mpirun.run(
+        HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90
+    ).check()
+    rows = check(facts(done), 2)
+    assert {row["host"] for row in rows.values()} == {"h1", "h2"}
+
+
+@pytest.mark.one_mpi
+def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
+    program = """
+import signal
+before = {row["name"]: row["pid"] for row in looks(client)}
+work(client)
+client.submit(lambda: os.kill(os.getpid(), signal.SIGKILL), retries=0, workers=[0], pure=False)
+deadline = time.monotonic() + 60
+while True:
+    assert time.monotonic() < deadline, "it did not come back"
+    after = {row["name"]: row["pid"] for row in looks(client)}
+    if len(after) == 2 and after[0] != before[0]:
+        break
+    time.sleep(0.2)
+work(client)
+client.restart(timeout=60)
+seen(client)
+"""
+    told = facts(mpirun.run(HEAD + INITIALIZED + program, 2, timeout=110).check())
+    check(told, 2)
+
+
+def test_a_worker_that_dies_while_others_read_from_it(mpirun: Mpi) -> None:
+    """Its peers notice at once, by TLS: the computation goes on with what is made again."""
+    program = """
+import signal, threading
+pids = {row["name"]: row["pid"] for row in looks(client)}
+def large(i):
+    import numpy
+    return numpy.full(20_000_000, i, dtype="f8")
+def added(a, b):
+    return float(a[0] + b[0])
+left = client.map(large, range(4), workers=[0], allow_other_workers=True, pure=False)
+right = client.map(large, range(4), workers=[1], allow_other_workers=True, pure=False)
+wait([left, right])
+sums = client.map(added, left, right, pure=False)
+time.sleep(0.3)
+os.kill(pids[0], signal.SIGKILL)
+began = time.monotonic()
+tell(sums=client.gather(sums), seconds=time.monotonic() - began)
+seen(client)
+"""
+    told = facts(mpirun.run(HEAD + INITIALIZED + program, 2, timeout=110).check())
+    assert told["sums"] == [0, 2, 4, 6]
+    assert told["seconds"] < 60  # a keepalive of UCX would take minutes
+
+
+@pytest.mark.one_mpi
+def test_idle_workers_leave_their_core_alone(mpirun: Mpi) -> None:
+    program = """
+work(client)
+before = sum(client.run(time.process_time).values())
+time.sleep(3)
+tell(cpu=sum(client.run(time.process_time).values()) - before)
+seen(client)
+"""
+    told = facts(mpirun.run(HEAD + INITIALIZED + program, 2, timeout=90).check())
+    check(told, 2)
+    assert told["cpu"] < 1.5  # of 6 s; with distributed-ucxx's own progress it is all of them
+
+
+@pytest.mark.one_mpi
+def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    """Emulated GPUs, on which no context can be made: the plan says UCX, the connections stay TLS and say so, all is right."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        HEAD + CONNECTED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
+    )
+    env = gpu_environ(libdir, make_gpus(2, host="one"))
+    done = mpirun.run([*COMMAND, str(script)], 1, env=env, timeout=90).check()
+    told = facts(done)
+    assert told["total"] == pytest.approx(2e6, rel=0.01)
+    assert told["over_ucx"] == [0, 0]
+    assert "transport: TLS, and UCX for GPU memory between workers" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "go over TLS, not UCX" in line]
+    assert len(lines) == 2  # one of each worker
+    assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines)
+
+
+@pytest.mark.one_mpi
+def test_check_tries_ucx(mpirun: Mpi) -> None:
+    done = mpirun.run([*COMMAND, "check", "--protocol", "ucx", "--json"], 2, timeout=90).check()
+    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
+    assert finding["level"] == "ok"
+    assert "UCX works within 1 node" in finding["found"]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in TABLE if entry.module.partition(".")[0] in ("ucxx", "distributed_ucxx", "libucxx")],
+    ids=lambda entry: f"{entry.module}.{entry.name}",
+)
+@pytest.mark.one_mpi
+def test_private_names_are_there(entry: Any) -> None:
+    owner = importlib.import_module(entry.module)
+    assert hasattr(owner, entry.name), f"{entry.module} has no {entry.name}; now {entry.without}"
