@@ -165,9 +165,7 @@ class Wire:
 
         status = MPI.Status()
         misses = 0
-        self._expected.clear()
-        arriving, self._arriving = self._arriving, []
-        received = [each for arrival in arriving if (each := self._test(arrival)) is not None]
+        received = self._arrived()
         later, self._later = self._later, []
         received += [each for message in later if (each := self._take(*message)) is not None]
         # Until two polls have found nothing: the first may only have made the library take in what the second then finds (Open
@@ -183,7 +181,14 @@ class Wire:
                 self._refused.append(message)
             elif (each := self._take(status.Get_source(), size, message)) is not None:
                 received.append(each)
-        return received
+        # Once more, since each poll lets the library receive more of them.
+        return received + self._arrived()
+
+    def _arrived(self) -> list[tuple[int, bytearray]]:
+        """Of what MPI has announced, what has arrived since."""
+        self._expected.clear()
+        arriving, self._arriving = self._arriving, []
+        return [each for arrival in arriving if (each := self._test(arrival)) is not None]
 
     def _probe(self, status: Any) -> Any:
         """The next message that MPI has announced; None: there is none, or MPI can't say."""
