@@ -72,4 +72,5 @@ def worker_settings(options: Options, start: Start) -> WorkerSettings:
         delay=start.delay,
         device_memory=start.device_memory,
         ucx=start.ucx,
+        ucx_probe=start.ucx_probe,
     )

@@ -34,7 +34,7 @@ from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
 from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
-from .transport import choose_ucx
+from .transport import choose_ucx, probing_workers
 
 __all__ = ["Coordinator", "Job"]
 
@@ -231,6 +231,7 @@ class Coordinator(FailureCoordinator):
         for worker in plan.workers:
             workers_of.setdefault(worker.rank, []).append(worker)
         before = 0
+        probes = probing_workers(plan) if self._ucx[0] is not WorkerUcx.OFF else {}
         for rank in range(self.size):
             workers = tuple(workers_of.get(rank, ()))
             start = Start(
@@ -244,6 +245,7 @@ class Coordinator(FailureCoordinator):
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
                 ucx=self._ucx[0],
+                ucx_probe=probes.get(rank),
             )
             before += len(workers)
             self._send(rank, Kind.START, start)

@@ -11,7 +11,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["choose_ucx", "obstacle"]
+__all__ = ["choose_ucx", "obstacle", "probing_workers"]
 
 
 def obstacle(options: Options, *, gpus: bool) -> str:
@@ -76,6 +76,15 @@ def choose_ucx(
     if reason:
         return WorkerUcx.OFF, f"TLS; GPU data goes through host memory. No UCX: {reason}"
     return WorkerUcx.AUTO, "TLS, and UCX for GPU memory between workers (authenticated, not encrypted)"
+
+
+def probing_workers(plan: Plan) -> dict[int, str | int]:
+    """The first worker of each node, by its rank, which tries UCX to the next node; none in a job on one node."""
+    host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
+    first: dict[str, tuple[int, str | int]] = {}
+    for worker in plan.workers:
+        first.setdefault(host_of[worker.rank], (worker.rank, worker.name))
+    return dict(first.values()) if len(first) > 1 else {}
 
 
 def _reason(working: set[int], obstacles: Mapping[int, str]) -> str:

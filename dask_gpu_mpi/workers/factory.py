@@ -102,7 +102,8 @@ def _ucx_plugin(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
     from .plugins import UcxBetweenWorkers
 
     host_frames = LARGE if settings.ucx is WorkerUcx.ALL else 0
-    yield UcxBetweenWorkers(host_frames, loopback=settings.host == LOOPBACK)
+    probes = settings.ucx_probe is not None and plan.name == settings.ucx_probe
+    yield UcxBetweenWorkers(host_frames, loopback=settings.host == LOOPBACK, probes=probes)
 
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Collection, Iterator
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
 
 from distributed import Worker
+from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
 
@@ -35,6 +37,8 @@ def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPl
 #: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
 #: which is to be neither one of the cluster's start nor of a job that is over by then.
 START_UCX_AFTER = 1.0
+#: Seconds for the start of UCX, and for the connection that tries it.
+PROBE_TIMEOUT = 120.0
 
 
 class LogFile(WorkerPlugin):
@@ -101,36 +105,63 @@ class UcxBetweenWorkers(WorkerPlugin):
         Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
     loopback : bool
         Whether all workers are on this node: no port of UCX is open to others then.
+    probes : bool
+        Whether this worker connects to one on the next node once it is up, so that the user learns soon if UCX does not work.
     """
 
     name = "dask_gpu_mpi-ucx"
 
-    def __init__(self, host_frames: int, *, loopback: bool) -> None:
+    def __init__(self, host_frames: int, *, loopback: bool, probes: bool = False) -> None:
         self.host_frames = host_frames
         self.loopback = loopback
+        self.probes = probes
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The worker is made after its plugins have come, and listens before it calls `setup`.
-        return _ucx_between_workers, (self.host_frames, self.loopback)
+        return _ucx_between_workers, (self.host_frames, self.loopback, self.probes)
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process, when the worker has all but started."""
+        asyncio.get_running_loop().call_later(START_UCX_AFTER, self._start, worker)
+
+    def _start(self, worker: Worker) -> None:
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
-        asyncio.get_running_loop().call_later(START_UCX_AFTER, Ucx.begin)
+        starting = Ucx.begin()
+        if self.probes:
+            # the loop itself holds tasks only weakly
+            self._probe = asyncio.get_running_loop().create_task(_probe_next_node(worker, starting))
+
+
+async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
+    """Connect to a worker on the next node, in a ring; a connection that can't use UCX says so itself (`ucx_comm`)."""
+    with contextlib.suppress(
+        Exception
+    ):  # whatever comes of it, the connections that transfer data find out for themselves
+        await asyncio.wait({starting}, timeout=PROBE_TIMEOUT)
+        scheduler: Any = worker.scheduler
+        workers = (await scheduler.identity(n_workers=-1))["workers"]
+        first: dict[str, str] = {}
+        for address in sorted(workers):
+            first.setdefault(get_address_host(address), address)
+        nodes = sorted(first)
+        following = nodes[(nodes.index(get_address_host(worker.address)) + 1) % len(nodes)]
+        peer: Any = worker.rpc(first[following])
+        async with asyncio.timeout(PROBE_TIMEOUT):
+            await peer.identity()
 
 
 #: What distributed's Nanny calls the process of its worker.
 WORKER_PROCESS = "Dask Worker process"
 
 
-def _ucx_between_workers(host_frames: int, loopback: bool) -> UcxBetweenWorkers:
+def _ucx_between_workers(host_frames: int, loopback: bool, probes: bool) -> UcxBetweenWorkers:
     # Who fetches the plugins of a worker, by `client.run` for example, gets this as well, and offers nothing.
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
         use_ucx_between_workers(host_frames, loopback=loopback)
-    return UcxBetweenWorkers(host_frames, loopback=loopback)
+    return UcxBetweenWorkers(host_frames, loopback=loopback, probes=probes)
 
 
 class Label(WorkerPlugin):

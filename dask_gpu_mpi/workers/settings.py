@@ -44,3 +44,5 @@ class WorkerSettings:
     delay: float = 0.0
     #: What they send each other over UCX.
     ucx: WorkerUcx = WorkerUcx.OFF
+    #: Name of the one that tries UCX to the next node.
+    ucx_probe: str | int | None = None

@@ -130,6 +130,17 @@ def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
 
 
 @pytest.mark.one_mpi
+def test_ucx_that_does_not_lead_to_the_other_node_is_told_before_anything_is_sent(
+    mpirun: Mpi, hosts: TestBed
+) -> None:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__TLS": "sm,self"}
+    program = HEAD + INITIALIZED + "time.sleep(15)\ntell(over_ucx=sorted(client.run(over_ucx).values()))\n"
+    done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
+    assert "go over TLS, not UCX" in done.stderr
+    assert facts(done)["over_ucx"] == [0, 0]
+
+
+@pytest.mark.one_mpi
 def test_killed_and_restarted_workers_come_back(mpirun: Mpi) -> None:
     program = """
 import signal

@@ -8,8 +8,8 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup import transport
-from dask_gpu_mpi.startup.transport import choose_ucx, obstacle
-from inventories import gpu, one_host, plan
+from dask_gpu_mpi.startup.transport import choose_ucx, obstacle, probing_workers
+from inventories import gpu, one_host, plan, rank
 
 OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
 NO_GPUS = plan(one_host((), ()))
@@ -103,3 +103,12 @@ def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() 
     for wanted in (AUTO, ALL):
         assert choose_ucx(wanted, ONE_GPU, {}) == (OFF, "")
         assert choose_ucx(wanted, ONE_GPU, {}, attaches=True)[0] is wanted
+
+
+def test_one_worker_of_each_node_tries_ucx_to_the_next() -> None:
+    assert probing_workers(GPUS) == {}
+    nodes = [
+        rank(number, 3, (gpu(number),), host=f"h{number // 2}", boot_id=f"b{number // 2}")
+        for number in range(3)
+    ]
+    assert probing_workers(plan(nodes)) == {0: "0-0", 2: "2-0"}

@@ -129,6 +129,7 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
+    assert received.probes is False
     monkeypatch.setattr(plugins, "START_UCX_AFTER", 0.05)
 
     async def started() -> None:
@@ -138,3 +139,31 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(started(), 10))
+
+
+def test_the_first_worker_of_a_node_connects_to_the_next_node() -> None:
+    asked: list[str] = []
+
+    class Peer:
+        def __init__(self, address: str) -> None:
+            self.address = address
+
+        async def identity(self, **given: Any) -> Any:
+            asked.append(self.address)
+            nodes = ("10.0.0.1:5", "10.0.0.1:6", "10.0.0.2:5", "10.0.0.3:5")
+            return {"workers": {f"tls://{node}": {} for node in nodes}}
+
+    def probe(own: str) -> list[str]:
+        asked.clear()
+        worker: Any = SimpleNamespace(address=f"tls://{own}", scheduler=Peer("scheduler"), rpc=Peer)
+
+        async def main() -> None:
+            starting = asyncio.get_running_loop().create_task(asyncio.sleep(0))
+            await plugins._probe_next_node(worker, starting)
+
+        asyncio.run(main())
+        return list(asked)
+
+    assert probe("10.0.0.1:5") == ["scheduler", "tls://10.0.0.2:5"]
+    assert probe("10.0.0.3:5") == ["scheduler", "tls://10.0.0.1:5"]
+    assert probe("10.0.0.9:5") == ["scheduler"]  # gone meanwhile
