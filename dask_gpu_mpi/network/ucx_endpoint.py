@@ -79,8 +79,11 @@ class Ucx:
 
     async def connect(self, address: bytes, *, send_tag: int, receive_tag: int) -> Endpoint:
         """An endpoint to the process with this `address`. That it works is known once something has come over it."""
-        peer = self._library.get_ucx_address_from_buffer(address)
-        endpoint = await self._library.create_endpoint_from_worker_address(peer)
+        try:
+            peer = self._library.get_ucx_address_from_buffer(address)
+            endpoint = await self._library.create_endpoint_from_worker_address(peer)
+        except Exception as error:  # no transport leads there, or that is no address
+            raise UcxError(f"{type(error).__name__}: {error}") from error
         return Endpoint(self, endpoint, send_tag, receive_tag)
 
     def device_array(self, size: int) -> Any:

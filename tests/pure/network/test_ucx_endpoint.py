@@ -74,6 +74,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
             self.aborted += 1
 
     async def create(address: Any) -> Peer:
+        if address == b"nowhere":
+            raise RuntimeError("Destination is unreachable")
         return Peer()
 
     context = types.SimpleNamespace(
@@ -153,6 +155,15 @@ def test_on_one_node_it_listens_on_loopback_unless_the_user_has_chosen(
         run(Ucx.begin)
     assert library.configured == found
     assert library.environ.get("UCX_NET_DEVICES") == variable  # what tasks start is not told
+
+
+def test_an_address_to_which_nothing_leads(library: Library) -> None:
+    async def main() -> None:
+        ucx = await Ucx.begin()
+        with pytest.raises(UcxError, match="Destination is unreachable"):
+            await ucx.connect(b"nowhere", send_tag=1, receive_tag=2)
+
+    run(main)
 
 
 def test_what_fails_is_told_each_time(library: Library) -> None:
