@@ -180,8 +180,8 @@ def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[str])
     if values["security"]:
         raise OptionError(
             f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: "
-            "protocol='tls'; or leave security out, for data between workers that is authenticated and not encrypted, or set it to "
-            "False (--no-security) on a network that you trust"
+            "protocol='tls'; or leave security out, for data between workers that is authenticated and not encrypted; or set it "
+            "to False (--no-security) on a network that you trust"
         )
     if values["security"] is False:
         return Protocol.UCX
