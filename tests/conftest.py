@@ -55,7 +55,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.hosts)
         if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
             item.add_marker(pytest.mark.slurm)
-    mark_quick(items, whole_files=not any("::" in argument for argument in config.args))
+    whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
+    mark_quick(items, whole_files=whole)
 
 
 def mark_quick(items: Sequence[pytest.Item], *, whole_files: bool) -> None:

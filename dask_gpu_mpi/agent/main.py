@@ -28,7 +28,13 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import collect
 from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
-from dask_gpu_mpi.network.ucx import connection_config, import_ucx, missing_ucx, transfer_config
+from dask_gpu_mpi.network.ucx import (
+    connection_config,
+    extend_handshakes,
+    import_ucx,
+    missing_ucx,
+    transfer_config,
+)
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
@@ -168,6 +174,7 @@ def _configure(configuration: Configuration) -> str:
     if configuration.protocol.moves_device_memory:
         dask.config.set(connection_config(configuration.worker_options) | transfer_config())
         import_ucx()
+        extend_handshakes()
     if configuration.protocol.encrypts and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.
         # In older versions of tornado it is no function, and is read when that is imported.

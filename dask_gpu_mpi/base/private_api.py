@@ -358,6 +358,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="what workers send each other stays on TLS, and one line says so",
     ),
     *_of(
+        "ucxx",
+        "create_endpoint create_listener",
+        "network/ucx",
+        _UCXX,
+        why="replaced: handshakes have more time than 5 s",
+        without="the job ends with one line that says so",
+    ),
+    *_of(
         "distributed.comm.tcp",
         "TLSBackend._connector_class TLSBackend._listener_class TCP._closed TCP.allow_offload",
         "network/ucx_comm",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib
 import os
 import re
@@ -30,6 +31,7 @@ __all__ = [
     "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
+    "extend_handshakes",
     "hidden_transports",
     "import_ucx",
     "install_hooks",
@@ -270,6 +272,30 @@ def import_ucx() -> None:
             name = "UCX_" + key.replace("-", "_").upper()
             if name not in before:
                 os.environ.pop(name, None)
+
+
+#: Seconds for the handshake of a connection over UCX; Dask's own deadline for connecting is shorter, and Dask tries again.
+HANDSHAKE_TIMEOUT = 60.0
+
+
+def extend_handshakes() -> None:
+    """Give the handshakes of Dask's connections over UCX more time than ucxx's 5 s, which processes of a busy node miss.
+
+    distributed-ucxx has no option for it. ucxx writes a traceback for each handshake that is late, and what is left of such a
+    connection may crash the process at a later garbage collection.
+    """
+    backend: Any = importlib.import_module("distributed_ucxx.ucxx")
+    begin = backend.init_once
+
+    @functools.wraps(begin)
+    def init_once() -> None:
+        begin()  # which imports ucxx
+        for name in ("create_endpoint", "create_listener"):
+            function = getattr(backend.ucxx, name)
+            if not isinstance(function, functools.partial):
+                setattr(backend.ucxx, name, functools.partial(function, connect_timeout=HANDSHAKE_TIMEOUT))
+
+    backend.init_once = init_once
 
 
 def start_ucx() -> None:

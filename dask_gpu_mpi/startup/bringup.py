@@ -24,7 +24,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
 from dask_gpu_mpi.mpi.library import load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
-from dask_gpu_mpi.network.ucx import install_hooks
+from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.roles import expected_client
@@ -290,7 +290,7 @@ def _import_for_client(protocol: Protocol) -> None:
         importlib.import_module("distributed")
         if protocol.moves_device_memory:
             install_hooks()
-            importlib.import_module("distributed_ucxx")
+            extend_handshakes()
 
 
 def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:

@@ -286,6 +286,32 @@ def test_ucxx_imported_early_leaves_to_the_user_what_the_user_configured(
     del sys.modules["ucxx"]  # not by monkeypatch, which would put it back
 
 
+def test_handshakes_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ucxx is imported later, and once, however often it is begun."""
+    given: list[float] = []
+    backend: Any = types.ModuleType("distributed_ucxx.ucxx")
+    backend.ucxx = None
+
+    def init_once() -> None:
+        if backend.ucxx is None:
+            backend.ucxx = types.SimpleNamespace(
+                create_endpoint=lambda ip, port, connect_timeout=5.0: given.append(connect_timeout),
+                create_listener=lambda callback, port=None, connect_timeout=5.0: given.append(
+                    connect_timeout
+                ),
+            )
+
+    backend.init_once = init_once
+    monkeypatch.setitem(sys.modules, "distributed_ucxx.ucxx", backend)
+    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.ModuleType("distributed_ucxx"))
+    ucx.extend_handshakes()
+    for _ in range(2):
+        backend.init_once()
+        backend.ucxx.create_endpoint("10.0.0.1", 1)
+        backend.ucxx.create_listener(print, port=0)
+    assert given == [ucx.HANDSHAKE_TIMEOUT] * 4
+
+
 def test_hooks_that_cannot_be_installed_are_left_to_ucx() -> None:
     ucx.install_hooks()  # its library is not loaded: nothing is asked of it
 
