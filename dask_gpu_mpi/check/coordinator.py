@@ -27,6 +27,8 @@ from .observations import Observations
 from .rank import CheckingRank, Kind, ListenOrder, RankTest
 from .report import Evidence, Listening, Report
 from .rules import apply_rules
+from .ucx import UcxOrder
+from .ucx_pairs import UcxPairs
 
 __all__ = ["OBSERVE_TIMEOUT", "REPORT_TIMEOUT", "CheckCoordinator"]
 
@@ -54,6 +56,7 @@ class CheckCoordinator:
     #: When MPI was started (``time.monotonic()``).
     started: float
     _steps: dict[int, tuple[str, str]] = field(default_factory=dict, init=False)
+    _pairs: UcxPairs = field(default_factory=lambda: UcxPairs({}), init=False)
 
     def run(self, show: Callable[[Report], None]) -> int:
         """Gather, test, apply the rules and show the report; the exit code, which all ranks are sent."""
@@ -80,6 +83,9 @@ class CheckCoordinator:
     def _on_other(self, mail: Mail) -> None:
         if mail.kind == Kind.STEP:
             self._steps[mail.source] = mail.payload
+        elif mail.kind == Kind.UCX_ADDRESS:
+            for rank, peer in self._pairs.add(mail.source, mail.payload):
+                self.mailbox.send(rank, Kind.UCX_PEER, peer)
         else:
             self.me.on_mail(mail)
 
@@ -153,7 +159,10 @@ class CheckCoordinator:
         return answers.get(head, silent), listening
 
     def _start_tests(self, evidence: Evidence, tokens: Tokens) -> None:
-        """Have each rank connect to the scheduler's address and to other nodes, and run a kernel on the GPUs of its workers."""
+        """Have each rank connect to the scheduler's address and to other nodes, and run a kernel on the GPUs of its workers.
+
+        One rank of each node tries UCX as well, where workers are to use it.
+        """
         gpus: dict[int, list[str]] = {}
         for worker in evidence.plan.workers if evidence.plan is not None and self.kernel else ():
             if worker.device is not None:
@@ -161,7 +170,9 @@ class CheckCoordinator:
         port = evidence.listening.port if evidence.listening is not None else 0
         peers = peers_by_rank(evidence.nodes, MOST_IN_CHECK)
         seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
-        ucx = _tries_of_ucx(evidence)
+        devices = _tries_of_ucx(evidence)
+        self._pairs = UcxPairs({rank: evidence.observations[rank].host for rank in devices})
+        ucx = {rank: UcxOrder(device, self._pairs.peers_of(rank)) for rank, device in devices.items()}
         for rank in range(self.mailbox.size):
             uuids = tuple(gpus.get(rank, ()))
             test = RankTest(

@@ -21,7 +21,7 @@ from dask_gpu_mpi.options.model import Options
 from .kernel import run_kernels
 from .observations import Observations, observe
 from .report import Listening, Outcome
-from .ucx import try_ucx
+from .ucx import UcxOrder, UcxPeer, UcxTrial
 
 __all__ = ["PAYLOADS", "CheckingRank", "Kind", "ListenOrder", "RankTest"]
 
@@ -39,6 +39,10 @@ class Kind(StrEnum):
     LISTENING = "listening"
     #: Rank 0 to all: a `RankTest`.
     TEST = "test"
+    #: A rank that tries UCX to rank 0: UCX's address of the process that does; empty: it does not work there.
+    UCX_ADDRESS = "UCX address"
+    #: Rank 0 to such a rank: a `UcxPeer`.
+    UCX_PEER = "UCX peer"
     #: Every rank to rank 0: its `Outcome`.
     TESTED = "tested"
     #: Rank 0 to all: the exit code.
@@ -70,8 +74,8 @@ class RankTest:
     seconds: float
     #: Other nodes to connect to.
     peers: tuple[Node, ...] = ()
-    #: UUID of the GPU whose memory is to go over UCX; empty: host memory; None: UCX is not tried here.
-    ucx: str | None = None
+    #: None: UCX is not tried here.
+    ucx: UcxOrder | None = None
 
 
 #: The type of what each kind carries.
@@ -81,6 +85,8 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.LISTEN: ListenOrder,
     Kind.LISTENING: Listening,
     Kind.TEST: RankTest,
+    Kind.UCX_ADDRESS: bytes,
+    Kind.UCX_PEER: UcxPeer,
     Kind.TESTED: Outcome,
     Kind.DONE: int,
     FAIL: Failure,
@@ -99,6 +105,8 @@ class CheckingRank:
         self._listeners: list[Listener] = []
         self._pool = ThreadPoolExecutor(1)
         self._testing: Future[Outcome] | None = None
+        self._ucx: UcxTrial | None = None
+        self._ucx_address_sent = False
 
     def observe(
         self, options: Options | InputError, library: str, problems: Sequence[tuple[str, str]]
@@ -124,12 +132,25 @@ class CheckingRank:
             self._begin_step(
                 "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
             )
-            self._testing = self._pool.submit(self._test, mail.payload)
+            test: RankTest = mail.payload
+            if test.ucx is not None:
+                # in this thread: a child dies with the thread that has started it
+                self._ucx = UcxTrial(test.ucx, self._environ, test.seconds)
+            self._testing = self._pool.submit(self._test, test)
+        elif mail.kind == Kind.UCX_PEER and self._ucx is not None:
+            self._ucx.introduce(mail.payload)
         elif mail.kind == FAIL:
             raise mail.payload.error(reported=True)
 
     def poll(self) -> None:
-        """Send rank 0 the results of the tests once there are any."""
+        """Send rank 0 what it waits for, once it is there: the address of UCX, the results of the tests."""
+        if (
+            self._ucx is not None
+            and not self._ucx_address_sent
+            and (address := self._ucx.address) is not None
+        ):
+            self._mailbox.send(0, Kind.UCX_ADDRESS, address)
+            self._ucx_address_sent = True
         if self._testing is not None and self._testing.done():
             self._mailbox.send(0, Kind.TESTED, self._testing.result())
             self._testing = None
@@ -154,15 +175,13 @@ class CheckingRank:
 
     def _test(self, test: RankTest) -> Outcome:
         # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.
-        with ThreadPoolExecutor(3) as pool:
+        with ThreadPoolExecutor(2) as pool:
             kernels = pool.submit(run_kernels, test.gpus, self._environ, test.seconds)
-            ucx = (
-                pool.submit(try_ucx, test.ucx, self._environ, test.seconds) if test.ucx is not None else None
-            )
             timeout = min(CONNECT_TIMEOUT, test.seconds / 2)
             lost = pool.submit(connect_to_peers, test.peers, timeout)
             reach = connect_to(test.address, test.port, test.tokens, timeout) if test.port else None
-            return Outcome(reach, kernels.result(), lost.result(), ucx.result() if ucx is not None else None)
+            ucx = self._ucx.result() if self._ucx is not None else None
+            return Outcome(reach, kernels.result(), lost.result(), ucx)
 
     def serve(self, deadline: float) -> int:
         """Serve rank 0 until it sends the exit code.

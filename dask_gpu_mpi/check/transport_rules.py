@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dask_gpu_mpi.base.hostlist import counted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup.transport import choose_ucx
@@ -15,9 +14,13 @@ __all__ = ["check_transport"]
 
 FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
 
+BETWEEN_FIX = (
+    "open the nodes' TCP ports to each other, or set UCX_NET_DEVICES to their network (docs/transports.md)"
+)
+
 
 def check_transport(evidence: Evidence) -> Iterator[Finding]:
-    """What workers will send each other over UCX, and whether UCX works on each node; nothing where UCX is not wanted."""
+    """What workers will send each other over UCX, and whether UCX works on and between nodes; nothing where UCX is not wanted."""
     if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
         return
     obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
@@ -30,10 +33,19 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
         if line:
             yield Finding("warning", "transport", *split_fix(line, FIX))
         return
-    failed = {rank: test.ucx.error for rank, test in evidence.tests.items() if test.ucx and test.ucx.error}
-    for rank, error in failed.items():
-        found = f"UCX does not work: {error}; data to and from workers there goes over TLS"
-        yield Finding("warning", "transport", found, FIX, (rank,))
+    results = {rank: test.ucx for rank, test in evidence.tests.items() if test.ucx is not None}
+    failed = False
+    for rank, result in results.items():
+        if result.error:
+            failed = True
+            found = f"UCX does not work: {result.error}; data to and from workers there goes over TLS"
+            yield Finding("warning", "transport", found, FIX, (rank,))
+        for host, error in result.between:
+            failed = True
+            found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
+            yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
     if not failed:
-        tried = counted(sum(test.ucx is not None for test in evidence.tests.values()), "node")
-        yield Finding("ok", "transport", f"{line}; UCX works within {tried}")
+        where = (
+            "within 1 node" if len(results) == 1 else f"within {len(results)} nodes and from each to the next"
+        )
+        yield Finding("ok", "transport", f"{line}; UCX works {where}")

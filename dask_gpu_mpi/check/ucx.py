@@ -1,6 +1,7 @@
-"""Whether UCX works on a node: `try_ucx` in a rank, `main` in a child of it, which sends itself something over UCX.
+"""Whether UCX works on a node, and to other nodes: `UcxTrial` in a rank, `main` in a child of it, which sends and receives.
 
-In a child: UCX and the MPI library of the rank do not go together, and a GPU that hangs must not block the rank.
+In a child: UCX and the MPI library of the rank do not go together, and a GPU that hangs must not block the rank. Rank 0 tells
+each child the addresses of the others (`ucx_pairs`), by messages between ranks, which are authenticated.
 """
 
 from __future__ import annotations
@@ -12,97 +13,225 @@ import os
 import secrets
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.mpi.launchers import scrub
 
-__all__ = ["UcxResult", "try_ucx"]
+__all__ = ["UcxOrder", "UcxPeer", "UcxResult", "UcxTrial"]
 
-#: Bytes that the child sends itself.
+#: Bytes that are sent.
 _SIZE = 1 << 20
 _MOST_LETTERS = 200
+#: Seconds before the deadline at which the child stops waiting for other nodes, so that its result still comes in time.
+_MARGIN = 1.0
+
+
+@dataclass(frozen=True)
+class UcxOrder:
+    """What is to be tried."""
+
+    #: UUID of the GPU whose memory is sent; empty: host memory.
+    device: str
+    #: Number of other nodes to try it with.
+    peers: int = 0
+
+
+@dataclass(frozen=True)
+class UcxPeer:
+    """A process on another node to exchange something with."""
+
+    host: str
+    #: UCX's; empty: UCX does not work there.
+    address: bytes
+    send_tag: int = 0
+    receive_tag: int = 0
 
 
 @dataclass(frozen=True)
 class UcxResult:
     """The result of trying UCX on one node."""
 
-    #: Empty: what was sent has come; else why not.
+    #: Empty: what was sent within the node has come; else why not.
     error: str = ""
+    #: Other nodes with which it does not work, and why not.
+    between: tuple[tuple[str, str], ...] = ()
 
 
-def try_ucx(device: str, environ: Mapping[str, str], seconds: float) -> UcxResult:
-    """Have a child send itself something over UCX, and kill it after `seconds`.
+class UcxTrial:
+    """A child that tries UCX, and is killed at the deadline.
 
     Parameters
     ----------
-    device : str
-        UUID of the GPU whose memory it sends; empty: host memory.
+    order : UcxOrder
+        What to try.
     environ : mapping
         Of the rank; the child gets it without the launcher's variables.
     seconds : float
         Until the result.
     """
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(os.getpid()), device],
-        env={**scrub(environ), VISIBLE_DEVICES: device},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    try:
-        out, err = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
+
+    def __init__(self, order: UcxOrder, environ: Mapping[str, str], seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        # not a pipe, which somebody would have to read; `result` closes it
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._child = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                __name__,
+                str(os.getpid()),
+                str(seconds - _MARGIN),
+                json.dumps(asdict(order)),
+            ],
+            env={**scrub(environ), VISIBLE_DEVICES: order.device},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+        )
+        self._address: bytes | None = None
+        self._result: UcxResult | None = None
+        self._reader = threading.Thread(target=self._read, name="UCX trial", daemon=True)
+        self._reader.start()
+
+    @property
+    def address(self) -> bytes | None:
+        """UCX's, of the child; empty: UCX does not work here; None: not known yet."""
+        if self._address is None and not self._reader.is_alive():
+            return b""
+        return self._address
+
+    def introduce(self, peer: UcxPeer) -> None:
+        """Have the child try UCX with this one too."""
+        line = json.dumps({**asdict(peer), "address": peer.address.hex()}) + "\n"
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            assert self._child.stdin is not None
+            self._child.stdin.write(line.encode())
+            self._child.stdin.flush()
+
+    def result(self) -> UcxResult:
+        """What came of it; waits until the deadline at most, and ends the child. To be called once."""
+        self._reader.join(max(0.0, self._deadline - time.monotonic()))
+        late = self._reader.is_alive()
+        if late:
+            self._child.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the driver
-            child.communicate(timeout=1.0)
-        return UcxResult(f"no result within {seconds:.0f} s")
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        return UcxResult(str(json.loads(out.splitlines()[-1])["error"]))
-    last = (err.strip().splitlines() or ["no error output"])[-1]
-    return UcxResult(f"exit code {child.returncode}: {last[:_MOST_LETTERS]}")
+            self._child.wait(1.0)
+        text = ""
+        with self._errors, contextlib.suppress(OSError):
+            assert self._child.stdin is not None
+            self._child.stdin.close()
+            self._errors.seek(0)
+            text = self._errors.read().decode(errors="replace").strip()
+        if self._result is not None:
+            return self._result
+        if late:
+            return UcxResult(f"no result within {self._seconds:.0f} s")
+        last = (text.splitlines() or ["no error output"])[-1]
+        return UcxResult(f"exit code {self._child.returncode}: {last[:_MOST_LETTERS]}")
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        with self._child.stdout as lines:
+            for line in lines:
+                with contextlib.suppress(ValueError, LookupError, TypeError):  # what UCX prints
+                    told = json.loads(line)
+                    if "address" in told:
+                        self._address = bytes.fromhex(told["address"])
+                    else:
+                        between = tuple((str(host), str(error)) for host, error in told["between"])
+                        self._result = UcxResult(str(told["error"]), between)
 
 
 def main() -> None:
-    """The child: prints the result as one line of JSON."""
-    die_with_parent(int(sys.argv[1]))
+    """The child: prints its address, then the result, each as a line of JSON."""
+    parent, seconds, order = int(sys.argv[1]), float(sys.argv[2]), UcxOrder(**json.loads(sys.argv[3]))
+    die_with_parent(parent)
+    error, between = "", []
     try:
-        asyncio.run(_send(bool(sys.argv[2])))
-        error = ""
+        between = asyncio.run(_Trial(order, seconds).run())
     except Exception as raised:  # whatever UCX, RMM or the driver raises is the result
-        error = f"{type(raised).__name__}: {raised}"
-    print(json.dumps({"error": " ".join(error.split())[:_MOST_LETTERS]}), flush=True)
+        error = _one_line(raised)
+    _tell(error=error, between=between)
     os._exit(0)  # UCX at Python's end is not what is tried
 
 
-async def _send(on_device: bool) -> None:
-    from dask_gpu_mpi.network.ucx_endpoint import Ucx
+class _Trial:
+    def __init__(self, order: UcxOrder, seconds: float) -> None:
+        self._order = order
+        self._deadline = time.monotonic() + seconds
+        self._data = secrets.token_bytes(_SIZE)
 
-    Ucx.loopback = True  # to itself
-    if on_device:
-        import dask
+    async def run(self) -> list[tuple[str, str]]:
+        """Try UCX; the nodes with which it does not work, and why not.
 
-        dask.config.set({"distributed-ucxx.create-cuda-context": True})
-    ucx = await Ucx.begin()
-    tag = secrets.randbits(64)
-    endpoint = await ucx.connect(ucx.address, send_tag=tag, receive_tag=tag)
-    data = secrets.token_bytes(_SIZE)
-    sent: Any = bytearray(data)
-    received: Any = bytearray(_SIZE)
-    if on_device:
-        import rmm
+        Raises
+        ------
+        Exception
+            It does not work within this node.
+        """
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
-        sent, received = rmm.DeviceBuffer.to_device(data), ucx.device_array(_SIZE)
-        ucx.synchronize()
-    await asyncio.gather(endpoint.send(sent), endpoint.receive(received))
-    if (received.tobytes() if on_device else bytes(received)) != data:
-        raise ValueError("what came is not what was sent")
+        Ucx.loopback = not self._order.peers
+        if self._order.device:
+            import dask
+
+            dask.config.set({"distributed-ucxx.create-cuda-context": True})
+        self._ucx = await Ucx.begin()
+        tag = secrets.randbits(64)
+        # what is sent here need not be what another node sends
+        await self._exchange(UcxPeer("", self._ucx.address, tag, tag), check=True)
+        _tell(address=self._ucx.address.hex())
+        failed = await asyncio.gather(*(self._with_next_peer() for _ in range(self._order.peers)))
+        if self._order.peers:
+            await asyncio.sleep(0.3)  # what the others have not acknowledged yet
+        return [each for each in failed if each is not None]
+
+    async def _with_next_peer(self) -> tuple[str, str] | None:
+        """The next peer that stdin names, and why UCX does not work with it; None: it works, or is not tried."""
+        line = await asyncio.to_thread(sys.stdin.readline)
+        if not line.strip():
+            return None
+        told = json.loads(line)
+        peer = UcxPeer(**{**told, "address": bytes.fromhex(told["address"])})
+        if not peer.address:
+            return None
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                await self._exchange(peer, check=False)
+        except TimeoutError:
+            return peer.host, "nothing came over UCX in time"
+        except Exception as raised:  # as in `main`
+            return peer.host, _one_line(raised)
+        return None
+
+    async def _exchange(self, peer: UcxPeer, *, check: bool) -> None:
+        endpoint = await self._ucx.connect(peer.address, send_tag=peer.send_tag, receive_tag=peer.receive_tag)
+        sent: Any = bytearray(self._data)
+        received: Any = bytearray(_SIZE)
+        if self._order.device:
+            import rmm
+
+            sent, received = rmm.DeviceBuffer.to_device(self._data), self._ucx.device_array(_SIZE)
+            self._ucx.synchronize()
+        await asyncio.gather(endpoint.send(sent), endpoint.receive(received))
+        if check and (received.tobytes() if self._order.device else bytes(received)) != self._data:
+            raise ValueError("what came is not what was sent")
+
+
+def _tell(**facts: Any) -> None:
+    print(json.dumps(facts), flush=True)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_MOST_LETTERS]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
 from dask_gpu_mpi.base.private_api import TABLE
 from gpujobs import gpu_environ
-from harness import Mpi, TestBed
+from harness import CompletedJob, Mpi, TestBed
 from simulated.nvml import make_gpus
 
 pytestmark = pytest.mark.skipif(
@@ -219,12 +219,42 @@ def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path,
     assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines)
 
 
+CHECK = [*COMMAND, "check", "--protocol", "ucx", "--json"]
+
+
+def transport(done: CompletedJob) -> list[dict[str, Any]]:
+    """The findings about UCX."""
+    return [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
+
+
 @pytest.mark.one_mpi
 def test_check_tries_ucx(mpirun: Mpi) -> None:
-    done = mpirun.run([*COMMAND, "check", "--protocol", "ucx", "--json"], 2, timeout=90).check()
-    (finding,) = [each for each in json.loads(done.stdout)["findings"] if each["what"] == "transport"]
+    done = mpirun.run(CHECK, 2, timeout=90).check()
+    (finding,) = transport(done)
     assert finding["level"] == "ok"
     assert "UCX works within 1 node" in finding["found"]
+
+
+@pytest.mark.one_mpi
+def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    done = mpirun.run(CHECK, 4, env=env, bed=hosts, timeout=90).check()
+    (finding,) = transport(done)
+    assert finding["level"] == "ok"
+    assert "UCX works within 3 nodes and from each to the next" in finding["found"]
+
+
+@pytest.mark.one_mpi
+def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBed) -> None:
+    env = {
+        "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
+    }
+    done = mpirun.run(CHECK, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90)
+    found = transport(done)
+    assert [(each["level"], each["ranks"]) for each in found] == [("warning", [0]), ("warning", [1])]
+    assert "UCX does not work to h2" in found[0]["found"]
+    assert "UCX does not work to h1" in found[1]["found"]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_ucx_that_works() -> None:
     ((level, text),) = lines(two_nodes(WorkerUcx.AUTO, tests=tests))
     assert level == "ok"
     assert "UCX for GPU memory between workers" in text
-    assert "UCX works within 2 nodes" in text
+    assert "UCX works within 2 nodes and from each to the next" in text
 
 
 def test_ucx_that_does_not_work_on_one_node() -> None:
@@ -45,6 +45,14 @@ def test_ucx_that_does_not_work_on_one_node() -> None:
     (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
     assert (finding.level, finding.ranks) == ("warning", (1,))
     assert "no device" in finding.found
+
+
+def test_ucx_that_does_not_work_between_nodes() -> None:
+    tests = {0: Outcome(ucx=UcxResult(between=(("h2", "nothing came"),))), 1: Outcome(ucx=UcxResult())}
+    (finding,) = check_transport(two_nodes(WorkerUcx.AUTO, tests=tests))
+    assert (finding.level, finding.ranks) == ("warning", (0,))
+    assert "UCX does not work to h2: nothing came" in finding.found
+    assert "ports" in finding.fix
 
 
 @pytest.mark.parametrize(("ucx", "level"), [(WorkerUcx.AUTO, "warning"), (WorkerUcx.ALL, "error")])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.check.ucx import try_ucx
+from dask_gpu_mpi.check.ucx import UcxOrder, UcxPeer, UcxResult, UcxTrial
 
 
 def environ_with(ucxx: str, folder: Path) -> dict[str, str]:
@@ -30,19 +31,61 @@ def environ_with(ucxx: str, folder: Path) -> dict[str, str]:
     ],
 )
 def test_what_went_wrong_is_reported(tmp_path: Path, ucxx: str, says: str) -> None:
-    assert says in try_ucx("", environ_with(ucxx, tmp_path), 60.0).error
+    assert says in UcxTrial(UcxOrder(""), environ_with(ucxx, tmp_path), 60.0).result().error
 
 
 def test_one_that_hangs_is_killed(tmp_path: Path) -> None:
-    assert (
-        try_ucx("", environ_with("import time; time.sleep(600)", tmp_path), 1.0).error
-        == "no result within 1 s"
-    )
+    trial = UcxTrial(UcxOrder(""), environ_with("import time; time.sleep(600)", tmp_path), 1.0)
+    assert trial.address is None
+    assert trial.result() == UcxResult("no result within 1 s")
+    assert trial._child.wait(10.0) < 0
+    trial._reader.join()
 
 
-@pytest.mark.skipif(
+def test_one_that_ends_has_no_address(tmp_path: Path) -> None:
+    trial = UcxTrial(UcxOrder("", peers=1), environ_with("import os; os._exit(7)", tmp_path), 60.0)
+    trial.result()
+    assert trial.address == b""
+    trial.introduce(UcxPeer("h2", b"there"))  # to nobody
+
+
+needs_ucx = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
     reason="distributed-ucxx is not installed; tests/ucx runs this with it",
 )
+
+
+@needs_ucx
 def test_ucx_itself() -> None:
-    assert try_ucx("", os.environ, 60.0).error == ""
+    assert UcxTrial(UcxOrder(""), os.environ, 60.0).result() == UcxResult()
+
+
+def address_of(trial: UcxTrial) -> bytes:
+    while (address := trial.address) is None:
+        time.sleep(0.05)
+    return address
+
+
+@needs_ucx
+def test_two_nodes() -> None:
+    one, two = (UcxTrial(UcxOrder("", peers=1), os.environ, 60.0) for _ in range(2))
+    one.introduce(UcxPeer("h2", address_of(two), 11, 12))
+    two.introduce(UcxPeer("h1", address_of(one), 12, 11))
+    assert (one.result(), two.result()) == (UcxResult(), UcxResult())
+
+
+@needs_ucx
+def test_a_node_that_does_not_answer() -> None:
+    """The other's child is there, but is never told of this one."""
+    one, two = (UcxTrial(UcxOrder("", peers=1), os.environ, 12.0) for _ in range(2))
+    one.introduce(UcxPeer("h2", address_of(two), 11, 12))
+    assert one.result() == UcxResult(between=(("h2", "nothing came over UCX in time"),))
+    two.introduce(UcxPeer("h1", b""))
+    two.result()
+
+
+@needs_ucx
+def test_a_node_whose_ucx_does_not_work_is_not_waited_for() -> None:
+    one = UcxTrial(UcxOrder("", peers=1), os.environ, 60.0)
+    one.introduce(UcxPeer("h2", b""))
+    assert one.result() == UcxResult()
