@@ -54,6 +54,10 @@ def _launch_options(function: Any) -> Any:
     return function
 
 
+#: Commands that all ranks of an allocation carry out.
+RANK_COMMANDS = ("check", "plan")
+
+
 @click.command(cls=RunCommand, context_settings=RUN_CONTEXT)
 @_launch_options
 @run_parameters
@@ -78,16 +82,18 @@ def launch(
     """Start MPI ranks and run SCRIPT on the cluster that they become: in a job of Slurm, PBS, LSF or Flux, or on this machine.
 
     Finds the launcher that fits the MPI library of mpi4py and the batch system, and its options. Options of `run` come before
-    SCRIPT. Exits with the script's exit code.
+    SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the allocation and start no cluster.
     """
     from dask_gpu_mpi.launch.command import Request
 
     # Where it is inherited as ignored, all exit codes would be 0.
     signals.signal(signals.SIGCHLD, signals.SIG_DFL)
     try:
+        command, program = split_command(program)
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
+            command=command,
             check=preflight and os.environ.get("DGM_CHECK") != "no",
             expect_gpus=expect_gpus,
             container=container or "",
@@ -101,6 +107,17 @@ def launch(
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)
+
+
+def split_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
+    """What the ranks are to do, and its arguments: `launch plan` and `launch check` look at the allocation, all else is a script.
+
+    >>> split_command(("plan", "--json")), split_command(("analysis.py", "plan"))
+    (('plan', ('--json',)), ('run', ('analysis.py', 'plan')))
+    """
+    if words and words[0] in RANK_COMMANDS and not os.path.exists(words[0]):
+        return words[0], words[1:]
+    return "run", words
 
 
 def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) -> tuple[str, ...]:

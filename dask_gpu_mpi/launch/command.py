@@ -23,8 +23,10 @@ class Request:
 
     #: Options of ``run``, as words of a command line.
     options: tuple[str, ...]
-    #: The script and its arguments, or ``-m MODULE`` and the like.
+    #: The script and its arguments, or ``-m MODULE`` and the like; the arguments of another `command`.
     program: tuple[str, ...]
+    #: What the ranks do: ``run``, ``plan`` or ``check``.
+    command: str = "run"
     #: Whether the preflight comes first.
     check: bool = False
     #: GPUs that each node must have, for the preflight.
@@ -123,7 +125,14 @@ def decide(
     inner = (*python_command(request, environ, python, cwd, bound), "-m", "dask_gpu_mpi")
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*launcher, *inner, "check", *expect, *request.options, *request.program)
-    run = (*launcher, *inner, "run", *own, *request.options, *request.program)
+    match request.command:
+        case "run":
+            words: tuple[str, ...] = own
+        case "check":
+            words = expect
+        case _:
+            words = ()
+    run = (*launcher, *inner, request.command, *words, *request.options, *request.program)
     batch = environ.get("ENVIRONMENT") == "BATCH"
     return Launch(
         environment=changes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -45,6 +46,11 @@ def test_more_ranks_than_cores_with_a_preflight_and_the_exit_code_of_the_script(
     done = mpirun.run(line, None, env={**BARE, "MINE": "x y"}, timeout=110).check(7)
     assert facts(done) == {"workers": ranks, "argv": ["7", "a b"], "mine": "x y"}
     assert ": 0 errors" in done.stdout  # another job here may have the port of the dashboard
+
+
+def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
+    done = mpirun.run([*LAUNCH, "-n", "2", "plan", "--json"], None, env=BARE, timeout=60).check()
+    assert [worker["rank"] for worker in json.loads(done.stdout)["workers"]] == [0, 1]
 
 
 #: A shell's background jobs, these tests' perhaps, ignore SIGINT, and so does what they start.

@@ -164,6 +164,13 @@ def test_preflight_has_the_options_of_the_job() -> None:
     assert made(PBS, "pals").check == ()
 
 
+def test_another_command_than_run() -> None:
+    plan = made(PBS, "pals", command="plan", options=("--name", "x"), program=("--json",)).run
+    assert plan[plan.index("dask_gpu_mpi") + 1 :] == ("plan", "--name", "x", "--json")
+    check = made(PBS, "pals", command="check", program=(), expect_gpus=4).run
+    assert check[check.index("dask_gpu_mpi") + 1 :] == ("check", "--expect-gpus=4")
+
+
 def test_log_folder_of_the_job() -> None:
     def logs(where: Allocation, **given: Any) -> tuple[str, list[str]]:
         launch = made(where, "openmpi", **given)
