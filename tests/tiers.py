@@ -76,6 +76,8 @@ QUICK = {
     "mpi/test_harness.py::test_environment_for_each_rank": BOTH,
     "mpi/test_harness.py::test_timeout_tells_where_and_kills_all": MPICH,
     "mpi/test_harness.py::test_leak_is_found_and_ended": MPICH,
+    # the first page of the docs
+    "mpi/test_pages.py::test_start_here": MPICH,
     # several hosts
     "hosts/test_testbed.py::test_world_spans_two_hosts": BOTH,
     "hosts/test_testbed.py::test_no_namespaces_is_a_reason_to_skip": MPICH,
