@@ -98,7 +98,7 @@ def await_agent(agent, context):
     if rank() == 0:
         agent.events = lambda timeout: time.sleep(timeout) or []
         mark("waits")
-    wait(agent, context)
+    return wait(agent, context)
 
 inspection.await_agent = await_agent
 """,

@@ -322,7 +322,7 @@ def test_words_are_what_bash_reads(words: list[str]) -> None:
     assert "\n" not in script
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)  # two seconds each
 @given(
     st.sampled_from(LAUNCHERS),
     # the first word is the script: options before it are the job's, and `launch` reads them
