@@ -17,7 +17,12 @@ from measured.results import ROOT
 MEASUREMENTS = ROOT / "docs" / "measurements.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 #: What stands between ``<!-- NAME: made by ... -->`` and ``<!-- end of NAME -->`` in docs/performance.md.
-PARTS = {"table": summary.main_table, "slower": summary.slower_table, "version": summary.since}
+PARTS = {
+    "table": summary.main_table,
+    "slower": summary.slower_table,
+    "plots": plots.text,
+    "version": summary.since,
+}
 
 
 def filled(page: str) -> str:

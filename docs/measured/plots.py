@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md: what each shows, as plain data, and how it is drawn (needs matplotlib).
+"""The plots of docs/performance.md: how they are drawn, and whether they are current; drawing needs matplotlib.
 
 An SVG carries the hash of its data, so that one can see without matplotlib whether it is current.
 """
@@ -9,19 +9,20 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from measured.results import OURS, ROOT, interval, known, load, rates, value
+from measured import plot_data
+from measured.plot_data import Data
+from measured.results import ROOT
 
 IMAGES = ROOT / "docs" / "images"
 #: Colours that differ for all kinds of colour vision (Okabe and Ito); they have the same meaning in every plot.
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#6e6e6e"
 #: Parts of one bar, from the first to the last.
 SHADES = ("#9ecae1", "#3182bd", "#08306b")
-Data = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,19 @@ class Plot:
     data: Callable[[], Data]
     #: Draws the data with the module pyplot and returns the figure.
     draw: Callable[[Any, Data], Any]
+    #: What the data say, for those who do not see the picture.
+    alt: Callable[[Data], str]
+    #: How to read it.
+    note: str
 
     @property
     def file(self) -> Path:
         """Where it is."""
         return IMAGES / f"perf-{self.name}.svg"
+
+    def text(self) -> str:
+        """The picture and its note, in Markdown."""
+        return f"![{self.title}. {self.alt(self.data())}](images/{self.file.name})\n\n{self.note}\n"
 
     def digest(self) -> str:
         """The hash of its data."""
@@ -49,38 +58,6 @@ class Plot:
     def is_current(self) -> bool:
         """Whether the file shows today's data."""
         return self.file.is_file() and f"data:{self.digest()}" in self.file.read_text(encoding="utf-8")
-
-
-def rounded(figure: float) -> float:
-    """As exact as a plot can show, so that the hash is the same on every machine."""
-    return round(float(figure), 4)
-
-
-def phases() -> Data:
-    """Seconds until ready, by phase, beside what other programs take in total."""
-
-    def ready(name: str, shape: str, way: str) -> float:
-        return value(name, "results", shape, way, "ready_s")
-
-    def group(name: str, shape: str, cuts: tuple[str, ...], peer: str) -> Data:
-        ends = [ready(name, shape, way) for way in (*cuts, OURS)]
-        parts = [rounded(end - begin) for begin, end in zip([0.0, *ends], ends, strict=False)]
-        others = {known(way): rounded(ready(name, shape, way)) for way in ("dask-mpi", peer)}
-        return {"parts": parts, "others": others}
-
-    cpu = ("empty MPI", "limit")
-    return {
-        "CPU workers: 2 cores, MPICH": {
-            "1 rank × 1 worker": group("startup-mpich", "1x1", cpu, "LocalCluster"),
-            "1 rank × 4 workers": group("startup-mpich", "1x4", cpu, "LocalCluster"),
-            "4 ranks × 1 worker": group("startup-mpich", "4x1", cpu, "LocalCluster"),
-        },
-        "GPU workers: Open MPI": {
-            "1 rank × 4 workers\non 4×H200": group(
-                "startup-4xH200", "1x4", ("limit, quick MPI",), "LocalCUDACluster"
-            ),
-        },
-    }
 
 
 #: Names of the parts, and where they stand in seconds, panel by panel.
@@ -134,20 +111,6 @@ def spread(places: Sequence[float], gap: float) -> list[float]:
     return found
 
 
-def ranks() -> Data:
-    """Seconds until ready of jobs of many ranks, and of ranks that only import."""
-    found = {}
-    for cores in (32, 64):
-        rows = load(f"scale-real-{cores}-cores")["real"]
-        found[f"{cores} cores"] = {
-            "ranks": [row["ranks"] for row in rows],
-            "ready": [rounded(row["ready_s"]) for row in rows],
-            "trials": [[rounded(run["ready_s"]) for run in row["runs"]] for row in rows],
-            "imports": [rounded(row["limit_s"]) for row in rows],
-        }
-    return found
-
-
 def draw_ranks(pyplot: Any, data: Data) -> Any:
     """Two lines for each machine, with their names at the right end."""
     figure, axis = pyplot.subplots(figsize=(8.2, 4.2))
@@ -169,36 +132,6 @@ def draw_ranks(pyplot: Any, data: Data) -> Any:
     axis.set_ylabel("seconds after the launch")
     axis.grid(axis="y", color="#e0e0e0")
     return figure
-
-
-def throughput() -> Data:
-    """GB/s between GPU workers: medians, and the intervals of the means of the trials."""
-    comms = load("comms-1xH100")["results"]["1000000000"]
-    one_gpu = {
-        known(way): [comms["gb_per_s"][way], comms["trials"][way]]
-        for way in ("TLS and UCX", "UCX, open", "TLS")
-    }
-    pair, protocols = load("transfer-4xH200")["runs"][0], load("transfer-4xH200")["runs"][2]
-    four_gpus = {
-        known(way): [run["median_GB_s"][way], rates(run, way)]
-        for run, way in (
-            (pair, "ours, UCX"),
-            (pair, "LocalCUDACluster, UCX"),
-            (protocols, "ours, TCP"),
-            (protocols, "ours, TLS"),
-        )
-    }
-
-    def panel(found: Mapping[str, list[Any]]) -> Data:
-        return {
-            way: {"median": rounded(median), "interval": [rounded(end) for end in interval(trials) or ()]}
-            for way, (median, trials) in found.items()
-        }
-
-    return {
-        "1×H100: an array of 1 GB from one process to another": panel(one_gpu),
-        "4×H200: (x + x.T).sum() of an array of 12.8 GB, 4 workers": panel(four_gpus),
-    }
 
 
 def draw_throughput(pyplot: Any, data: Data) -> Any:
@@ -226,26 +159,6 @@ def draw_throughput(pyplot: Any, data: Data) -> Any:
     return figure
 
 
-def memory() -> Data:
-    """Memory of a ready cluster of one rank, against its workers."""
-
-    def lines(places: Mapping[int, tuple[str, str]], ways: tuple[str, ...]) -> Data:
-        return {
-            known(way): [
-                [workers, rounded(value(name, "results", shape, way, "pss_total"))]
-                for workers, (name, shape) in places.items()
-            ]
-            for way in ways
-        }
-
-    cpu = {workers: ("startup-openmpi", f"1x{workers}") for workers in (1, 2, 4)}
-    gpu = {workers: (f"startup-{workers}xH200", f"1x{workers}") for workers in (1, 2, 4)}
-    return {
-        "CPU workers, 2 cores": lines(cpu, (OURS, "dask-mpi", "LocalCluster")),
-        "GPU workers, 1 to 4×H200": lines(gpu, (OURS, "dask-mpi", "LocalCUDACluster")),
-    }
-
-
 def draw_memory(pyplot: Any, data: Data) -> Any:
     """Lines with their names at the right end, one panel for each kind of worker."""
     figure, axes = pyplot.subplots(1, 2, figsize=(8.2, 4.2), sharey=True)
@@ -267,11 +180,46 @@ def draw_memory(pyplot: Any, data: Data) -> Any:
 
 
 PLOTS = (
-    Plot("startup", "Start-up by phase", phases, draw_phases),
-    Plot("ranks", "Time until a cluster is ready, against the ranks of one node", ranks, draw_ranks),
-    Plot("transfers", "Transfers between GPU workers", throughput, draw_throughput),
-    Plot("memory", "Memory of a ready cluster, against its workers", memory, draw_memory),
+    Plot(
+        "startup",
+        "Start-up by phase",
+        plot_data.phases,
+        draw_phases,
+        plot_data.say_phases,
+        "A phase is the difference between one program and the next: an MPI program that does nothing; one that imports\n"
+        "what an agent imports (with GPUs, it makes one CUDA context as well); the whole cluster.",
+    ),
+    Plot(
+        "ranks",
+        "Time until a cluster is ready, against the ranks of one node",
+        plot_data.ranks,
+        draw_ranks,
+        plot_data.say_ranks,
+        "Each point is a trial. Each rank imports for itself and for its agent, so the cores limit the start.",
+    ),
+    Plot(
+        "transfers",
+        "Transfers between GPU workers",
+        plot_data.throughput,
+        draw_throughput,
+        plot_data.say_throughput,
+        "Bars are medians, lines 95 % intervals of the mean of the trials. A bar without a line is a single trial.",
+    ),
+    Plot(
+        "memory",
+        "Memory of a ready cluster, against its workers",
+        plot_data.memory,
+        draw_memory,
+        plot_data.say_memory,
+        "The workers of a rank share the pages of Dask, so another CPU worker takes 14 MiB. A GPU worker takes 130 MiB,\n"
+        "of which 90 are CUDA's own.",
+    ),
 )
+
+
+def text() -> str:
+    """All plots, in Markdown."""
+    return "\n".join(plot.text() for plot in PLOTS)
 
 
 def write(plot: Plot) -> None:
@@ -301,5 +249,5 @@ def write(plot: Plot) -> None:
         figure.savefig(plot.file, metadata=metadata)
         pyplot.close(figure)
     # matplotlib leaves spaces at the ends of lines
-    text = plot.file.read_text(encoding="utf-8")
-    plot.file.write_text(re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE), encoding="utf-8")
+    drawn = plot.file.read_text(encoding="utf-8")
+    plot.file.write_text(re.sub(r"[ \t]+$", "", drawn, flags=re.MULTILINE), encoding="utf-8")

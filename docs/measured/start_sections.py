@@ -84,8 +84,8 @@ has them, it is later in every shape.
         "Start on GPUs",
         """
 One rank with one worker on each GPU. The driver brings up the GPUs and makes their contexts one after the other, so
-with four of them it is what all programs wait for. The four-GPU table is of an earlier version ([versions
-compared](#versions-compared)).
+with four of them it is what all programs wait for. These tables are of an earlier version
+([versions compared](#versions-compared)).
 """,
         starts(
             ("startup-4xH200", "Four GPU workers"),

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 
+import make_performance
 from measured import plots, results, sections, summary
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +24,18 @@ def test_pages_and_plots_are_current() -> None:
     command = [sys.executable, ROOT / "docs" / "make_performance.py", "--check"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_marks_that_are_missing_are_named() -> None:
+    with pytest.raises(ValueError, match="no marks of the part 'table'"):
+        make_performance.filled("# Performance\n")
+
+
+def test_a_figure_that_was_changed_by_hand_is_put_right() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    changed = text.replace(summary.ROWS[0].own.text(), "0.01")
+    assert changed != text
+    assert make_performance.filled(changed) == text
 
 
 def test_every_file_of_results_has_its_table() -> None:
@@ -79,6 +92,17 @@ def test_every_plot_is_on_the_page_with_a_text_for_those_who_do_not_see_it(plot:
     text = re.findall(rf"!\[([^\]]*)\]\(images/{plot.file.name}\)", PAGES[0].read_text(encoding="utf-8"))
     assert len(text) == 1
     assert len(text[0]) > 80
+
+
+def test_the_method_has_the_numbers_of_trials() -> None:
+    cpu, slurm, gpu = (
+        results.load(name)["results"][shape]["dask_gpu_mpi"]["runs"]
+        for name, shape in (("startup-openmpi", "2x2"), ("startup-slurm", "2x1"), ("startup-4xH200", "1x4"))
+    )
+    comms = len(results.load("comms-1xH100")["results"]["1000000000"]["trials"]["TLS"])
+    tasks = len(results.load("overhead")["tasks"]["rounds"])
+    text = f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 4×H200, {comms} of transfers on 1×H100, {tasks} of tasks."
+    assert text in PAGES[0].read_text(encoding="utf-8")
 
 
 def test_intervals_are_students() -> None:
