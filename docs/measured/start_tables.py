@@ -62,7 +62,14 @@ def compared(name: str, about: str, names: Mapping[str, str]) -> str:
         for each, ways in document["results"].items()
         for way, row in ways.items()
     ]
-    head = ["ranks × workers", "checkout", "trials", "ready, s", "ready, this one ÷ it", "CPU, this one ÷ it"]
+    head = [
+        "ranks × workers",
+        "checkout",
+        "trials",
+        "ready, s",
+        "ready, the first ÷ this",
+        "CPU until ready, the first ÷ this",
+    ]
     return caption(name, about) + table(head, rows)
 
 
