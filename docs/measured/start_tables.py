@@ -1,0 +1,212 @@
+"""The tables of starts, many ranks and faults: one function for each kind of result file."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping
+
+from measured.results import OURS, caption, known, load, number, ratio, ratios, table, value
+
+
+def shape(text: str) -> str:
+    """``2x4`` as ``2 × 4``."""
+    return text.replace("x", " × ")
+
+
+def startup(name: str, about: str, names: Mapping[str, str] | None = None) -> str:
+    """Start, end, CPU seconds and memory of each configuration, shape by shape."""
+    document = load(name)
+    rows = []
+    for each, ways in document["results"].items():
+        for way, row in ways.items():
+            found = [] if way == OURS else ratios(document["runs"][each], way)
+            rows.append(
+                [
+                    shape(each),
+                    (names or {}).get(way, known(way)),
+                    row["runs"],
+                    *(
+                        number(row[column])
+                        for column in ("ready_s", "end_s", "cpu_ready_s", "cpu_s", "pss_total")
+                    ),
+                    ratio(found),
+                ]
+            )
+    head = [
+        "ranks × workers",
+        "configuration",
+        "trials",
+        "ready, s",
+        "end, s",
+        "CPU until ready, s",
+        "CPU in total, s",
+        "memory, MiB",
+        "ready, dask-gpu-mpi ÷ this",
+    ]
+    return caption(name, about) + table(head, rows)
+
+
+def compared(name: str, about: str, names: Mapping[str, str]) -> str:
+    """Checkouts measured beside this one: seconds until ready, and ratios with their intervals."""
+    document = load(name)
+    rows = [
+        [
+            shape(each),
+            names.get(way, known(way)),
+            row["runs"],
+            number(row["ready_s"]),
+            "" if way == OURS else ratio(ratios(document["runs"][each], way)),
+            "" if way == OURS else ratio(ratios(document["runs"][each], way, "cpu_ready_s")),
+        ]
+        for each, ways in document["results"].items()
+        for way, row in ways.items()
+    ]
+    head = [
+        "ranks × workers",
+        "checkout",
+        "trials",
+        "ready, s",
+        "ready, the first ÷ this",
+        "CPU until ready, the first ÷ this",
+    ]
+    return caption(name, about) + table(head, rows)
+
+
+def peak(name: str, about: str) -> str:
+    """The largest memory of a job, one column for each configuration."""
+    results = load(name)["results"]
+    ways = list(dict.fromkeys(way for row in results.values() for way in row))
+    rows = [
+        [
+            shape(each),
+            max(row["watched"] for row in found.values()),
+            *(number(found[way]["peak_total"]) if way in found else "–" for way in ways),
+        ]
+        for each, found in results.items()
+    ]
+    head = ["ranks × workers", "trials", *(f"{known(way)}, MiB" for way in ways)]
+    return caption(name, about) + table(head, rows)
+
+
+def real_jobs(name: str, about: str) -> str:
+    """Jobs of many ranks on one machine."""
+    rows = [
+        [
+            row["ranks"],
+            len(row["runs"]),
+            number(row["ready_s"]),
+            number(row["seconds"]),
+            number(row["registrations_per_s"]),
+            number(row["limit_s"]),
+            f"{row['ready_over_limit']:.2f}",
+            f"{sum(run['right'] for run in row['runs'])} of {len(row['runs'])}",
+        ]
+        for row in load(name)["real"]
+    ]
+    head = [
+        "ranks",
+        "trials",
+        "ready, s",
+        "whole job, s",
+        "registrations per s",
+        "ranks that only import, s",
+        "ready ÷ that",
+        "right result",
+    ]
+    return caption(name, about) + table(head, rows)
+
+
+def emulated_ranks(name: str, about: str) -> str:
+    """What rank 0 does for up to 65,536 ranks."""
+
+    def cell(step: Mapping[str, float]) -> str:
+        return f"{number(step['seconds'])} s, {number(step['bytes'] / 1e6)} MB"
+
+    rows = []
+    for row in load(name)["simulated"]:
+        steps = row["steps"]
+        whole = steps["client's plan"]
+        largest = max(steps[step]["largest"] for step in ("gather", "prove", "scatter", "go"))
+        rows.append(
+            [
+                f"{row['ranks']:,}",
+                cell(steps["gather"]),
+                f"{number(steps['plan']['seconds'])} s",
+                *(cell(steps[step]) for step in ("prove", "scatter", "go")),
+                f"{number(largest / 1e3)} KB",
+                f"{number(whole['largest'] / 1e6)} MB",
+            ]
+        )
+    head = [
+        "ranks",
+        "registrations gathered",
+        "plan",
+        "reachability test",
+        "parts of the plan",
+        "start messages",
+        "largest message",
+        "plan for the client",
+    ]
+    each = value(name, "join", "scheduler_cpu_ms_each")
+    return (
+        caption(name, about)
+        + table(head, rows)
+        + f"\nA worker that registers over TLS takes {number(each)} ms of the scheduler's CPU time "
+        f"({int(value(name, 'join', 'workers'))} workers at once).\n"
+    )
+
+
+def opened_files(name: str, about: str) -> str:
+    """Files opened until a cluster is ready."""
+    document = load(name)
+    kinds = ("launcher", "driver", "rank", "agent", "worker", "scheduler")
+    rows = [
+        [
+            f"{row['ranks']} × {row['workers_each']}",
+            *(f"{row['roles'][kind]['opened']:,}" for kind in kinds),
+            f"{row['host']['opened']:,}",
+        ]
+        for row in document["rows"]
+    ]
+    head = [
+        "ranks × workers",
+        "launcher",
+        "CUDA keep-alive process",
+        "ranks",
+        "agents",
+        "workers",
+        "scheduler",
+        "the node",
+    ]
+    growth = document["growth_per_worker"].values()
+    opened = max(row["opened"] for row in growth)
+    modules = max(row["modules"] for row in growth)
+    return (
+        caption(name, about)
+        + table(head, rows)
+        + f"\nOne more worker of a rank opens {opened:.0f} files, {modules:.0f} of them modules of Python.\n"
+    )
+
+
+def soak(name: str, about: str) -> str:
+    """Clusters with faults: how many, how long, what went wrong."""
+    outcomes = load(name)["outcomes"]
+    rows = [
+        [
+            fault,
+            count,
+            number(statistics.median(each["seconds"] for each in outcomes if each["fault"] == fault)),
+            sum(bool(each["wrong"]) for each in outcomes if each["fault"] == fault),
+        ]
+        for fault, count in sorted(Counter(each["fault"] for each in outcomes).items())
+    ]
+    rows.append(
+        [
+            "all",
+            len(outcomes),
+            number(statistics.median(each["seconds"] for each in outcomes)),
+            sum(bool(each["wrong"]) for each in outcomes),
+        ]
+    )
+    return caption(name, about) + table(["fault", "clusters", "seconds, median", "wrong outcomes"], rows)

@@ -1,0 +1,227 @@
+"""The tables of docs/performance.md: each cell is one figure, taken from one field of a file of results."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from measured.results import OURS, interval, load, machine, number, ratios, table, value
+
+#: The CPU rows are of this shape: two ranks with two workers each.
+SHAPE = "2x2"
+LOCAL, GPU_LOCAL = "LocalCluster", "LocalCUDACluster"
+
+
+@dataclass(frozen=True)
+class Field:
+    """A figure: the file and the names on the way to it."""
+
+    file: str
+    path: tuple[str | int, ...]
+
+    def figure(self) -> float:
+        """Its value."""
+        return value(self.file, *self.path)
+
+    def text(self) -> str:
+        """Its value as a reader sees it."""
+        return number(self.figure())
+
+
+def start(file: str, shape: str, way: str, column: str) -> Field:
+    """A median of startup.py."""
+    return Field(file, ("results", shape, way, column))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the first table; the best figure is bold."""
+
+    figure: str
+    unit: str
+    own: Field
+    dask_mpi: Field | None
+    other: Field
+    other_name: str
+    more_is_better: bool = False
+
+    def cells(self) -> list[str]:
+        """The cells of the line."""
+        fields = [self.own, self.dask_mpi, self.other]
+        figures = [field.figure() for field in fields if field is not None]
+        best = max(figures) if self.more_is_better else min(figures)
+        texts = [
+            "not measured"
+            if field is None
+            else f"**{field.text()}**"
+            if field.figure() == best
+            else field.text()
+            for field in fields
+        ]
+        return [self.figure, self.unit, machine(self.own.file), *texts[:2], f"{texts[2]} ({self.other_name})"]
+
+
+def from_start(figure: str, unit: str, column: str, *, gpus: bool = False) -> Row:
+    """A row of startup.py: CPU workers on two cores, or GPU workers on four H200s."""
+    file, shape, other = ("startup-4xH200", "1x4", GPU_LOCAL) if gpus else ("startup-openmpi", SHAPE, LOCAL)
+    own, dask_mpi, best = (start(file, shape, way, column) for way in (OURS, "dask-mpi", other))
+    return Row(figure, unit, own, dask_mpi, best, other)
+
+
+def of_comms(size: int, way: str) -> Field:
+    """GB/s of one transport."""
+    return Field("comms-1xH100", ("results", str(size), "gb_per_s", way))
+
+
+def tasks(way: str, key: str = "tasks_per_s") -> Field:
+    """A median of overhead.py."""
+    return Field("overhead", ("tasks", "medians", way, key))
+
+
+def idle(file: str, *path: str | int) -> Field:
+    """The CPU time of an idle cluster, per rank."""
+    return Field(file, (*path, "cpu_percent_per_rank_all"))
+
+
+ROWS = (
+    from_start("ready, one worker on each of 4 GPUs", "s", "ready_s", gpus=True),
+    from_start("ready, 2 ranks × 2 CPU workers", "s", "ready_s"),
+    from_start("CPU time of that start", "s", "cpu_ready_s"),
+    from_start("memory when ready, 2 ranks × 2 CPU workers", "MiB", "pss_total"),
+    Row(
+        "an array of 1 GB between two processes on one GPU",
+        "GB/s",
+        of_comms(10**9, "TLS and UCX"),
+        None,
+        of_comms(10**9, "UCX, open"),
+        "UCX alone, not encrypted",
+        more_is_better=True,
+    ),
+    Row(
+        "empty tasks, 2 CPU workers",
+        "tasks/s",
+        tasks("ours, tls"),
+        None,
+        tasks("LocalCluster, tcp"),
+        "LocalCluster, TCP",
+        more_is_better=True,
+    ),
+    from_start("from the script's last line to the job's end, 2 ranks × 2 CPU workers", "s", "end_s"),
+    Row(
+        "an idle cluster of 2 CPU workers, per worker",
+        "% of a core",
+        idle("overhead", "idle", 1),
+        None,
+        idle("overhead", "idle", 2),
+        "LocalCluster, TCP",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Slower:
+    """A line of the second table: where another program or transport is better."""
+
+    figure: str
+    unit: str
+    own: Field
+    other: Field
+    other_name: str
+
+    def cells(self) -> list[str]:
+        """The cells of the line."""
+        return [
+            self.figure,
+            self.unit,
+            machine(self.own.file),
+            self.own.text(),
+            f"**{self.other.text()}** ({self.other_name})",
+        ]
+
+
+SLOWER = (
+    Slower(
+        "ready under Slurm, 2 ranks × 1 worker",
+        "s",
+        start("startup-slurm", "2x1", OURS, "ready_s"),
+        start("startup-slurm", "2x1", "SLURMRunner", "ready_s"),
+        "SLURMRunner without nannies",
+    ),
+    Slower(
+        "ready, 4 ranks × 1 worker",
+        "s",
+        start("startup-openmpi", "4x1", OURS, "ready_s"),
+        start("startup-openmpi", "4x1", LOCAL, "ready_s"),
+        LOCAL,
+    ),
+    Slower(
+        "CPU time of that start",
+        "s",
+        start("startup-openmpi", "4x1", OURS, "cpu_ready_s"),
+        start("startup-openmpi", "4x1", LOCAL, "cpu_ready_s"),
+        LOCAL,
+    ),
+    Slower(
+        "memory with one GPU worker",
+        "MiB",
+        start("startup-1xH200", "1x1", OURS, "pss_total"),
+        start("startup-1xH200", "1x1", GPU_LOCAL, "pss_total"),
+        GPU_LOCAL,
+    ),
+    Slower(
+        "from the script's last line to the job's end, 4 GPU workers",
+        "s",
+        start("startup-4xH200", "1x4", OURS, "end_s"),
+        start("startup-4xH200", "1x4", GPU_LOCAL, "end_s"),
+        GPU_LOCAL,
+    ),
+    Slower(
+        "an array of 100 MB between two processes on one GPU",
+        "GB/s",
+        of_comms(10**8, "TLS and UCX"),
+        of_comms(10**8, "UCX, open"),
+        "UCX alone, not encrypted",
+    ),
+    Slower(
+        "`(x + x.T).sum()` on 4 GPUs without UCX: TLS",
+        "GB/s",
+        Field("transfer-4xH200", ("runs", 2, "median_GB_s", "ours, TLS")),
+        Field("transfer-4xH200", ("runs", 2, "median_GB_s", "ours, TCP")),
+        "dask-gpu-mpi, TCP, not encrypted",
+    ),
+    Slower(
+        "an idle cluster of 2 GPU workers, per worker",
+        "% of a core",
+        idle("overhead-2xH200", "runs", 0, "idle", 1),
+        idle("overhead-2xH200", "runs", 0, "idle", 2),
+        "LocalCluster, TCP, of CPU workers",
+    ),
+)
+
+
+def main_table() -> str:
+    """Eight rows."""
+    head = ["figure", "unit", "machine", "dask-gpu-mpi", "dask-mpi", "best other"]
+    return table(head, [row.cells() for row in ROWS])
+
+
+def slower_table() -> str:
+    """Where another is better."""
+    return table(["figure", "unit", "machine", "dask-gpu-mpi", "better"], [row.cells() for row in SLOWER])
+
+
+def since() -> str:
+    """How long a start takes against the version that most figures are of."""
+
+    def slower(name: str, shape: str, way: str) -> str:
+        found = ratios(load(name)["runs"][shape], way)
+        low, high = interval(found) or (0.0, 0.0)
+        return f"{statistics.mean(found):.2f} times as long (95 % interval {low:.2f} to {high:.2f}, {len(found)} trials)"
+
+    return (
+        "- **The current version**, except on 1×H100: most other figures are of an earlier one, with a quicker start on "
+        "GPUs. On one H200 a\n  later version takes "
+        f"{slower('startup-rooms-1xH200', '1x1', 'before')}, on two H200s one in between takes\n  "
+        f"{slower('startup-before-after-2xH200', '1x2', 'base')}: "
+        "see [versions compared](measurements.md#versions-compared).\n"
+    )

@@ -1,0 +1,168 @@
+"""The sections of docs/measurements.md on many ranks, running clusters and what was noted by hand."""
+
+from __future__ import annotations
+
+from measured import start_tables, work_tables
+from measured.model import Section, Table
+
+SECTIONS = (
+    Section(
+        "Many ranks",
+        """
+`scale.py` gives the coordinator the messages of ranks that do not exist, 4 ranks and 4 GPUs on each node: bytes and
+seconds are those of rank 0, without the network. Bytes and seconds grow in proportion to the ranks. No rank but the
+client's is sent more than 2.5 KB.
+
+`--real` starts jobs of CPU ranks on this node; `--limit` starts, before each, as many ranks that only import what an
+agent imports. 64 ranks are too many for two cores: idle workers of Dask take 3 to 4 % of a core each, and the
+scheduler gets what is left.
+""",
+        (
+            Table(start_tables.emulated_ranks, "scale", "Rank 0 with emulated ranks"),
+            Table(start_tables.real_jobs, "scale-real-64-cores", "Real jobs"),
+            Table(start_tables.real_jobs, "scale-real-32-cores", "Real jobs"),
+            Table(start_tables.real_jobs, "scale-real", "Real jobs"),
+            Table(start_tables.real_jobs, "scale-real-64-cores-no-pyc", "Real jobs, no .pyc"),
+            Table(start_tables.real_jobs, "scale-real-32-cores-no-pyc", "Real jobs, no .pyc"),
+        ),
+    ),
+    Section(
+        "Files",
+        """
+`files.py` counts the files that are opened until a cluster is ready, not those in /proc, /sys, /dev and the job's own
+temporary directory. They grow with the ranks of a node, so one rank a node is the cheapest for a shared file system;
+workers are forked and import nothing. Needs strace.
+""",
+        (
+            Table(
+                start_tables.opened_files,
+                "files-simulated-gpus",
+                "Files opened, GPU workers on emulated GPUs",
+            ),
+        ),
+    ),
+    Section(
+        "Idle clusters and tasks",
+        """
+`overhead.py` measures the CPU time of a cluster without work over 30 s, and empty tasks: the latency of one, and the
+rate of 1,000 at once. An agent samples the memory of each worker ten times a second, as Dask has it. LocalCluster has
+as many CPU workers as the other cluster has ranks.
+""",
+        (
+            Table(work_tables.idle, "overhead", "Idle, CPU workers"),
+            Table(work_tables.idle, "overhead-2xH200", "Idle, GPU workers (LocalCluster: CPU workers)"),
+            Table(work_tables.tasks, "overhead", "Empty tasks, two CPU workers of one thread"),
+            Table(work_tables.gpu_tasks, "empty-tasks-2xH200", "Empty tasks, two GPU workers of one thread"),
+        ),
+    ),
+    Section(
+        "Transfers",
+        """
+`transfer.py`: `(x + x.T).sum()` of a square array of float64 in chunks of 10,000 × 10,000, one rank with one worker
+on each GPU, RMM pool of 40 % of each GPU, a new array for each repetition, the first three of each trial left out.
+GB/s of the array. `--operation all-to-all` makes slabs of columns out of slabs of rows, for which half of the array
+crosses between two workers. A copy between two of the GPUs runs at 390 to 396 GB/s. Runs with the same commands were
+made on several hosts of the same kind.
+
+`distributed.worker.transfer.message-bytes-limit` is how much a worker asks of another at a time: 50 MB in Dask, 2 GB
+in dask-gpu-mpi where UCX carries GPU data. The last table interleaves the two within one cluster.
+""",
+        (
+            Table(work_tables.transfers, "transfer-4xH200", "Transpose-sum, four workers"),
+            Table(work_tables.transfers, "transfer-2xH200", "Transpose-sum, two workers"),
+            Table(work_tables.transfers, "transfer-all-to-all-2xH200", "All-to-all, two workers"),
+            Table(
+                work_tables.messages,
+                "transfer-messages-2xH200",
+                "Transpose-sum by the size of requests, two workers",
+            ),
+        ),
+    ),
+    Section(
+        "UCX beside TLS",
+        """
+`comms.py` sends one CuPy array at a time between two processes on the same GPU (CUDA IPC), without a pool: TLS, UCX
+alone, and the default `protocol="auto"`, [UCX beside TLS](transports.md#ucx-beside-tls). The default takes 0.5 ms
+more for a transfer than UCX alone, whatever its size: its header goes over TLS. So small transfers are slower than
+over UCX alone. Two GPUs (NVLink) are not measured.
+""",
+        (Table(work_tables.comms, "comms-1xH100", "Arrays between two processes"),),
+        3,
+    ),
+    Section(
+        "Under attack",
+        """
+`intruders.py`: a job with one worker computes a fixed number of tasks, undisturbed and while a stranger opens 200
+connections a second to the scheduler, the worker, the nanny and the dashboard. The stranger runs on the same two
+cores at nice 19. The target of 1.10 is missed there; more cores are not measured.
+""",
+        (
+            Table(work_tables.attacked, "intruders-mpich-2", "One worker"),
+            Table(
+                work_tables.attacked,
+                "intruders-mpich",
+                "One worker, shorter work, an earlier version that logged more",
+            ),
+        ),
+    ),
+    Section(
+        "Clusters with faults",
+        """
+`soak.py` starts clusters of two ranks one after the other and injects a fault into each; what is checked, and what
+each fault must lead to, is in [reliability.md](reliability.md).
+""",
+        (
+            Table(start_tables.soak, "soak-mpich", "200 clusters, MPICH"),
+            Table(start_tables.soak, "soak-openmpi", "200 clusters, Open MPI"),
+        ),
+    ),
+    Section(
+        "The timeline",
+        """
+`--timeline FILE.json` (or the keyword `timeline`) writes when each step began and ended, for
+[Perfetto](https://ui.perfetto.dev) or `chrome://tracing`: a process for each rank, a thread for each of its
+processes. Each node's own clock is used. Without the option a rank keeps some twenty time stamps, and sends none. One
+start of rank 0 of two (2 cores, Open MPI, noted by hand):
+
+| s | step |
+|---|---|
+| 0.00 to 0.07 | Python starts, reads the options, starts the agent |
+| 0.07 to 0.18 | imports what joining needs; the agent starts, and imports until 0.49 |
+| 0.18 to 0.41 | imports mpi4py, `MPI_Init` |
+| 0.41 to 0.59 | joins the other ranks, credentials; meanwhile the agent reads the options and forks |
+| 0.59 to 0.65 | inventory, registration, plan, scheduler |
+| 0.65 to 0.89 | starts its workers |
+| 0.89 to 0.97 | the cluster is up, opens the session |
+| 1.07 to 1.12 | the end: closes workers, waits for the other rank, closes the scheduler |
+""",
+    ),
+    Section(
+        "Noted by hand",
+        """
+These have no file of results; repeat them with the command.
+
+The planner, `python benchmarks/plan.py`, 2 cores, median of 5, on a busy machine (good to a factor of 2.5):
+
+| job | workers | plan, s |
+|---|---|---|
+| 8,192 nodes, 1 rank with 4 GPUs each | 32,768 | 0.466 |
+| 2,048 nodes, 4 ranks that all see 4 GPUs | 8,192 | 0.109 |
+| 1,024 nodes, 8 ranks with 1 of 8 GPUs each | 8,192 | 0.090 |
+| 64 nodes, 128 ranks, no GPU | 8,192 | 0.113 |
+
+Work on GPUs, `benchmarks/workloads.py --fill 0.2`, 2×H200, RMM pool of 80 %, one run of each transport, results
+checked:
+
+| | UCX alone, s | TLS, s |
+|---|---|---|
+| numba.cuda kernel on each worker, first call | 0.42 | 0.53 |
+| SVD of 10,000 × 1,000, first | 1.68 | 1.57 |
+| the same again | 0.31 | 0.39 |
+| SVD of 7,505,488 × 1,000 (60 GB) | 1.73 | 2.09 |
+
+A worker that is killed: over TLS it is back on its GPU with a pool of 80 %. Over UCX alone the other workers keep its
+memory mapped (CUDA IPC), so that a new worker gets no pool of 80 % and is removed after five tries; the others end
+the job with the right result. A pool of 30 % came back.
+""",
+    ),
+)

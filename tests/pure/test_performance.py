@@ -1,0 +1,131 @@
+"""docs/performance.md, docs/measurements.md and their plots are made from the results of the benchmarks."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
+
+import make_performance
+from measured import plots, results, sections, summary
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "measurements.md")
+
+
+def test_pages_and_plots_are_current() -> None:
+    command = [sys.executable, ROOT / "docs" / "make_performance.py", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_marks_that_are_missing_are_named() -> None:
+    with pytest.raises(ValueError, match="no marks of the part 'table'"):
+        make_performance.filled("# Performance\n")
+
+
+def test_a_figure_that_was_changed_by_hand_is_put_right() -> None:
+    text = PAGES[0].read_text(encoding="utf-8")
+    changed = text.replace(summary.ROWS[0].own.text(), "0.01")
+    assert changed != text
+    assert make_performance.filled(changed) == text
+
+
+def test_every_file_of_results_has_its_table() -> None:
+    assert sections.files() == {path.stem for path in results.RESULTS.glob("*.json")}
+
+
+def test_the_table_has_eight_rows_with_one_number_a_cell() -> None:
+    rows = summary.main_table().splitlines()[2:]
+    assert len(rows) == 8
+    for row in rows:
+        *_, own, dask_mpi, other = (cell.strip("* ") for cell in row.strip("| ").split("|"))
+        assert float(own.replace(",", ""))
+        assert dask_mpi == "not measured" or float(dask_mpi.replace(",", ""))
+        assert re.fullmatch(r"\**[\d.,]+\** \(\D+\)", other)
+        assert row.count("**") == 2
+
+
+def test_a_row_takes_its_figures_from_the_files() -> None:
+    found = results.load("startup-4xH200")
+    own, dask_mpi = (
+        statistics.median(run["ready_s"] for run in found["runs"]["1x4"] if run["way"] == way)
+        for way in ("dask_gpu_mpi", "dask-mpi")
+    )
+    cells = summary.ROWS[0].cells()
+    assert (cells[3], cells[4]) == (f"**{own:.2f}**", f"{dask_mpi:.2f}")
+
+
+def test_the_second_table_shows_what_is_better() -> None:
+    for row in summary.SLOWER:
+        more_is_better = row.unit == "GB/s"
+        assert (row.other.figure() > row.own.figure()) is more_is_better, row.figure
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pages_tell_what_is_not_how_it_came_to_be(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert (
+        re.findall(
+            r"the day before|present code|(?<![\w-])(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{7}(?![\w-])", text
+        )
+        == []
+    )
+    assert re.findall(r"/(?:tmp|work|root)/", text) == []
+
+
+@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
+def test_a_plot_of_other_data_is_not_current(plot: plots.Plot) -> None:
+    assert plot.is_current()
+    assert not dataclasses.replace(plot, data=lambda: {"other": 1.0}).is_current()
+
+
+@pytest.mark.parametrize("plot", plots.PLOTS, ids=lambda plot: plot.name)
+def test_every_plot_is_on_the_page_with_a_text_for_those_who_do_not_see_it(plot: plots.Plot) -> None:
+    text = re.findall(rf"!\[([^\]]*)\]\(images/{plot.file.name}\)", PAGES[0].read_text(encoding="utf-8"))
+    assert len(text) == 1
+    assert len(text[0]) > 80
+
+
+def test_the_method_has_the_numbers_of_trials() -> None:
+    cpu, slurm, gpu = (
+        results.load(name)["results"][shape]["dask_gpu_mpi"]["runs"]
+        for name, shape in (("startup-openmpi", "2x2"), ("startup-slurm", "2x1"), ("startup-4xH200", "1x4"))
+    )
+    comms = len(results.load("comms-1xH100")["results"]["1000000000"]["trials"]["TLS"])
+    tasks = len(results.load("overhead")["tasks"]["rounds"])
+    text = f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 4×H200, {comms} of transfers on 1×H100, {tasks} of tasks."
+    assert text in PAGES[0].read_text(encoding="utf-8")
+
+
+def test_intervals_are_students() -> None:
+    assert results.interval([1.0, 2.0]) is None
+    low, high = results.interval([1.0, 2.0, 3.0]) or (0.0, 0.0)
+    assert (low, high) == pytest.approx((2 - 4.303 / 3**0.5, 2 + 4.303 / 3**0.5))
+
+
+@pytest.mark.parametrize(
+    ("figure", "text"),
+    [(None, "–"), (0.0, "0"), (0.00345, "0.00345"), (2.169, "2.17"), (77.477, "77.5"), (1036.6, "1,037")],
+)
+def test_numbers_have_three_digits(figure: float | None, text: str) -> None:
+    assert results.number(figure) == text
+
+
+def test_commands_have_no_folders_of_one_machine() -> None:
+    text = "benchmarks/startup.py --ranks 1 --checkout before=/x/y --json /x/z.json --plot a/b.png --ways 'dask worker'"
+    assert (
+        results.command(text)
+        == "python benchmarks/startup.py --ranks 1 --checkout before=FOLDER --ways 'dask worker'"
+    )
+
+
+def test_labels_that_would_overlap_are_spread() -> None:
+    assert plots.spread([4.8, 4.6, 1.0], 0.5) == pytest.approx([5.1, 4.6, 1.0])
