@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+import os
+import sys
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from dask_gpu_mpi.base.safe_paths import write
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 
 from .options import fail, option_decorators, resolve_texts, usable
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.plan.plan import Plan
 
 __all__ = ["plan"]
 
@@ -68,6 +74,8 @@ __all__ = ["plan"]
     help="Memory of each of these nodes: bytes, or a text such as 64GiB.  [default: 512GiB]",
 )
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
+@click.option("--svg", metavar="FILE", help="Write the plan there as a picture, too.")
+@click.option("--html", metavar="FILE", help="Write it there as a page with picture and table, too.")
 def plan(
     nodes: int | None,
     ranks_per_node: int,
@@ -76,6 +84,8 @@ def plan(
     cpus_per_node: int,
     memory_per_node: str | None,
     as_json: bool,
+    svg: str | None,
+    html: str | None,
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: in this allocation, or in a hypothetical one (--nodes)."""
@@ -92,10 +102,47 @@ def plan(
                 nodes, ranks_per_node, gpus_per_node, visible, cpus_per_node, _memory(memory_per_node)
             )
             made = plan_of_inventories(usable(options), inventories)
+        if made is None:  # on another rank
+            return
+        _write(made, svg, html)
     except DaskGpuMpiError as error:
         fail(error)
-    if made is not None:
-        click.echo(json.dumps(made.as_json(), indent=1) if as_json else made.table())
+    if as_json:
+        click.echo(json.dumps(made.as_json(), indent=1))
+    elif _in_colour():
+        from dask_gpu_mpi.plan.terminal import show
+
+        show(made)
+    else:
+        click.echo(made.table())
+
+
+def _write(plan: Plan, svg: str | None, html: str | None) -> None:
+    """Write the files that are asked for.
+
+    Raises
+    ------
+    InputError
+        One can't be written.
+    """
+    from dask_gpu_mpi.plan import page, picture
+
+    for option, path, render in (("--svg", svg, picture.svg), ("--html", html, page.page)):
+        if path is None:
+            continue
+        try:
+            write(path, render(plan).encode())
+        except OSError as error:
+            raise InputError(
+                f"command line: {option} {path!r} can't be written: {error.strerror}. Fix: name a file in a folder that is there "
+                "and that you may write"
+            ) from None
+
+
+def _in_colour() -> bool:
+    # Open MPI gives its ranks a terminal as standard output, wherever that goes, but not as standard error.
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _memory(text: str | None) -> int:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from dask_gpu_mpi.machine.gpus import Gpu
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
 
-__all__ = ["HostPlan", "PlacementOptions", "Role", "WorkerPlan", "placement_options"]
+__all__ = ["HostPlan", "PlacementOptions", "Planned", "Role", "WorkerPlan", "placement_options"]
 
 
 @dataclass(frozen=True)
@@ -111,3 +111,22 @@ class WorkerPlan:
     def devices(self) -> tuple[str, ...]:
         """UUIDs of the GPUs it sees; its device 0 comes first."""
         return tuple(self.device.split(",")) if self.device else ()
+
+
+class Planned(Protocol):
+    """A `Plan`, for the modules that show one: `Plan` imports them."""
+
+    @property
+    def layout(self) -> str: ...  # noqa: D102
+    @property
+    def world_size(self) -> int: ...  # noqa: D102
+    @property
+    def scheduler(self) -> Role: ...  # noqa: D102
+    @property
+    def client(self) -> Role: ...  # noqa: D102
+    @property
+    def hosts(self) -> tuple[HostPlan, ...]: ...  # noqa: D102
+    @property
+    def workers(self) -> tuple[WorkerPlan, ...]: ...  # noqa: D102
+    @property
+    def warnings(self) -> tuple[str, ...]: ...  # noqa: D102

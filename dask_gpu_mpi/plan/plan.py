@@ -10,6 +10,7 @@ from typing import Any
 from dask_gpu_mpi.base.hostlist import counted
 
 from .model import HostPlan, Role, WorkerPlan
+from .nodes import roles, summary
 from .table import host_blocks
 
 __all__ = ["Plan"]
@@ -50,6 +51,16 @@ class Plan:
             found.setdefault(worker.rank, []).append(worker)
         return {rank: tuple(workers) for rank, workers in found.items()}
 
+    def __repr__(self) -> str:
+        warnings = f"; {counted(len(self.warnings), 'warning')}" if self.warnings else ""
+        return f"<Plan: {summary(self)}; {roles(self)}{warnings}>"
+
+    def _repr_html_(self) -> str:
+        """The card of a notebook."""
+        from .page import card
+
+        return card(self)
+
     def __getstate__(self) -> dict[str, Any]:
         # The index is made again after the transfer: it would double what is sent.
         return {key: value for key, value in self.__dict__.items() if key != "_by_rank"}
@@ -89,8 +100,7 @@ class Plan:
         lines = [
             f"layout {self.layout}: {counted(self.world_size, 'rank')} on {counted(len(self.hosts), 'host')}, "
             f"{counted(len(self.workers), 'worker')}",
-            f"scheduler: rank {self.scheduler.rank} on {self.scheduler.host}; "
-            f"client: rank {self.client.rank} on {self.client.host}",
+            roles(self),
             *host_blocks(self.hosts, self.workers),
         ]
         if self.warnings:

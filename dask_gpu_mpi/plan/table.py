@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
 from dask_gpu_mpi.base.sizes import format_bytes
@@ -10,15 +11,27 @@ from dask_gpu_mpi.machine.gpus import Gpu
 
 from .model import HostPlan, WorkerPlan
 
-__all__ = ["host_blocks"]
+__all__ = ["HEADER", "MANY_HOSTS", "NO_WORKER", "NUMERIC", "Block", "blocks", "host_blocks"]
 
 MANY_HOSTS = 16
-_HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
-_NUMERIC = (False, True, False, True, True, False)
+HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
+#: Which of them are numbers.
+NUMERIC = (False, True, False, True, True, False)
+NO_WORKER = "no worker"
 
 
-def host_blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> list[str]:
-    """Each host with its workers, as aligned plain text: lines, an empty one before each host."""
+@dataclass(frozen=True)
+class Block:
+    """The entry of a host, or of hosts that are alike."""
+
+    hosts: tuple[HostPlan, ...]
+    title: str
+    #: A cell for each name in `HEADER`.
+    rows: tuple[tuple[str, ...], ...]
+
+
+def blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> list[Block]:
+    """The entries of the table, one for each host or, of many hosts, for each kind of host."""
     by_host: dict[str, list[WorkerPlan]] = {host.host: [] for host in hosts}
     for worker in workers:
         by_host[worker.host].append(worker)
@@ -26,13 +39,19 @@ def host_blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> lis
     for number, host in enumerate(hosts):
         key = _pattern(host, by_host[host.host]) if len(hosts) > MANY_HOSTS else number
         groups.setdefault(key, []).append(host)
+    return [Block(tuple(alike), _title(alike), tuple(_rows(alike, by_host))) for alike in groups.values()]
 
-    blocks = [(_title(alike), _rows(alike, by_host)) for alike in groups.values()]
-    widths = [max(len(row[i]) for _, rows in blocks for row in (_HEADER, *rows)) for i in range(len(_HEADER))]
+
+def host_blocks(hosts: Sequence[HostPlan], workers: Sequence[WorkerPlan]) -> list[str]:
+    """Each host with its workers, as aligned plain text: lines, an empty one before each host."""
+    found = blocks(hosts, workers)
+    widths = [
+        max(len(row[i]) for block in found for row in (HEADER, *block.rows)) for i in range(len(HEADER))
+    ]
     lines = []
-    for title, rows in blocks:
-        lines += ["", title]
-        lines += [_line(row, widths) for row in (_HEADER, *rows)] if rows else ["  no worker"]
+    for block in found:
+        lines += ["", block.title]
+        lines += [_line(row, widths) for row in (HEADER, *block.rows)] if block.rows else [f"  {NO_WORKER}"]
     return lines
 
 
@@ -92,6 +111,6 @@ def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     cells = (
         cell.rjust(width) if numeric else cell.ljust(width)
-        for cell, width, numeric in zip(row, widths, _NUMERIC, strict=True)
+        for cell, width, numeric in zip(row, widths, NUMERIC, strict=True)
     )
     return f"  {'  '.join(cells)}".rstrip()
