@@ -16,7 +16,7 @@ from .table import MANY_HOSTS
 __all__ = ["DomainBox", "GpuBox", "NodeBox", "WorkerBox", "node_boxes", "roles", "summary"]
 
 #: Boxes of a plan of many nodes; the other nodes are named together.
-MOST_BOXES = 24
+MOST_BOXES = 16
 #: Nodes with something to warn of that have a box of their own in such a plan.
 MOST_WARNED = 8
 #: CPU workers of a node with a box of their own.

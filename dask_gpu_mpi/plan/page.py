@@ -84,7 +84,7 @@ def _warnings(plan: Planned) -> list[str]:
     if not plan.warnings:
         return []
     return [
-        '<h2>Warnings</h2>\n<ol class="bad">',
+        '<p class="bad"><strong>Warnings</strong></p>\n<ol class="bad">',
         *(f"<li>{_safe(text)}</li>" for text in plan.warnings),
         "</ol>",
     ]

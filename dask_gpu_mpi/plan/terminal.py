@@ -26,7 +26,7 @@ _RED = "bold red"
 def show(plan: Planned, console: Console | None = None) -> None:
     """Print a plan; `console`: standard output, unless given."""
     console = console or Console(highlight=False)
-    roles = Text(style="default")
+    roles = Text()
     for role, where in (("scheduler", plan.scheduler), ("client", plan.client)):
         roles.append("; " if roles else "").append(role, _ROLES[role])
         roles.append(printable(f": rank {where.rank} on {where.host}"))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +18,10 @@ from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.page import page
+from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from preflights import observed
 
 SHAPE = (
@@ -99,3 +107,67 @@ def test_the_defaults_of_an_allocation() -> None:
     made = json.loads(plan("--nodes", "1", "--json"))
     assert (made["world_size"], made["hosts"][0]["gpus"]) == (1, [])
     assert made["workers"][0]["cpus"] == list(range(64))
+
+
+def test_picture_and_page(tmp_path: Path) -> None:
+    made = make_plan(hypothetical_job(2, 1, 2), PlacementOptions())
+    picture, html = tmp_path / "plan.svg", tmp_path / "plan.html"
+    picture.write_text("of another job")
+    shape = ("--nodes", "2", "--gpus-per-node", "2", "--svg", str(picture), "--html", str(html))
+    assert plan(*shape).rstrip("\n") == made.table()
+    assert picture.read_text(encoding="utf-8") == svg(made)
+    assert html.read_text(encoding="utf-8") == page(made)
+    assert json.loads(plan(*shape, "--json")) == made.as_json()
+    assert sorted(tmp_path.iterdir()) == [html, picture]
+
+
+@pytest.mark.parametrize("option", ["--svg", "--html"])
+def test_a_file_that_can_not_be_written(option: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "none" / "plan")
+    error = plan("--nodes", "1", option, path, rc=2)
+    assert error == (
+        f"dask_gpu_mpi: error: command line: {option} {path!r} can't be written: No such file or directory. Fix: name a "
+        "file in a folder that is there and that you may write\n"
+    )
+
+
+def on_terminal(**variables: str) -> str:
+    """What `plan` writes to a terminal."""
+    environ = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR", "COLORTERM")}
+    command = [sys.executable, "-m", "dask_gpu_mpi", "plan", "--nodes", "1", "--gpus-per-node", "2"]
+    terminal, end = pty.openpty()
+    try:
+        # Less than what the terminal holds, so nobody needs to read meanwhile.
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=end,
+            stderr=end,
+            env={**environ, "TERM": "xterm-256color", "COLUMNS": "100", **variables},
+            timeout=60,
+            check=True,
+        )
+        return os.read(terminal, 1 << 16).decode()
+    finally:
+        os.close(end)
+        os.close(terminal)
+
+
+def test_in_colour_on_a_terminal() -> None:
+    assert "\x1b[32m0-1\x1b[0m" in on_terminal()
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_plain_where_colour_is_not_wanted(variables: dict[str, str]) -> None:
+    text = on_terminal(**variables)
+    made = make_plan(hypothetical_job(1, 1, 2), PlacementOptions())
+    assert text.replace("\r", "").rstrip("\n") == made.table()
+
+
+def test_plain_into_a_pipe() -> None:
+    command = [sys.executable, "-m", "dask_gpu_mpi", "plan", "--nodes", "1", "--gpus-per-node", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env={**os.environ, "TERM": "xterm-256color"}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.rstrip("\n") == make_plan(hypothetical_job(1, 1, 2), PlacementOptions()).table()

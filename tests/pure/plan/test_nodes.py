@@ -1,0 +1,158 @@
+"""What the picture shows of each node, and which nodes share a box."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes, roles, summary
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from inventories import GIB, gpu, one_host, plan, rank
+
+
+def boxes_of(found: Plan) -> list[NodeBox]:
+    boxes, left_out = node_boxes(found)
+    assert left_out == ()
+    return boxes
+
+
+def gpus(box: NodeBox) -> list[GpuBox]:
+    return [gpu for domain in box.content.domains for gpu in domain.gpus]
+
+
+def with_gpus(inventory: Inventory, **change: Any) -> Inventory:
+    return replace(inventory, gpus=tuple(replace(gpu, **change) for gpu in inventory.gpus))
+
+
+def test_of_few_nodes_each_has_its_box() -> None:
+    boxes = boxes_of(plan(hypothetical_job(2, 2, 4), cpu_workers=1))
+    assert [(box.title, box.roles, box.is_red) for box in boxes] == [
+        ("h1", ("scheduler", "client"), False),
+        ("h2", (), False),
+    ]
+    assert boxes[1].subtitle == "ranks 2-3 · 512 GiB, 4 GPUs"
+    assert [(domain.cores, len(domain.gpus)) for domain in boxes[1].content.domains] == [
+        ("0-31", 2),
+        ("32-63", 2),
+    ]
+    assert [(gpu.label, gpu.memory, gpu.worker and gpu.worker.label) for gpu in gpus(boxes[1])] == [
+        ("GPU 0", "80 GiB", "worker 2-0"),
+        ("GPU 1", "80 GiB", "worker 2-1"),
+        ("GPU 2", "80 GiB", "worker 3-2"),
+        ("GPU 3", "80 GiB", "worker 3-3"),
+    ]
+    (worker,) = boxes[1].content.cpu_workers
+    assert (worker.label, worker.threads, worker.memory) == ("worker 2-cpu-0", "64 threads", "102 GiB")
+    assert len(boxes_of(plan(hypothetical_job(16, 1, 1)))) == 16
+
+
+def test_nodes_that_would_look_alike_share_a_box() -> None:
+    job = list(hypothetical_job(40, 2, 4))
+    # what real nodes of one kind differ in
+    job[6] = replace(job[6], memory=job[6].memory - 4096)
+    first, others = boxes_of(plan(job, name="x", cpu_workers=1))
+    assert (first.title, first.roles) == ("h1", ("scheduler", "client"))
+    assert (others.title, others.subtitle) == (
+        "39 × h[2-40]",
+        "ranks 2-79 · each 512 GiB, 4 GPUs",
+    )
+    assert [gpu.worker and gpu.worker.name for gpu in gpus(others)] == [
+        "x-<rank>-0",
+        "x-<rank>-1",
+        "x-<rank+1>-2",
+        "x-<rank+1>-3",
+    ]
+    assert [worker.name for worker in others.content.cpu_workers] == ["x-<rank>-cpu-0"]
+
+
+def test_workers_of_alike_nodes_without_gpus() -> None:
+    _, others = boxes_of(plan(hypothetical_job(20, 2, 0)))
+    assert [worker.name for worker in others.content.cpu_workers] == ["<rank>", "<rank+1>"]
+
+
+def test_what_is_special_is_apart() -> None:
+    job = list(hypothetical_job(256, 1, 2))
+    job[10] = with_gpus(job[10], processes=((99, 5 * GIB),))
+    job[11] = replace(job[11], gpus=())
+    job[12] = replace(job[12], warnings=("host h13: GPU 1 is left out",))
+    boxes = boxes_of(plan(job, client_rank=255))
+    assert [(box.title, box.roles, box.is_red) for box in boxes] == [
+        ("h1", ("scheduler",), False),
+        ("251 × h[2-10,14-255]", (), False),
+        ("h11", (), True),
+        ("h12", (), True),
+        ("h13", (), True),
+        ("h256", ("client",), False),
+    ]
+    assert {gpu.in_use for gpu in gpus(boxes[2])} == {"5 GiB used by others"}
+    assert boxes[3].alarms[0] == "rank 11: no worker"
+    assert boxes[4].alarms == ("see warning 1",)
+
+
+def test_many_special_nodes_share_a_box_too() -> None:
+    job = list(hypothetical_job(64, 1, 1))
+    for number in range(10, 12 + MOST_WARNED):
+        job[number] = with_gpus(job[number], processes=((99, number * GIB),))
+    boxes = boxes_of(plan(job))
+    assert [box.title for box in boxes] == ["h1", "53 × h[2-10,21-64]", "10 × h[11-20]"]
+    assert [gpu.in_use for gpu in gpus(boxes[2])] == ["in use by others"]
+    assert boxes[2].alarms == ("see warnings 1-10",)
+
+
+def test_of_nodes_that_all_differ_some_have_no_box() -> None:
+    job = [replace(one, memory=(number + 1) * GIB) for number, one in enumerate(hypothetical_job(200, 1, 1))]
+    job[150] = with_gpus(job[150], processes=((99, None),))
+    boxes, left_out = node_boxes(plan(job, client_rank=199))
+    titles = [box.title for box in boxes]
+    assert len(titles) == MOST_BOXES
+    assert {"h1", "h151", "h200"} <= set(titles)
+    assert sorted([*titles, *left_out]) == sorted(one.host for one in job)
+
+
+def test_idle_gpus_and_reserved_ranks() -> None:
+    first, second = boxes_of(plan(hypothetical_job(2, 2, 2, "per-rank"), layout="exclusive"))
+    assert [gpu.worker for gpu in gpus(first)] == [None, None]
+    assert (first.is_red, first.content.reserved, first.alarms) == (True, True, ("see warning 1",))
+    assert not second.is_red
+
+
+def test_a_worker_of_several_gpus_is_in_each() -> None:
+    (box,) = boxes_of(plan(hypothetical_job(1, 1, 4), gpus_per_worker=2))
+    assert [gpu.worker and gpu.worker.label for gpu in gpus(box)] == [
+        "0-0, device 0",
+        "0-0, device 1",
+        "0-2, device 0",
+        "0-2, device 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bound", "cores"), [((0, 1), "cores 0-1"), ((5,), "each its own cores"), ((), "each its own cores")]
+)
+def test_many_cpu_workers_of_a_node_share_a_box(bound: tuple[int, ...], cores: str) -> None:
+    job = [rank(number, 20, cpus=bound if number == 3 else (0, 1)) for number in range(20)]
+    (box,) = boxes_of(plan(job, nthreads=1))
+    (worker,) = box.content.cpu_workers
+    assert (worker.label, worker.cores) == ("20 workers: 0 … 19", cores)
+
+
+def test_mig_instances_and_what_is_unknown() -> None:
+    instance = gpu(3, uuid="MIG-1", parent="GPU-0003", slice=2, memory=0, processes=((99, None),))
+    (box,) = boxes_of(plan(one_host((instance,), memory=0)))
+    assert box.subtitle == "rank 0 · memory unknown, 1 GPU"
+    (found,) = gpus(box)
+    assert (found.label, found.memory, found.in_use) == ("GPU 0 MIG 2", "", "in use by others")
+    assert found.identity == "MIG-1, NVML index 3"
+    assert [domain.cores for domain in box.content.domains] == [""]
+    assert found.worker is not None
+    assert found.worker.memory == "unlimited"
+
+
+def test_in_one_line() -> None:
+    found = plan(hypothetical_job(2, 2, 1), layout="exclusive")
+    assert summary(found) == "2 nodes, 2 GPUs, 1 worker, 4 ranks, layout exclusive"
+    assert roles(found) == "scheduler: rank 0 on h1; client: rank 1 on h1"

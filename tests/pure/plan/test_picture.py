@@ -1,0 +1,166 @@
+"""The picture of a plan, read as XML."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from inventories import GIB, one_host, plan
+
+ROOT = Path(__file__).resolve().parents[3]
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "h1</text><script>alert('1')</script>&\x1b[31m\udcff\"]]>"
+
+
+class Picture:
+    def __init__(self, found: Plan) -> None:
+        self.text = svg(found)
+        self.root = ElementTree.fromstring(self.text)
+        self.texts = ["".join(text.itertext()) for text in self.root.iter(f"{SVG}text")]
+        kinds = Counter(rectangle.get("class", "") for rectangle in self.root.iter(f"{SVG}rect"))
+        self.kinds = kinds
+
+
+def test_boxes_gpus_workers_and_marks() -> None:
+    picture = Picture(plan(hypothetical_job(2, 1, 4), cpu_workers=2))
+    assert picture.kinds == {
+        "page": 1,
+        "node": 2,
+        "domain": 4,
+        "gpu": 8,
+        "worker": 8,
+        "worker cpu": 4,
+        "chip": 1,
+        "chip client": 1,
+    }
+    assert {"h1", "h2", "scheduler", "client", "worker 1-3", "worker 1-cpu-1"} <= set(picture.texts)
+    assert picture.texts.count("NUMA domain: cores 32-63") == 2
+    assert picture.root.get("role") == "img"
+    title = picture.root.find(f"{SVG}title")
+    assert title is not None
+    assert title.text == picture.root.get("aria-label")
+    assert "2 nodes, 8 GPUs, 12 workers" in str(title.text)
+
+
+def test_idle_gpus_and_warnings_are_red() -> None:
+    found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
+    picture = Picture(found)
+    assert (picture.kinds["gpu idle"], picture.kinds["gpu"]) == (4, 8)
+    assert (picture.kinds["node red"], picture.kinds["node"]) == (1, 2)
+    bad = [text.text for text in picture.root.iter(f"{SVG}text") if text.get("class") == "bad"]
+    assert Counter(bad) == {
+        "4 GPUs without a worker, 1 warning": 1,
+        "no worker": 4,
+        "see warning 1": 1,
+        "Warnings": 1,
+    }
+    said = " ".join(
+        text.text or "" for text in picture.root.iter(f"{SVG}text") if text.get("class") == "warning"
+    )
+    assert said == f"1. {found.warnings[0]}"
+    assert "Warnings" not in svg(found, warnings=False)
+
+
+def test_without_warnings_nothing_is_red() -> None:
+    picture = Picture(plan(hypothetical_job(2, 1, 4)))
+    assert not [kind for kind in picture.kinds if "red" in kind or "idle" in kind]
+    assert not [text for text in picture.root.iter(f"{SVG}text") if text.get("class") in ("bad", "warning")]
+
+
+def test_many_warnings_are_counted() -> None:
+    found = replace(plan(hypothetical_job(1, 1, 1)), warnings=tuple(f"no {n}" for n in range(40)))
+    picture = Picture(found)
+    assert f"{MOST_WARNINGS}. no {MOST_WARNINGS - 1}" in picture.texts
+    assert "28 more warnings; the table has them all" in picture.texts
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_many_nodes_stay_small(gpus: int) -> None:
+    job = list(hypothetical_job(256, 1, gpus))
+    if gpus:
+        job[77] = replace(job[77], gpus=tuple(replace(gpu, processes=((9, GIB),)) for gpu in job[77].gpus))
+    picture = Picture(plan(job))
+    assert len(picture.text) < 30_000
+    assert "scheduler" in picture.texts
+    assert any(text.startswith("254 × h[" if gpus else "255 × h[") for text in picture.texts)
+
+
+def test_many_nodes_that_all_differ_stay_small() -> None:
+    job = [replace(one, memory=(number + 1) * GIB) for number, one in enumerate(hypothetical_job(256, 1, 8))]
+    picture = Picture(plan(job))
+    assert len(picture.text) < 100_000
+    assert any(text.startswith("240 more nodes, of other kinds: h") for text in picture.texts)
+
+
+def test_names_are_text() -> None:
+    """Of hosts and GPUs, in the warnings, and in what is shown for who points at it."""
+    job = one_host((), host=HOSTILE, warnings=(f"host {HOSTILE}: GPU 1 is left out",))
+    picture = Picture(plan(job))
+    assert {element.tag.removeprefix(SVG) for element in picture.root.iter()} == {
+        "svg",
+        "title",
+        "style",
+        "g",
+        "rect",
+        "text",
+    }
+    assert "\x1b" not in picture.text
+    picture.text.encode()
+    assert any(text.startswith("h1</te") for text in picture.texts)
+
+
+def test_long_names_are_shortened_and_stand_in_the_title() -> None:
+    name = "node-" * 50
+    picture = Picture(plan(one_host((), host=name)))
+    titles = [title.text or "" for title in picture.root.iter(f"{SVG}title")]
+    assert any(title.startswith(f"{name}: rank 0") for title in titles)
+    assert all(len(text) < 120 for text in picture.texts)
+    assert any(text.startswith("node-node-") and text.endswith("…") for text in picture.texts)
+
+
+def test_nothing_lies_outside() -> None:
+    """No box ends beyond the one around it; positions add up from the root."""
+    job = list(hypothetical_job(30, 2, 6))
+    job[8] = replace(job[8], gpus=job[8].gpus[:1])
+    job[9] = replace(job[9], gpus=job[9].gpus[:1])
+    root = Picture(plan(job, cpu_workers=3)).root
+    _, _, width, height = map(int, str(root.get("viewBox")).split())
+
+    def ends(element: ElementTree.Element, x: int, y: int) -> None:
+        for child in element:
+            at = re.fullmatch(r"translate\((\d+) (\d+)\)", child.get("transform", "translate(0 0)"))
+            assert at is not None
+            left, top = x + int(at[1]), y + int(at[2])
+            if child.tag == f"{SVG}rect":
+                assert left + int(child.get("width", "0")) <= width
+                assert top + int(child.get("height", "0")) <= height
+            ends(child, left, top)
+
+    ends(root, 0, 0)
+
+
+def test_light_and_dark_and_nothing_from_elsewhere() -> None:
+    text = svg(plan(hypothetical_job(1, 1, 1)))
+    style = text.partition("<style>")[2].partition("</style>")[0]
+    assert "@media (prefers-color-scheme: dark)" in style
+    rules = [line for line in style.splitlines() if "{" in line and not line.startswith("@")]
+    assert all(
+        part.strip().startswith(".dgm-plan ") for rule in rules for part in rule.split("{")[0].split(",")
+    )
+    assert text.count("http") == 1  # the namespace
+    assert " id=" not in text
+
+
+def test_the_example_of_the_docs_is_current() -> None:
+    found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
+    page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+    assert (ROOT / "docs" / "images" / "plan.svg").read_text(encoding="utf-8") == svg(found)
+    assert "images/plan.svg" in page
