@@ -23,6 +23,8 @@ MOST_WARNED = 8
 MOST_CPU_WORKERS = 8
 #: A host in the text of a warning.
 _PLACE = re.compile(r"\b(?:host|on) (\S+?)[,:.;]?(?=\s|$)")
+#: In a warning that names only some of its places (`gpu_warnings.name_some`): these would look worse than the others.
+_SOME = re.compile(r" and \d+ more\b")
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class _View:
             self.workers[worker.host].append(worker)
         self.warnings: dict[str, list[int]] = {}
         for number, warning in enumerate(plan.warnings, start=1):
-            for name in set(_PLACE.findall(warning)):
+            for name in set() if _SOME.search(warning) else set(_PLACE.findall(warning)):
                 self.warnings.setdefault(name, []).append(number)
 
     def warnings_of(self, host: HostPlan) -> list[int]:
@@ -195,7 +197,7 @@ class _View:
         alarms = []
         if content.without_worker:
             idle = [host.ranks[0] + offset for host in hosts for offset in content.without_worker]
-            alarms.append(f"{ranks_text(idle)}: no worker")
+            alarms.append(f"no worker: {ranks_text(idle)}")
         if numbers := sorted({number for host in hosts for number in self.warnings_of(host)}):
             alarms.append(f"see warning{'' if len(numbers) == 1 else 's'} {fold_numbers(numbers)}")
         return NodeBox(

@@ -150,7 +150,7 @@ def _node(box: NodeBox, content: Part, width: int) -> Part:
         text(PAD, below + LINE * number, alarm, "bad", room=width - 2 * PAD)
         for number, alarm in enumerate(box.alarms, start=1)
     ]
-    height = below + LINE * len(alarms) + 6
+    height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
     sheets = "" if len(box.hosts) == 1 else "".join(_sheet(width, height, shift) for shift in (6, 3))
     markup = [
         sheets,

@@ -89,7 +89,7 @@ def test_what_is_special_is_apart() -> None:
         ("h256", ("client",), False),
     ]
     assert {gpu.in_use for gpu in gpus(boxes[2])} == {"5 GiB used by others"}
-    assert boxes[3].alarms[0] == "rank 11: no worker"
+    assert boxes[3].alarms[0] == "no worker: rank 11"
     assert boxes[4].alarms == ("see warning 1",)
 
 
@@ -111,6 +111,15 @@ def test_of_nodes_that_all_differ_some_have_no_box() -> None:
     assert len(titles) == MOST_BOXES
     assert {"h1", "h151", "h200"} <= set(titles)
     assert sorted([*titles, *left_out]) == sorted(one.host for one in job)
+
+
+def test_a_warning_that_names_some_of_its_nodes_marks_none() -> None:
+    job = [replace(one, contexts=("GPU 0",)) for one in hypothetical_job(40, 1, 1)]
+    found = plan(job)
+    assert "h8" in found.warnings[0]
+    assert [(box.title, box.is_red) for box in boxes_of(found)] == [("h1", False), ("39 × h[2-40]", False)]
+    found = plan(job[:2] + list(hypothetical_job(40, 1, 1))[2:])
+    assert [box.title for box in boxes_of(found) if box.alarms] == ["h1", "h2"]
 
 
 def test_idle_gpus_and_reserved_ranks() -> None:

@@ -114,7 +114,7 @@ def test_names_are_text() -> None:
     }
     assert "\x1b" not in picture.text
     picture.text.encode()
-    assert any(text.startswith("h1</te") for text in picture.texts)
+    assert any(text.startswith("h1</t") for text in picture.texts)
 
 
 def test_long_names_are_shortened_and_stand_in_the_title() -> None:
