@@ -77,8 +77,11 @@ tell(first=rows, workers=looks(client))
     # its nanny has brought it back as it was, on the same GPUs
     after = check_workers(told, gpus, expected, cpu_workers=["0-cpu-0"])
     assert [name for name in before if before[name]["pid"] != after[name]["pid"]] == ["1-5"]
-    alone = mpirun.run([*COMMAND, "plan", *words[:-1], "--json"], 2, env=gpu_environ(libdir, gpus)).check()
+    picture = tmp_path / "plan.svg"
+    command = [*COMMAND, "plan", *words[:-1], "--json", "--svg", str(picture)]
+    alone = mpirun.run(command, 2, env=gpu_environ(libdir, gpus)).check()
     assert json.loads(alone.stdout) == told["plan"]
+    assert picture.read_text(encoding="utf-8").count('class="gpu"') == 8
     assert scratch_of(mpirun.jobs[0]) == []
 
 
