@@ -14,7 +14,7 @@ __all__ = ["GAP", "LINE", "Part", "at", "extent", "flow", "paragraph", "rectangl
 #: Pixels between parts, and from one line of text to the next.
 GAP, LINE = 8, 16
 #: Widths of a letter in sizes of its font, on average; those of wide fonts.
-LETTER, BOLD_LETTER = 0.56, 0.62
+LETTER, BOLD_LETTER = 0.61, 0.64
 #: Classes of text whose size is another than 12, and those that are bold, as the style sheet has them.
 SIZES = {"top": 15, "small": 11, "on": 11}
 BOLD = ("top", "head", "bad", "on")
