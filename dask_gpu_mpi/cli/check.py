@@ -10,7 +10,7 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
-from .options import RUN_CONTEXT, RunCommand, fail, resolve_texts, run_parameters, split_run
+from .options import RUN_CONTEXT, RunCommand, fail, resolve_texts, run_help, run_parameters, split_run
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["check"]
 
 
-@click.command(cls=RunCommand, context_settings=RUN_CONTEXT)
+@run_help(
+    "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
+    "dask-gpu-mpi launch check --expect-gpus 4",
+    own=("kernel", "expect_gpus", "as_json"),
+)
+@click.command(
+    cls=RunCommand,
+    context_settings=RUN_CONTEXT,
+    short_help="Check whether a job would work in this allocation.",
+)
 @run_parameters
 @click.option("--kernel/--no-kernel", default=True, show_default=True, help="Run a CUDA kernel on each GPU.")
 @click.option(

@@ -17,7 +17,8 @@ from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Option
 
-from .options import click_option, fail, parse_run, resolve_texts, usable
+from .help import HelpCommand, help_of
+from .options import click_option, complete_files, fail, parse_run, resolve_texts, usable
 from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
@@ -69,12 +70,31 @@ def _clicks(function: Any) -> Any:
     return function
 
 
-@click.command()
-@click.argument("system", metavar="|".join(SYSTEMS))
+def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+    return [name for name in SYSTEMS if name.startswith(begun)]
+
+
+@help_of(
+    short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "modules", "output", "submits"),
+    examples=(
+        "dask-gpu-mpi jobscript slurm -N 2 --gpus-per-node 4 -t 01:00:00 -- analysis.py",
+        "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 --submit -- analysis.py",
+    ),
+)
+@click.command(cls=HelpCommand)
+@click.argument("system", metavar="|".join(SYSTEMS), shell_complete=_complete_systems)
 @_clicks
-@click.option("-o", "--output", metavar="FILE", help="Write the script there instead of printing it.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    shell_complete=complete_files,
+    help="Write the script there instead of printing it.",
+)
 @click.option("--submit", "submits", is_flag=True, help="Submit it, and print the job's number.")
-@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...")
+@click.argument(
+    "program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...", shell_complete=complete_files
+)
 def jobscript(system: str, program: tuple[str, ...], output: str | None, submits: bool, **given: Any) -> None:
     """Print a job script for a batch system, or submit it.
 

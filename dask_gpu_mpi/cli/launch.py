@@ -14,7 +14,7 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
-from .options import RUN_CONTEXT, RunCommand, fail, run_parameters
+from .options import RUN_CONTEXT, RunCommand, fail, run_help, run_parameters
 
 __all__ = ["launch"]
 
@@ -58,7 +58,17 @@ def _launch_options(function: Any) -> Any:
 RANK_COMMANDS = ("check", "plan")
 
 
-@click.command(cls=RunCommand, context_settings=RUN_CONTEXT)
+@run_help(
+    "dask-gpu-mpi launch analysis.py --input data",
+    "dask-gpu-mpi launch -n 2 --check -m package.module",
+    "dask-gpu-mpi launch plan",
+    own=("ranks", "preflight", "restarts", "hosts", "dry_run"),
+)
+@click.command(
+    cls=RunCommand,
+    context_settings=RUN_CONTEXT,
+    short_help="Start the MPI ranks as well, with the fitting launcher.",
+)
 @_launch_options
 @run_parameters
 @click.pass_context

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
@@ -14,41 +15,57 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.script.cluster_file import forget_cluster
 
 from .check import check
+from .help import HelpGroup
 from .jobscript import jobscript
 from .launch import launch
-from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_parameters, split_run
+from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters, split_run
 from .plan import plan
 
 __all__ = ["cli", "main"]
 
 
-class _RunByDefault(click.Group):
+class _RunByDefault(HelpGroup):
     """A group whose first argument need not be a command: ``dask-gpu-mpi SCRIPT`` is ``dask-gpu-mpi run SCRIPT``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)  # a shell completes the first word
         if not (args and (args[0] in self.commands or args[0] in ("--help", "--version"))):
             args = ["run", *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Commands, and what `run` takes."""
+        command = self.commands["run"]
+        with click.Context(command, parent=ctx, resilient_parsing=True) as context:
+            return super().shell_complete(ctx, incomplete) + command.shell_complete(context, incomplete)
 
-@click.group(name="gpu-mpi", cls=_RunByDefault, context_settings={"help_option_names": ["--help"]})
-@click.version_option(package_name="dask-gpu-mpi")
+
+@click.group(
+    name="gpu-mpi",
+    cls=_RunByDefault,
+    subcommand_metavar="[COMMAND] [OPTIONS] [SCRIPT [ARGS]...]",
+    context_settings={"help_option_names": ["--help"]},
+)
+# by `dask gpu-mpi` as well, whose own name click would print
+@click.version_option(package_name="dask-gpu-mpi", prog_name="dask-gpu-mpi")
 def cli() -> None:
-    """Dask on every GPU of a batch job.
+    """Dask on every GPU of a batch job: MPI ranks become one cluster, SCRIPT its client.
 
-    \b
-    mpirun -np N python -m dask_gpu_mpi [OPTIONS] [SCRIPT | -m MODULE | -c CODE] [ARGS]...
-
-    dask-gpu-mpi launch [-n N] [OPTIONS] [SCRIPT [ARGS]...]
-
-    turns the MPI ranks into one Dask cluster, runs SCRIPT as its client, and ends when the script ends, with its exit code.
-    Without SCRIPT the cluster stays until it is interrupted or a client calls shutdown(). See `run --help` for the options.
-    """  # noqa: D301 - click takes the character, not the two letters
+    The job ends when SCRIPT ends, with its exit code; without SCRIPT, when it is interrupted or a client calls shutdown().
+    Without a command: run. See `COMMAND --help`, `--help-all`; `--version`.
+    """
     open_missing()
     forget_cluster()  # of a script that has started this command
 
 
-@cli.command(cls=RunCommand, context_settings=RUN_CONTEXT)
+@run_help(
+    "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+    "srun --mpi=pmix python -m dask_gpu_mpi run --nthreads 2 -m package.module",
+)
+@cli.command(
+    cls=RunCommand, context_settings=RUN_CONTEXT, short_help="Run SCRIPT on the cluster of these MPI ranks."
+)
 @run_parameters
 def run(program: tuple[str, ...], **given: Any) -> None:
     """Start the cluster, run SCRIPT on its client rank, end with its exit code.
@@ -91,8 +108,21 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
     run_script(program)
 
 
-for command in (launch, plan, check, jobscript):
-    cli.add_command(command)
+#: The commands by what they are for; one that is added has its line here, and is imported above.
+COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
+    "Start a cluster": (run, launch, jobscript),
+    "Look before": (plan, check),
+}
+
+for commands in COMMANDS.values():
+    for command in commands:
+        cli.add_command(command)
+cli.topics = {heading: [each.name or "" for each in commands] for heading, commands in COMMANDS.items()}
+cli.examples = (
+    "mpirun -np 4 python -m dask_gpu_mpi analysis.py --input data",
+    "dask-gpu-mpi launch --check analysis.py --input data",
+    "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

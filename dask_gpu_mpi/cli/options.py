@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
@@ -15,15 +16,20 @@ from dask_gpu_mpi.options.model import Option, Options
 from dask_gpu_mpi.options.resolve import parse_text, resolve
 from dask_gpu_mpi.options.table import OPTIONS
 
+from .help import HelpCommand, help_of
+
 __all__ = [
     "RUN_CONTEXT",
+    "TOPICS",
     "RunCommand",
     "click_option",
+    "complete_files",
     "fail",
     "option_decorators",
     "parse_run",
     "read_texts",
     "resolve_texts",
+    "run_help",
     "run_parameters",
     "split_run",
     "usable",
@@ -31,11 +37,53 @@ __all__ = [
 
 #: Options of a command come before the script; all arguments after it are the script's.
 RUN_CONTEXT = {"allow_interspersed_args": False}
+#: The options of the table by topic, for ``--help-all``.
+TOPICS = {
+    "Workers": (
+        "nthreads",
+        "memory_limit",
+        "worker_class",
+        "worker_options",
+        "gpus_per_worker",
+        "cpu_workers",
+        "name",
+        "local_directory",
+        "require_idle_gpus",
+    ),
+    "Ranks": (
+        "layout",
+        "scheduler_rank",
+        "client_rank",
+        "startup_timeout",
+        "shutdown_timeout",
+        "walltime_signal",
+    ),
+    "Network and security": ("interface", "protocol", "security", "scheduler_port"),
+    "Dashboard, logs and timeline": (
+        "dashboard",
+        "dashboard_address",
+        "log_level",
+        "log_directory",
+        "timeline",
+    ),
+    "Other clusters": ("scheduler_file", "scheduler", "scheduler_address"),
+    "As in dask-mpi": ("exclusive_workers", "nanny"),
+}
+#: Those that ``--help`` shows.
+MOST_USED = (
+    "nthreads",
+    "memory_limit",
+    "gpus_per_worker",
+    "local_directory",
+    "interface",
+    "scheduler_file",
+    "log_directory",
+)
 #: An address instead of a script: it has a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
 
-class RunCommand(click.Command):
+class RunCommand(HelpCommand):
     """A command whose options end at ``-m MODULE`` or ``-c CODE``, as Python's own: what follows is the program's."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -55,7 +103,7 @@ def _end_options(ctx: click.Context, parameters: Sequence[click.Parameter], args
         start, rest = args[index][:2], args[index][2:]
         if start in ("-m", "-c"):
             words = [start, *([rest] if rest else []), *args[index + 1 :]]
-            if len(words) == 1:
+            if len(words) == 1 and not ctx.resilient_parsing:  # a shell that completes the rest
                 raise click.UsageError(f"Option {start!r} requires an argument.", ctx)
             return [*args[:index], "--", *words]
         index += 2 if args[index] in takes_value else 1
@@ -66,8 +114,29 @@ def click_option(option: Option, *, multiple: bool = False) -> Callable[[Any], A
     """An option for click: as text, so that one place checks and reports it."""
     metavar = None if option.kind == "bool" else "|".join(option.choices) or option.kind.upper()
     return click.option(
-        *option.flags, option.name, default=None, multiple=multiple, metavar=metavar, help=option.help
+        *option.flags,
+        option.name,
+        default=None,
+        multiple=multiple,
+        metavar=metavar,
+        help=option.help,
+        shell_complete=_completion(option),
     )
+
+
+def complete_files(*_: Any) -> list[CompletionItem]:
+    """Have the shell complete names of files."""
+    return [CompletionItem("", type="file")]
+
+
+def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
+    if option.kind == "path":
+        return complete_files
+    if not option.choices:
+        return None
+    return lambda context, parameter, begun: [
+        CompletionItem(choice) for choice in option.choices if choice.startswith(begun)
+    ]
 
 
 def option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
@@ -122,9 +191,18 @@ def fail(error: DaskGpuMpiError) -> NoReturn:
 def run_parameters(function: Any) -> Any:
     """What `run` takes (with `RunCommand`): all options of the table, the script and its arguments."""
     program = click.argument(
-        "program", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]..."
+        "program",
+        nargs=-1,
+        type=click.UNPROCESSED,
+        metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]...",
+        shell_complete=complete_files,
     )
     return option_decorators()(program(function))
+
+
+def run_help(*examples: str, own: Sequence[str] = ()) -> Callable[[Any], Any]:
+    """The help of a command that takes what `run` takes: `own` are those of its own options that ``--help`` shows."""
+    return help_of(short=(*own, *MOST_USED[: len(MOST_USED) - len(own)]), topics=TOPICS, examples=examples)
 
 
 def parse_run(arguments: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import click
 from dask_gpu_mpi.base.safe_paths import write
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 
-from .options import fail, option_decorators, resolve_texts, usable
+from .help import HelpCommand, help_of
+from .options import TOPICS, fail, option_decorators, resolve_texts, usable
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
@@ -20,7 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 
-@click.command()
+@help_of(
+    short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "cpu_workers", "layout", "as_json"),
+    topics=TOPICS,
+    examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
+)
+@click.command(cls=HelpCommand, short_help="Show who would work where; start nothing.")
 @option_decorators(
     [
         "layout",
