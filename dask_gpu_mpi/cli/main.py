@@ -18,7 +18,16 @@ from .check import check
 from .help import HelpGroup
 from .jobscript import jobscript
 from .launch import launch
-from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters, split_run
+from .options import (
+    RUN_CONTEXT,
+    RunCommand,
+    complete_files,
+    fail,
+    read_texts,
+    run_help,
+    run_parameters,
+    split_run,
+)
 from .plan import plan
 
 __all__ = ["cli", "main"]
@@ -38,7 +47,9 @@ class _RunByDefault(HelpGroup):
         """Commands, and what `run` takes."""
         command = self.commands["run"]
         with click.Context(command, parent=ctx, resilient_parsing=True) as context:
-            return super().shell_complete(ctx, incomplete) + command.shell_complete(context, incomplete)
+            words = super().shell_complete(ctx, incomplete) + command.shell_complete(context, incomplete)
+        # files first: in bash, those that come after words replace them
+        return [*(complete_files() if not incomplete.startswith("-") else ()), *words]
 
 
 @click.group(

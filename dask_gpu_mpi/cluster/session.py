@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
-from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.network.dashboard_link import link_template, ssh_line
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import register_defaults
@@ -103,6 +103,21 @@ class Session:
         return (
             f"<Session {self.address} workers={len(self.plan.workers)} hosts={len(self.plan.hosts)} {state}>"
         )
+
+    def _repr_html_(self) -> str:
+        """The card that Jupyter shows."""
+        from .session_card import Card
+
+        plan = self.plan
+        return Card(
+            address=self.address,
+            closed=self.closed,
+            nodes=tuple(host.host for host in plan.hosts),
+            gpus=gpu_count(plan),
+            workers=len(plan.workers),
+            dashboard=self.dashboard_link,
+            seconds_left=None if self.closed else self.time_left(),
+        ).html()
 
     @property
     def closed(self) -> bool:
@@ -287,11 +302,16 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
+def gpu_count(plan: Plan) -> int:
+    """How many GPUs the workers have."""
+    return len({device for worker in plan.workers for device in worker.devices})
+
+
 def announce(joined: Joined, seconds: float) -> None:
     """Print what came up, and where the dashboard is."""
     plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
-    gpus = len({device for worker in plan.workers for device in worker.devices})
+    gpus = gpu_count(plan)
     workers, hosts = len(plan.workers), len(plan.hosts)
     counts = [
         f"{number} {noun}{'s' * (number != 1)}"
@@ -304,6 +324,10 @@ def announce(joined: Joined, seconds: float) -> None:
     if joined.cluster.transport:
         say(f"transport: {joined.cluster.transport}")
     if joined.cluster.dashboard:
+        # of another job's cluster the node is unknown
+        host = plan.scheduler.host if joined.options.scheduler else ""
+        if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
+            say(f"from your computer: {line}")
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
         say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")

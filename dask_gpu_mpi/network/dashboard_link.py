@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["TOKEN", "add_token", "link_template", "make_token"]
+__all__ = ["TOKEN", "add_token", "link_template", "make_token", "ssh_line"]
 
 #: Name of the token in the link.
 TOKEN = "token"
@@ -13,6 +15,16 @@ TOKEN = "token"
 DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 #: Bytes of a token.
 SIZE = 32
+
+#: By the variable that tells a job of a batch system: where it has the name of the host that the job was submitted on.
+SUBMIT_HOSTS = {
+    "SLURM_JOB_ID": "SLURM_SUBMIT_HOST",
+    "PBS_JOBID": "PBS_O_HOST",
+    "LSB_JOBID": "LSB_SUB_HOST",
+    "FLUX_JOB_ID": "",  # tells none
+}
+#: What is pasted into a shell must be a name, and no option of ssh.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def make_token() -> str:
@@ -57,3 +69,37 @@ def link_template(link: str, template: str) -> str:
         return link
     (token,) = parse_qs(urlsplit(link).query).get(TOKEN, [""])
     return add_token(template, token)
+
+
+def ssh_line(link: str, node: str, environ: Mapping[str, str]) -> str:
+    """The command by which a link that leads to ``localhost`` opens on the user's computer.
+
+    Parameters
+    ----------
+    link : str
+        To the dashboard.
+    node : str
+        The scheduler's; a plan tells nodes of one name apart by ``#2``.
+    environ : mapping
+        The job's environment.
+
+    Returns
+    -------
+    str
+        Empty: this is no job of a batch system, or the dashboard does not listen on the loopback interface.
+
+    Examples
+    --------
+    >>> ssh_line("http://localhost:8787/status?token=abc", "n1", {"PBS_JOBID": "1", "PBS_O_HOST": "login2"})
+    'ssh -N -L 8787:127.0.0.1:8787 -J login2 n1'
+    """
+    target, name = urlsplit(link), node.partition("#")[0]
+    systems = [submit_host for job, submit_host in SUBMIT_HOSTS.items() if environ.get(job)]
+    if not systems or target.hostname != "localhost" or not _HOST.fullmatch(name):
+        return ""
+    login = next((environ[variable] for variable in systems if environ.get(variable)), "")
+    # who submits from within an allocation has the node itself, perhaps by its long name
+    is_other = _HOST.fullmatch(login) and login.partition(".")[0] != name.partition(".")[0]
+    jump = f"-J {login} " if is_other else ""
+    # not by the name of the loopback interface: somebody else may listen on its other address, ::1
+    return f"ssh -N -L {target.port}:127.0.0.1:{target.port} {jump}{name}"

@@ -103,6 +103,7 @@ FILES = "compopt default"
         ("dask-gpu-mpi --nth", {"--nthreads"}),
         ("dask-gpu-mpi --protocol t", {"tls", "tcp"}),
         ("dask-gpu-mpi run --scheduler-file ", {FILES}),
+        ("dask-gpu-mpi my", {FILES}),
         ("dask-gpu-mpi --nthreads 2 my", {FILES}),
         ("dask-gpu-mpi run -m ", {FILES}),
         ("dask-gpu-mpi launch --dry", {"--dry-run"}),

@@ -165,7 +165,8 @@ def test_what_came_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     workers = [SimpleNamespace(kind="gpu" if of else "cpu", devices=tuple(of.split())) for of in devices]
-    plan = SimpleNamespace(workers=workers, hosts=nodes, warnings=("of the plan",))
+    plan = SimpleNamespace(
+        scheduler=SimpleNamespace(host='n1'),workers=workers, hosts=nodes, warnings=("of the plan",))
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
         options=SimpleNamespace(warnings=("of options",), dashboard=True, scheduler=True),
@@ -327,3 +328,20 @@ def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.Monkey
 def test_a_cluster_that_is_open(address: str, scheduler: bool, where: str | None) -> None:
     found = open_warnings(address, Options(protocol=Protocol.TCP, security=False, scheduler=scheduler))
     assert [f"everyone on {where} can reach" in line for line in found] == [True] * (where is not None)
+
+
+def test_its_card_in_a_notebook(member: Member) -> None:
+    member.joined.cluster.plan = SimpleNamespace(
+        workers=[SimpleNamespace(devices=("GPU-1",)), SimpleNamespace(devices=())],
+        hosts=[SimpleNamespace(host="n1")],
+    )
+    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
+    session = make(member)
+    card = session._repr_html_()
+    assert all(
+        text in card
+        for text in ("(open)", "1 (n1)", "tls://nowhere", 'href="http://localhost:8787/status?token=abc"')
+    )
+    session.close()
+    assert "(closed)" in session._repr_html_()
+    assert "localhost" not in session._repr_html_()

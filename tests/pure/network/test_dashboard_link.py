@@ -6,7 +6,7 @@ import dask
 import pytest
 from distributed.utils import format_dashboard_link
 
-from dask_gpu_mpi.network.dashboard_link import DASKS_TEMPLATE, add_token, link_template, make_token
+from dask_gpu_mpi.network.dashboard_link import DASKS_TEMPLATE, add_token, link_template, make_token, ssh_line
 
 
 def test_tokens_differ_and_need_no_quoting() -> None:
@@ -37,3 +37,34 @@ def test_what_dask_makes_of_it(template: str, link: str, monkeypatch: pytest.Mon
 
 def test_no_dashboard_has_no_link() -> None:
     assert link_template("", "https://hub/{port}/status") == ""
+
+
+LINK = "http://localhost:8788/status?token=abc"
+TUNNEL = "ssh -N -L 8788:127.0.0.1:8788 "
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({}, ""),
+        ({"SLURM_SUBMIT_HOST": "login"}, ""),
+        ({"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login1.site"}, TUNNEL + "-J login1.site n1"),
+        ({"SLURM_JOB_ID": "1"}, TUNNEL + "n1"),
+        ({"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "n1.site"}, TUNNEL + "n1"),
+        ({"PBS_JOBID": "1", "PBS_O_HOST": "login"}, TUNNEL + "-J login n1"),
+        ({"LSB_JOBID": "1", "LSB_SUB_HOST": "login"}, TUNNEL + "-J login n1"),
+        ({"FLUX_JOB_ID": "f1"}, TUNNEL + "n1"),
+        # a batch system within another's allocation
+        ({"FLUX_JOB_ID": "f1", "SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}, TUNNEL + "-J login n1"),
+        ({"PBS_JOBID": "1", "PBS_O_HOST": "-oProxyCommand=x"}, TUNNEL + "n1"),
+        ({"PBS_JOBID": "1", "PBS_O_HOST": "a; rm"}, TUNNEL + "n1"),
+    ],
+)
+def test_ssh_line(environ: dict[str, str], line: str) -> None:
+    assert ssh_line(LINK, "n1#2", environ) == line
+
+
+def test_no_ssh_line_where_it_would_not_lead_there() -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}
+    assert ssh_line("http://10.0.0.1:8787/status?token=abc", "n1", job) == ""
+    assert ssh_line(LINK, "-v", job) == ""
