@@ -166,10 +166,12 @@ def test_what_came_up(
 ) -> None:
     workers = [SimpleNamespace(kind="gpu" if of else "cpu", devices=tuple(of.split())) for of in devices]
     plan = SimpleNamespace(
-        scheduler=SimpleNamespace(host='n1'),workers=workers, hosts=nodes, warnings=("of the plan",))
+        scheduler=SimpleNamespace(host="n1"), workers=workers, hosts=nodes, warnings=("of the plan",)
+    )
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
         options=SimpleNamespace(warnings=("of options",), dashboard=True, scheduler=True),
+        environ={},
     )
     monkeypatch.setattr(session_module, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])
     announce(joined, 2.0)
