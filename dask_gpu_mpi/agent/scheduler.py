@@ -217,8 +217,20 @@ async def _attach_dashboard(scheduler: Any) -> None:
         while len(scheduler.clients) < 2 and loop.time() < until:
             await asyncio.sleep(0.25)
         module = await loop.run_in_executor(None, importlib.import_module, "distributed.dashboard.scheduler")
+        _name_gpu_page(module, scheduler)
         module.connect(scheduler.http_application, scheduler.http_server, scheduler, prefix="/")
     except Exception as error:  # a cluster without pages is better than none
         import logging
 
         logging.getLogger("dask_gpu_mpi").warning("no dashboard: %s: %s", type(error).__name__, error)
+
+
+def _name_gpu_page(module: Any, scheduler: Any) -> None:
+    """Have the navigation name the page of the GPUs, where there are GPU workers: distributed asks the scheduler's own process."""
+    if any("GPU" in worker.resources for worker in scheduler.workers.values()):
+        with contextlib.suppress(
+            AttributeError, KeyError, TypeError, ValueError
+        ):  # in another version of distributed
+            pages = module.template_variables(scheduler)["pages"]  # of which it keeps one for each scheduler
+            if "gpu" not in pages:
+                pages.insert(pages.index("system") + 1, "gpu")

@@ -294,6 +294,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="no dashboard, and a warning that says why",
     ),
     *_of(
+        "distributed.dashboard.scheduler",
+        "template_variables",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="the dashboard's navigation names the page of the GPUs, which the scheduler's process does not see",
+        without="that page is there (/gpu), but no tab leads to it",
+    ),
+    *_of(
         "distributed.node",
         "ServerNode.http_server ServerNode.http_application",
         "agent/scheduler",

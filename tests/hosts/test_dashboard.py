@@ -62,6 +62,7 @@ try:
             time.sleep(0.2)
         log = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
         found[page] = {"title": driver.title, "drawn": drawn, "rows": rows, "errors": log,
+                       "links": driver.execute_script("return Array.from(document.links, link => link.pathname)"),
                        "text": driver.find_element("tag name", "body").text}
     print("FOUND", json.dumps(found))
 finally:
@@ -157,6 +158,7 @@ def test_the_page_through_the_printed_tunnel(
 
     assert found["status"]["title"] == "Dask: Status"
     assert "CPU" in found["status"]["text"].split()  # a tab that bokeh draws
+    assert "/gpu" in found["status"]["links"]  # the page of the GPUs, in the navigation
     assert all(page["drawn"] and all(page["drawn"]) and page["errors"] == [] for page in found.values()), (
         found
     )

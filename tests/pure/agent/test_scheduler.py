@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -163,13 +164,24 @@ class Pages:
 
     http_application = http_server = None
 
-    def __init__(self) -> None:
+    def __init__(self, *resources: str) -> None:
         self.polls = 0
+        self.workers = {name: types.SimpleNamespace(resources={name: 1.0}) for name in resources}
 
     @property
     def clients(self) -> list[int]:
         self.polls += 1
         return [0] * (2 if self.polls > 2 else 1)
+
+
+@pytest.mark.parametrize(("resource", "named"), [("GPU", True), ("CPU", False)])
+def test_the_page_of_the_gpus_is_in_the_navigation(resource: str, named: bool) -> None:
+    pages = ["status", "system", "info"]
+    module = types.SimpleNamespace(template_variables=lambda scheduler: {"pages": pages})
+    for _ in range(2):
+        scheduler._name_gpu_page(module, Pages(resource))
+    assert pages == (["status", "system", "gpu", "info"] if named else ["status", "system", "info"])
+    scheduler._name_gpu_page(types.SimpleNamespace(), Pages(resource))  # a version that has it elsewhere
 
 
 def test_the_dashboard_waits_for_the_scripts_client(monkeypatch: pytest.MonkeyPatch) -> None:
