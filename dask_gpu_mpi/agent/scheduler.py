@@ -226,7 +226,7 @@ async def _attach_dashboard(scheduler: Any) -> None:
 
 
 def _name_gpu_page(module: Any, scheduler: Any) -> None:
-    """Have the navigation name the page of the GPUs, where there are GPU workers: distributed asks the scheduler's own process."""
+    """Have the navigation name the page of the GPUs where there are GPU workers: distributed asks the scheduler's process."""
     if any("GPU" in worker.resources for worker in scheduler.workers.values()):
         with contextlib.suppress(
             AttributeError, KeyError, TypeError, ValueError
