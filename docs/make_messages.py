@@ -67,7 +67,7 @@ CAUSES = {
     "that no rank of this job has sent": "another program connects to the ports of the MPI library: a port scan, another job",
     "the clock of this node": "the node's clock is not set; the job's certificate begins an hour before the start",
     "the scheduler's process ended": "killed, most often out of memory: large results, or a graph of many tasks",
-    "This dashboard opens": "the link was shortened, or is another job's",
+    "this dashboard opens": "the link was shortened, or is another job's",
     "too many connections": "the limit of open files is low for so many workers, or somebody opens connections and sends nothing",
     "two different keys came from rank": "a process that is no rank of this job sends MPI messages",
     "two names of one machine": "a node, or a container on it, has several host names",
@@ -79,8 +79,8 @@ HEAD = """\
 
 What dask_gpu_mpi prints, why, and what helps. Search this page for some words of your message, without names and numbers: those
 are in braces here (`{rank}`), and what is not always there is in brackets. The number after `error` is the exit code of the job
-([exit-codes.md](exit-codes.md)); some messages name the ranks and nodes first. A `part` stands inside other messages, after a colon
-for instance. Symptoms without a message of dask_gpu_mpi's: [troubleshooting.md](troubleshooting.md).
+([exit-codes.md](exit-codes.md)); some messages name the ranks and nodes first. A `part` stands inside other messages, after a
+colon for instance. Symptoms without a message of dask_gpu_mpi's: [troubleshooting.md](troubleshooting.md).
 """
 
 

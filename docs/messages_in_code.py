@@ -13,6 +13,7 @@ brackets.
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -142,9 +143,9 @@ class Source:
             return
         fix = pick(call, FIXES.get(name))
         self._take(argument, *([] if fix is None else [fix]))
-        for text in self.texts(argument):
+        for text, remedy in itertools.product(self.texts(argument), self._fixes(fix)):
             severity, code = self._kind(call, name, text)
-            yield self._message(argument, text, severity, code, self._alternatives(fix))
+            yield self._message(argument, text, severity, code, remedy)
 
     def _of_line(self, line: ast.Tuple) -> Iterator[Message]:
         """Level, text and fix, as some functions return them."""
@@ -153,8 +154,8 @@ class Source:
         level, text, fix = line.elts
         if isinstance(level, ast.Constant) and level.value in SEVERITIES:
             self._take(text, fix)
-            for each in self.texts(text):
-                yield self._message(text, each, SEVERITIES[str(level.value)], None, self._alternatives(fix))
+            for each, remedy in itertools.product(self.texts(text), self._fixes(fix)):
+                yield self._message(text, each, SEVERITIES[str(level.value)], None, remedy)
 
     def _kind(self, call: ast.Call, name: str, text: str) -> tuple[str, int | None]:
         """Severity and exit code."""
@@ -188,8 +189,8 @@ class Source:
             text, fix = before.strip().removesuffix("."), after
         return Message(self.module, getattr(node, "lineno", 0), severity, text, fix, code)
 
-    def _alternatives(self, node: ast.expr | None) -> str:
-        return "" if node is None else "; or: ".join(self.texts(node))
+    def _fixes(self, node: ast.expr | None) -> list[str]:
+        return [""] if node is None else self.texts(node)
 
     def _take(self, *parts: ast.expr) -> None:
         """Remember that these expressions, and what their local names stand for, belong to a message."""
@@ -233,7 +234,8 @@ class Source:
         if isinstance(node, ast.IfExp):
             return choice(self.texts(node.body, inner), self.texts(node.orelse, inner))
         if found := [text for source, each in self._stands_for(node) for text in source.texts(each, inner)]:
-            return list(dict.fromkeys(found))[:MOST_ALTERNATIVES]
+            some = [text for text in found if text]  # an empty reason is none
+            return list(dict.fromkeys(some or found))[:MOST_ALTERNATIVES]
         return [f"{{{name_of(node)}}}"]
 
     def _stands_for(self, node: ast.expr) -> list[tuple[Source, ast.expr]]:
