@@ -16,6 +16,10 @@ import make_messages  # noqa: E402
 from messages_in_code import Message, Source, collect  # noqa: E402
 from source_texts import has_shape  # noqa: E402
 
+from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS  # noqa: E402
+from dask_gpu_mpi.options.model import Option  # noqa: E402
+from dask_gpu_mpi.options.table import OPTIONS  # noqa: E402
+
 #: What this project once called things, and words that make a message hard to read.
 FORBIDDEN = [
     r"abort your", r"altogether", r"answered within", r"brought back", r"crowds?", r"given up", r"go(es)? on", r"head rank",
@@ -129,6 +133,11 @@ def test_the_exceptions_are_messages_without_a_fix() -> None:
 @pytest.mark.parametrize("word", FORBIDDEN)
 def test_no_message_has_a_word_that_is_not_used(word: str) -> None:
     assert [each for each in messages() if forbidden(word, each.whole)] == []
+
+
+@pytest.mark.parametrize("option", [*OPTIONS.values(), *JOB_OPTIONS.values()], ids=lambda option: option.name)
+def test_no_help_has_such_a_word(option: Option) -> None:
+    assert [word for word in FORBIDDEN if forbidden(word, option.help)] == []
 
 
 def test_a_message_is_one_line_without_a_full_stop_at_its_end() -> None:
