@@ -56,7 +56,7 @@ SEVERITIES = {"ok": "information", "warning": "warning", "error": "error"}
 #: What takes texts that nobody reads, help, or the fix of messages that have none.
 NO_MESSAGES = {"lap", "option", "Option", "argument", "compile", "search", "RuntimeError", "problems"}
 #: Modules whose texts are tables, scripts or for programmers, but for what they raise or print.
-NO_PARTS = {"__init__", "check/table", "cli/templates", "plan/table"}
+NO_PARTS = {"__init__", "check/table", "cli/templates", "plan/picture", "plan/table"}
 #: Functions that write a value: what they return is no wording.
 FORMATTERS = {"counted", "ranks_text", "fold_names", "fold_numbers", "format_bytes", "show"}
 DEEPEST = 12
@@ -249,15 +249,10 @@ class Source:
 
     def _called(self, node: ast.expr) -> list[tuple[Source, ast.expr]]:
         """The texts of a name at the top of a module, as it is, called, or with an index."""
-        inner = (
-            node.value
-            if isinstance(node, ast.Subscript)
-            else node.func
-            if isinstance(node, ast.Call)
-            else node
-        )
+        inner = node.value if isinstance(node, ast.Subscript) else getattr(node, "func", node)
         name = last_name(inner) if isinstance(inner, ast.Name) else ""
-        if name in FORMATTERS:
+        function = self._function(node)
+        if name in FORMATTERS or (function is not None and name in local_names(function)):
             return []
         source, found = (
             (self, self.wordings[name]) if name in self.wordings else self.others.get(name, (self, []))

@@ -223,3 +223,10 @@ def f(a):
 def test_a_name_stands_for_what_it_was_given_before() -> None:
     found = [each.text for each in Source("m", TWICE, {}).whole_messages()]
     assert found == ["one thing here", "another thing here", "or a third"]
+
+
+def test_a_parameter_is_not_the_function_of_its_name() -> None:
+    code = (
+        'def text():\n    return "no value at all"\n\ndef f(text):\n    say(f"the value {text[:3]} is odd")\n'
+    )
+    assert [each.text for each in Source("m", code, {}).whole_messages()] == ["the value {text} is odd"]
