@@ -56,7 +56,7 @@ SEVERITIES = {"ok": "information", "warning": "warning", "error": "error"}
 #: What takes texts that nobody reads, help, or the fix of messages that have none.
 NO_MESSAGES = {"lap", "option", "Option", "argument", "compile", "search", "RuntimeError", "problems"}
 #: Modules whose texts are tables, scripts or for programmers, but for what they raise or print.
-NO_PARTS = {"__init__", "check/table", "cli/templates", "plan/picture", "plan/table"}
+NO_PARTS = {"__init__", "check/table", "cli/help", "cli/templates", "plan/picture", "plan/table"}
 #: Functions that write a value: what they return is no wording.
 FORMATTERS = {"counted", "ranks_text", "fold_names", "fold_numbers", "format_bytes", "show"}
 DEEPEST = 12
@@ -213,7 +213,9 @@ class Source:
         while isinstance(parent, (ast.expr, ast.keyword)):
             if isinstance(parent, ast.Call) and last_name(parent.func) in NO_MESSAGES:
                 return False
-            parent = self.parents.get(parent)
+            node, parent = parent, self.parents.get(parent)
+        if isinstance(parent, Function) and node in parent.decorator_list:
+            return False  # a command's help
         return parent is None or "fix" not in dict(pairs(parent))
 
     def texts(self, node: ast.expr, depth: int = 0) -> list[str]:
