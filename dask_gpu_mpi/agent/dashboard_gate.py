@@ -32,12 +32,17 @@ __all__ = ["Gate"]
 REFUSED = (
     403,
     "Forbidden",
-    "This dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with ?token=...\n",
+    "dask_gpu_mpi: this dashboard opens with the token of its job only. Fix: use the whole link that the job has printed, with "
+    "?token=...\n",
 )
 #: It is distributed's, for one page (individual-cluster-map.html). A request for it that does not become a websocket leaves a
 #: plugin behind that fails at every later transition of a task (distributed 2025.9.1 to 2026.8.0): nobody is let there.
 EVENT_STREAM = "/eventstream"
-CLOSED = (404, "Not Found", "dask_gpu_mpi does not serve the event stream, which can stop the scheduler\n")
+CLOSED = (
+    404,
+    "Not Found",
+    "dask_gpu_mpi: the event stream is closed, since it can stop the scheduler. Fix: use the other pages of the dashboard\n",
+)
 
 
 class Gate(Router):

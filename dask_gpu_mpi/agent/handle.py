@@ -305,7 +305,8 @@ class AgentProcess:
                     self._process.wait(KILLING)
                 except subprocess.TimeoutExpired:
                     say(
-                        f"warning: agent (process {self.pid}) still running {KILLING:g} s after SIGKILL; continuing without it"
+                        f"warning: agent (process {self.pid}) still running {KILLING:g} s after SIGKILL; continuing without it. "
+                        "Fix: find out what hangs on this node (its NVIDIA driver, a file system)"
                     )
                 break
             time.sleep(0.01)

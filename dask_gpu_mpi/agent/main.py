@@ -96,7 +96,10 @@ def run(
     if hooks is not None:
         hooks.join(HOOKS)
         if hooks.is_alive():  # nothing that is forked may have half of them
-            raise DaskGpuMpiError(f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s")
+            raise DaskGpuMpiError(
+                f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s. Fix: have the environment on a faster file "
+                "system or in a container image, or choose --protocol tls"
+            )
         timeline.lap("wait for UCX's hooks")
     reader = FrameReader(control)
     frames: list[Any] = []

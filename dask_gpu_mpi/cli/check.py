@@ -34,7 +34,7 @@ __all__ = ["check"]
     "--expect-gpus",
     type=click.IntRange(min=0),
     metavar="G",
-    help="GPUs that each node must have; without it, as many as Slurm has allocated (SLURM_GPUS_ON_NODE).",
+    help="GPUs expected on each node; without it, as many as Slurm has allocated (SLURM_GPUS_ON_NODE).",
 )
 @click.option("--json", "as_json", is_flag=True, help="The report as JSON instead of a table.")
 def check(

@@ -34,6 +34,10 @@ __all__ = ["PAYLOADS", "plan_of_allocation", "plan_of_inventories"]
 
 #: Seconds for the ranks to respond, where the options with the start-up timeout can't be used.
 WITHOUT_OPTIONS = 60.0
+_NO_RESPONSE = (
+    "no response within startup_timeout (--startup-timeout). Fix: inspect that node (a rank that is stopped, a slow file "
+    "system?), or set a longer one"
+)
 #: Seconds after the start-up timeout until a rank stops waiting for rank 0, which may have started later.
 GRACE = 5.0
 
@@ -99,7 +103,7 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
     if mailbox.rank == 0:
         return _plan(mailbox, options, deadline)
     if not gather(mailbox, Kind.DONE, [0], deadline + GRACE, on_other=_raise_failure):
-        raise StartupError("rank 0: no response within startup_timeout (--startup-timeout)")
+        raise StartupError(f"rank 0: {_NO_RESPONSE}")
     return None
 
 
@@ -155,9 +159,7 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
     try:
         answers = gather(mailbox, Kind.INVENTORY, range(mailbox.size), deadline)
         if silent := [rank for rank in range(mailbox.size) if rank not in answers]:
-            raise StartupError(
-                f"{ranks_text(silent)} of {mailbox.size}: no response within startup_timeout (--startup-timeout)"
-            )
+            raise StartupError(f"{ranks_text(silent)} of {mailbox.size}: {_NO_RESPONSE}")
         failures = {rank: answer for rank, (_, answer) in answers.items() if isinstance(answer, Failure)}
         if failures:
             hosts = {rank: host for rank, (host, _) in answers.items()}

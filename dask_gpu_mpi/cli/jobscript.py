@@ -41,7 +41,7 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("gpus_per_node", "int", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
     Option("ranks_per_node", "int", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("cpus_per_node", "int", None, "Cores of each node, which PBS must know.", ("--cpus-per-node",), minimum=1),
+    Option("cpus_per_node", "int", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
     Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
            expected="HH:MM:SS above zero, such as 01:30:00"),
     Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),

@@ -30,7 +30,7 @@ LAUNCH_OPTIONS = (
     click.option("--ranks-per-node", type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
                  envvar="DGM_RANKS_PER_NODE"),
     click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong."),
-    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs that each node must have, for --check.",
+    click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
                  help="After exit code 75, a checkpoint, have the batch system run the job again, N times at most."),

@@ -96,7 +96,8 @@ def initialize(
     Parameters
     ----------
     interface : str, optional
-        Network interface, like ``"ib0"``. Default: loopback on one host, else the fastest that all hosts have.
+        Network interface, such as ``"ib0"`` or ``"hsn0"``. Default, or ``"auto"``: loopback if the job has one node, else a fast
+        one that all nodes have, else that of the default route.
     nthreads : int, optional
         Threads per worker. Default: 1 on a GPU; on CPUs the cores that the rank may use, shared with the ranks of its host.
     local_directory : str, optional

@@ -68,7 +68,10 @@ class EndCoordinator:
         ending = self._ending
         if lost is not None and not ending.state.over:
             ending.lost = lost
-            say(f"error: {lost}: the cluster is lost")
+            say(
+                f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
+                "often"
+            )
         if final or not self._has_client:
             if not ending.state.ended:
                 self._channels.mailbox.send_all(EndKind.END)
@@ -134,7 +137,10 @@ class EndCoordinator:
         """
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
-            say(f"no response from {names} of {self._channels.size} at the end: aborting the job")
+            say(
+                f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
+                "nodes (a rank that is stopped, a full disk, no network?)"
+            )
             abort(exit_codes.of_abort(self._ending.exit_code()))
         else:
             self.leave_mark()
@@ -156,4 +162,7 @@ class EndCoordinator:
         try:
             write(path, self._joined.hosts, self._joined.steps)
         except OSError as error:  # no reason to end a job that works
-            say(f"warning: the timeline {path!r} could not be written: {error.strerror}")
+            say(
+                f"warning: the timeline {path!r} could not be written: {error.strerror}. Fix: set timeline (--timeline) to a "
+                "file that can be written"
+            )

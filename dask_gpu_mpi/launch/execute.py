@@ -76,7 +76,10 @@ class Runner:
             stdin = subprocess.DEVNULL if preflight else None
             child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
-            raise LauncherError(f"launch: could not start {command[0]}: {error.strerror}") from None
+            raise LauncherError(
+                f"launch: could not start {command[0]}: {error.strerror}. Fix: load the module of another MPI library, or set "
+                "--launcher"
+            ) from None
         deadline: float | None = None
         pending = signal.SIGTERM
         while child.poll() is None:
@@ -151,8 +154,8 @@ def run_launch(
             return code if answer is None else answer
     if code == 0 and launch.mark and not os.path.exists(launch.mark):
         say(
-            f"launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing); a node was "
-            "lost. Fix: look for the node in the batch system's log, and submit the job again"
+            f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing); a "
+            "node was lost. Fix: look for the node in the batch system's log, and submit the job again"
         )
         return 1
     return code

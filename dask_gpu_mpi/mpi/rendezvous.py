@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DEADLINE", "CoordinatorKey", "RankKey", "Rendezvous", "missing_ranks"]
 
 #: What the deadline is called in messages, unless the caller has another one.
-DEADLINE = "the start-up deadline (startup_timeout)"
+DEADLINE = "the start-up timeout (startup_timeout)"
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _TAG = 32701
 #: Bytes of the largest message: the states of all ranks of a host.

@@ -104,7 +104,7 @@ class StartWatch:
             if state == "stopped":
                 _say(
                     f"rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
-                    "Fix: let it go on (kill -CONT), or find out what stopped it"
+                    "Fix: continue it (kill -CONT), or find out what stopped it"
                 )
 
     def _lose_patience(self) -> None:
@@ -113,9 +113,9 @@ class StartWatch:
             return
         if self._speaks:
             _say(
-                "MPI did not come together until the start-up deadline (startup_timeout): at least one rank was started but does "
+                "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but does "
                 "not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node of a rank "
-                "that printed nothing; where MPI itself is slow to start, a longer startup_timeout"
+                "that printed nothing, or with a longer startup_timeout"
             )
         self._end_rank()
 

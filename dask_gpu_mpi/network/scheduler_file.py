@@ -195,7 +195,7 @@ def _check_open_cluster(target: Target, options: Options) -> None:
         where = "this node" if "://127." in target.address else "the network"
         say(
             f"warning: the cluster at {target.address} is not encrypted: everyone on {where} can reach it and run code as you. "
-            "Fix: start it with TLS; --no-security says that you know"
+            "Fix: start it with TLS, or set --no-security on a network that you trust"
         )
 
 

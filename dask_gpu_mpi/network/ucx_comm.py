@@ -291,7 +291,8 @@ def _warn_once(peer: str, reason: str) -> None:
     if host not in _without_ucx:
         _without_ucx.add(host)
         say(
-            f"warning: transfers between {socket.gethostname()} and {host.partition('://')[2]} go over TLS, not UCX: {reason}"
+            f"warning: {socket.gethostname()}: transfers between it and {host.partition('://')[2]} go over TLS, not UCX: "
+            f"{reason}. Fix: run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
         )
 
 

@@ -63,7 +63,7 @@ def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> l
         return []
     cls = "distributed.Nanny" if nanny else "distributed.Worker"
     if "worker_class" in origins:
-        message = f"{origin}: deprecated, and ignored, since worker_class is set"
+        message = f"{origin}: deprecated, and ignored, since worker_class is set. Fix: leave it out"
     else:
         values["worker_class"], origins["worker_class"] = cls, origin
         fix = f"worker_class={cls!r}" if source == "keyword" else f"--worker-class {cls}"
@@ -187,7 +187,8 @@ def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[str])
         return Protocol.UCX
     if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
         notes.append(
-            "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+            "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you. "
+            "Fix: a cluster with TLS"
         )
         return Protocol.UCX
     values["worker_ucx"] = WorkerUcx.ALL

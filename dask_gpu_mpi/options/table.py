@@ -109,7 +109,7 @@ _TABLE = (
            "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",
            ("--require-idle-gpus/--no-require-idle-gpus",)),
     Option("startup_timeout", "duration", 300.0,
-           "Seconds (or 5m) until all workers must be up, else the job fails.",
+           "Seconds (or 5m) within which all workers have to be up, else the job fails.",
            ("--startup-timeout",)),
     Option("shutdown_timeout", "duration", 10.0,
            "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",

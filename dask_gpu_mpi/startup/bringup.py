@@ -190,7 +190,8 @@ class Bringup:
             return Failure.of(error)
         except OSError as error:
             return Failure(
-                f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+                f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
+                "of the job",
                 1,
             )
 

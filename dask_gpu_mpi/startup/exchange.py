@@ -59,7 +59,8 @@ def until_up(
                 return outcome
         elif time.monotonic() > deadline + COORDINATOR_GRACE:
             raise StartupError(
-                f"rank {channels.rank} on {context.host}: no response from rank 0 before the start-up timeout (startup_timeout)"
+                f"rank {channels.rank} on {context.host}: no response from rank 0 before the start-up timeout (startup_timeout). "
+                "Fix: inspect the node of rank 0 (is that rank stopped, or the node down?), or set a longer startup_timeout"
             )
 
 

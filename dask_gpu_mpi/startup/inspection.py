@@ -66,10 +66,14 @@ def await_agent(agent: AgentProcess, context: StartContext) -> str:
                 raise Failure(*payload).error(reported=False)
         if agent.lost:
             raise StartupError(
-                f"the agent ended before it was ready ({agent.exit_text()}); see its output above"
+                f"the agent ended before it was ready ({agent.exit_text()}). Fix: read its output above; out of memory, most "
+                "often"
             )
         context.raise_signal()
-    raise StartupError("the agent did not finish its imports before the start-up timeout (startup_timeout)")
+    raise StartupError(
+        "the agent did not finish its imports before the start-up timeout (startup_timeout). Fix: have the environment on a "
+        "faster file system or in a container image, or set a longer startup_timeout (--startup-timeout)"
+    )
 
 
 def _gpus(agent: AgentProcess, context: StartContext, where: str, deadline: float) -> tuple[Gpu, ...] | None:

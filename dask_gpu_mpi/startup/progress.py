@@ -59,7 +59,7 @@ class Progress:
         unknown = sum(not host for host in hosts)
         parts = [names] if names else []
         if unknown:
-            parts.append(f"{unknown} {'rank that has' if unknown == 1 else 'ranks that have'} not answered")
+            parts.append(f"{unknown} {'rank that has' if unknown == 1 else 'ranks that have'} not responded")
         count = "starting" if planned is None else f"{ready} of {planned} workers"
         self._write(f"dask_gpu_mpi: {count}, waiting for {' and '.join(parts) or 'the scheduler'}")
 

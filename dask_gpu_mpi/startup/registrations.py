@@ -88,7 +88,10 @@ class FailureCoordinator:
             text = "has not started its workers" if self._all_registered else "no response"
             for rank in self.waiting_for:
                 self._failures[rank] = Failure(
-                    f"{text} before the start-up timeout (startup_timeout)", 1, of_a_rank=True
+                    f"{text} before the start-up timeout (startup_timeout). Fix: inspect that node (a rank that is stopped, no "
+                    "memory left, a slow file system?), or set a longer startup_timeout (--startup-timeout)",
+                    1,
+                    of_a_rank=True,
                 )
             self._end_with_report(fatal=True)
 

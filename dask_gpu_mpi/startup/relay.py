@@ -120,12 +120,19 @@ class Relay:
         elif kind == Answer.FAILED:
             self._fail(Failure(*payload))
         elif kind == Answer.SCHEDULER_ENDED:
-            text = f"the scheduler's process ended while the workers started (exit code {payload[0]})"
+            text = (
+                f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output above, "
+                "or its log file (--log-directory); out of memory, most often"
+            )
             self._fail(Failure(text, 1))
         elif kind in (Answer.WORKER_FAILED, Answer.WORKERS_ENDED):
             self.early.append(Event(None, kind, payload))
         elif kind == Answer.LOST:
-            self._fail(Failure(f"its agent ended while it started ({payload[0]})", 1))
+            text = (
+                f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
+                "memory, most often"
+            )
+            self._fail(Failure(text, 1))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)

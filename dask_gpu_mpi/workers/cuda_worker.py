@@ -63,7 +63,7 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
             ValueError
         ) as error:  # what one release refuses and another takes: 25.10 a maximum pool without a pool, say
             raise InputError(
-                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}"
+                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}. Fix: correct or remove that option"
             ) from error
         for nanny in worker.nannies:
             nanny.config = _workers_config(nanny.config, switched=switched)

@@ -114,7 +114,7 @@ def check_worker_options(worker_class: type, options: Mapping[str, Any], *, wher
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
-                f"{where}: {name!r} is set by dask_gpu_mpi; use the option {SET_ELSEWHERE[name]}"
+                f"{where}: {name!r} is set by dask_gpu_mpi. Fix: use the option {SET_ELSEWHERE[name]}"
             )
     below = options.get("worker_class")
     next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
@@ -122,7 +122,7 @@ def check_worker_options(worker_class: type, options: Mapping[str, Any], *, wher
     for name in options:
         if accepted is not None and name not in accepted:
             if sets_itself(worker_class, name):
-                reason = f"sets {name!r} itself; leave it out"
+                reason = f"sets {name!r} itself. Fix: leave it out"
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
             raise OptionError(f"{where}: {worker_class.__name__} {reason}")
@@ -186,7 +186,9 @@ def _texts(name: str, value: Any, origin: str) -> list[Any]:
         try:
             return shlex.split(value)
         except ValueError as error:
-            raise OptionError(f"{origin}: invalid value {show(value)} ({error})") from None
+            raise OptionError(
+                f"{origin}: invalid value {show(value)} ({error}; expected words as a shell reads them)"
+            ) from None
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, list)) for item in value):
         return list(value)
     raise OptionError(

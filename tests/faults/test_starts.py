@@ -142,7 +142,7 @@ def test_rank_stopped_before_mpi(mpirun: Mpi, through: tuple[str, ...]) -> None:
         DEADLINE + MPI_GRACE + 10,
         since=fault,
         says=(
-            "MPI did not come together until the start-up deadline",
+            "MPI did not come together before the start-up timeout",
             f"rank 1 on {os.uname().nodename} was started but is stopped (by a signal or a debugger). Fix: ",
         ),
     )
@@ -156,7 +156,7 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
     job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
     done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
     (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
-    assert f"no response from rank {stopped} of 2 before the start-up deadline" in report
+    assert f"no response from rank {stopped} of 2 before the start-up timeout" in report
     assert f"rank {stopped} on {os.uname().nodename} is stopped" in report
     if stopped == 1:
         assert f"rank 0 on {os.uname().nodename}" in report

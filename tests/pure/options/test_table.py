@@ -13,6 +13,7 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
+from dask_gpu_mpi.cluster.api import initialize
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
@@ -47,6 +48,7 @@ def test_the_default_interface_is_told_as_it_is_chosen() -> None:
     order = "loopback if the job has one node, else a fast one that all nodes have, else that of the default route."
     assert text.endswith(order)
     assert OPTIONS["interface"].help.endswith(order)
+    assert order in " ".join((initialize.__doc__ or "").split())
 
     def job(hosts: int, *networks: str) -> tuple[str | None, set[str]]:
         own = {

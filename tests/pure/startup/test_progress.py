@@ -58,10 +58,10 @@ def told(ready: int, planned: int | None, hosts: list[str]) -> str:
 
 def test_words() -> None:
     assert told(0, None, []) == "dask_gpu_mpi: starting, waiting for the scheduler\n"
-    assert told(0, None, [""]) == "dask_gpu_mpi: starting, waiting for 1 rank that has not answered\n"
-    assert told(0, None, ["", ""]) == "dask_gpu_mpi: starting, waiting for 2 ranks that have not answered\n"
+    assert told(0, None, [""]) == "dask_gpu_mpi: starting, waiting for 1 rank that has not responded\n"
+    assert told(0, None, ["", ""]) == "dask_gpu_mpi: starting, waiting for 2 ranks that have not responded\n"
     assert told(1, 3, ["h2", "", "h2"]).endswith(
-        "1 of 3 workers, waiting for h2 and 1 rank that has not answered\n"
+        "1 of 3 workers, waiting for h2 and 1 rank that has not responded\n"
     )
 
 

@@ -82,9 +82,21 @@ def test_a_rank_without_workers_is_ready_at_once() -> None:
         (
             "scheduler-ended",
             [3],
-            Failure("the scheduler's process ended while the workers started (exit code 3)", 1),
+            Failure(
+                "the scheduler's process ended while the workers started (exit code 3). Fix: read its output above, or its log "
+                "file (--log-directory); out of memory, most often",
+                1,
+            ),
         ),
-        ("agent-lost", ["exit code 9", False], Failure("its agent ended while it started (exit code 9)", 1)),
+        (
+            "agent-lost",
+            ["exit code 9", False],
+            Failure(
+                "the agent of this rank ended while the workers started (exit code 9). Fix: read its output above; out of "
+                "memory, most often",
+                1,
+            ),
+        ),
     ],
 )
 def test_what_the_agent_reports_fails_the_start(kind: str, payload: list[Any], failure: Failure) -> None:

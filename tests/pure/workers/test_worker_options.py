@@ -46,13 +46,13 @@ def test_gpu_options_are_cudaworkers() -> None:
     "name", ["name", "scheduler", "scheduler_ip", "scheduler_port", "scheduler_file", "security", "protocol"]
 )
 def test_what_we_set_ourselves(cls: type, name: str) -> None:
-    assert f"{name!r} is set by dask_gpu_mpi; use the option {name.partition('_')[0]}" in refused(
+    assert f"{name!r} is set by dask_gpu_mpi. Fix: use the option {name.partition('_')[0]}" in refused(
         cls, **{name: "x"}
     )
 
 
 def test_what_the_class_sets_itself() -> None:
-    assert refused(CUDAWorker, env={}).endswith("CUDAWorker sets 'env' itself; leave it out")
+    assert refused(CUDAWorker, env={}).endswith("CUDAWorker sets 'env' itself. Fix: leave it out")
     check_worker_options(Nanny, {"env": {"A": "1"}}, where="worker_options")
 
 
@@ -133,7 +133,7 @@ def test_right_types(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["preload_argv", "preload_nanny_argv"])
 def test_words_with_an_open_quote(name: str) -> None:
     assert refused(CUDAWorker, **{name: "--one 'a b"}).endswith(
-        f'{name}: invalid value "--one \'a b" (No closing quotation)'
+        f'{name}: invalid value "--one \'a b" (No closing quotation; expected words as a shell reads them)'
     )
 
 

@@ -1,0 +1,174 @@
+"""Writes docs/messages.md from the messages in the code, so that the page can't differ from the program.
+
+    python docs/make_messages.py [--check]
+
+With ``--check`` nothing is written; the exit code is 1 when the page is not up to date, or when a cause below fits no message.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from pathlib import Path
+
+# the checkout's package, whatever is installed
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from messages_in_code import Message, collect
+
+from dask_gpu_mpi import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "messages.md"
+#: Which modules' messages are about what: the longest beginning that fits.
+TOPICS = {
+    "Options and the command line": (
+        "cli", "options", "launch/allocation", "workers/worker_options", "script/program", "base/sizes",
+    ),
+    "Launcher and MPI": ("mpi", "launch", "script/child_processes"),
+    "Start-up": ("startup", "agent", "cluster/start", "base/failures", "__main__", "base/timeline"),
+    "GPUs and placement": (
+        "plan", "machine", "workers/cuda_worker", "workers/worker_class", "agent/cuda_keepalive", "startup/transport",
+    ),
+    "Network, transports and credentials": (
+        "network", "startup/reachability", "startup/connecting", "agent/dashboard_gate", "base/tally", "base/plain_data",
+    ),
+    "Workers": ("workers",),
+    "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
+    "The lines of check": ("check", "base/versions"),
+    "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
+}  # fmt: skip
+#: Why a message comes, where its own words do not say so: by words of it.
+CAUSES = {
+    "agent ended before it was ready": "the process beside the rank was killed (out of memory?) or could not import Dask",
+    "CUDA contexts were made before the cluster started": "the script, or what it imports, uses CUDA at import: CuPy, PyTorch, "
+    "a GPU-aware MPI",
+    "could not remove all of": "many small files, or a shared file system",
+    "did not finish its imports before": "Dask is imported from a slow file system, or without its .pyc files",
+    "does not speak PMIx": "MPICH under `srun --mpi=pmix` or under Open MPI's mpirun",
+    "ended before MPI came together": "a rank ended, whatever its exit code, before it called initialize(): all have to call it",
+    "is left out, NVML can't read it": "the GPU is lost, or in an error state",
+    "mpi4py finds no MPI library": "mpi4py's wheel has none: it searches its own environment and the library path",
+    "more ranks than GPUs": "GPUs are divided among the ranks of their node",
+    "started as a singleton": "launcher and library speak different protocols, so each rank takes itself for the only one",
+    "no connection between nodes": "a firewall, or a network that only some nodes have",
+    "no dashboard: bokeh is not installed": "Dask's dashboard is made of bokeh",
+    "no response from {missing}": "a node is down or slow; a rank is stopped, or still imports from a shared file system; or the "
+    "script ended there before initialize()",
+    "no scheduler file": "the cluster is not up yet, or has ended and removed its file",
+    "NVML did not respond": "nvidia-smi hangs there as well",
+    "over TLS, not UCX": "UCX does not start on one of the two nodes, or does not connect them; the data arrives all the same",
+    "process died": "out of memory, most often; over UCX others may keep memory of a worker that was killed, so that "
+    "the next one has too little",
+    "processes that the script starts can't connect": "no file can be made in /dev/shm or TMPDIR, or /proc is not there",
+    "ranks see overlapping but different GPUs": "CUDA_VISIBLE_DEVICES, or the batch system's binding, differs from rank to rank",
+    "script still running": "it has not ended by itself, though what it computes on the cluster fails",
+    "that no rank of this job has sent": "another program connects to the ports of the MPI library: a port scan, another job",
+    "the clock of this node": "the node's clock is not set; the job's certificate begins an hour before the start",
+    "the scheduler's process ended": "killed, most often out of memory: large results, or a graph of many tasks",
+    "this dashboard opens": "the link was shortened, or is another job's",
+    "too many connections": "the limit of open files is low for so many workers, or somebody opens connections and sends nothing",
+    "two different keys came from rank": "a process that is no rank of this job sends MPI messages",
+    "two names of one machine": "a node, or a container on it, has several host names",
+    "called in a child process of rank": "multiprocessing (spawn, forkserver) runs an unguarded script again in each child",
+}  # fmt: skip
+HEAD = """\
+<!-- made by docs/make_messages.py from the code: do not edit -->
+# Messages
+
+What dask_gpu_mpi prints, why, and what helps. Search this page for some words of your message, without names and numbers: those
+are in braces here (`{rank}`), and what is not always there is in brackets. The number after `error` is the exit code of the job
+([exit-codes.md](exit-codes.md)); some messages name the ranks and nodes first. A `part` stands inside other messages, after a
+colon for instance. Symptoms without a message of dask_gpu_mpi's: [troubleshooting.md](troubleshooting.md).
+"""
+
+
+def all_messages() -> list[Message]:
+    """The messages of the package."""
+    classes = inspect.getmembers(errors, inspect.isclass)
+    return collect(ROOT / "dask_gpu_mpi", {name: each.exit_code for name, each in classes})
+
+
+def topic_of(message: Message) -> str:
+    """Under which heading it stands."""
+    fitting = [
+        (len(prefix), topic)
+        for topic, prefixes in TOPICS.items()
+        for prefix in prefixes
+        if f"{message.module}/".startswith(f"{prefix}/")
+    ]
+    return max(fitting)[1]
+
+
+def cause_of(message: Message) -> str:
+    """Why it comes, where that is known; else empty."""
+    return next((cause for words, cause in CAUSES.items() if words in message.text), "")
+
+
+def unused_causes(messages: list[Message]) -> list[str]:
+    """The keys of `CAUSES` that are in no message."""
+    return [words for words in CAUSES if not any(words in message.text for message in messages)]
+
+
+def cell(text: str) -> str:
+    """A text in a table."""
+    text = " ".join(text.split())
+    parts = re.split(r"(`[^`]*`)", text)
+    plain = (re.sub(r"([<*\[\]])", r"\\\1", part) if i % 2 == 0 else part for i, part in enumerate(parts))
+    return "".join(plain).replace("|", "\\|")
+
+
+def code(text: str) -> str:
+    """A message in a table, as code: it is to be found as it is printed."""
+    ticks = "``" if "`" in text else "`"
+    space = " " if "`" in text else ""
+    return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}".replace("|", "\\|")
+
+
+def row(text: str, alike: list[Message]) -> str:
+    """The line of those messages that differ in nothing but their fix."""
+    first = alike[0]
+    kind = first.severity if first.exit_code is None else f"{first.severity} {first.exit_code}"
+    fixes = "; or: ".join(dict.fromkeys(each.fix for each in alike if each.fix))
+    if not fixes and (expected := re.search(r"\bexpected:? (.+)\)$", text)):
+        fixes = f"expected: {expected[1]}"
+    return f"| {code(text)} | {kind} | {cell(cause_of(first))} | {cell(fixes)} |\n"
+
+
+def sort_key(text: str) -> str:
+    """By the first words of a message that are always the same."""
+    return re.sub(r"\{[^{}]*\}|[^a-z ]", "", text.lower()).strip()
+
+
+def page(messages: list[Message]) -> str:
+    """The whole page."""
+    topics: dict[str, dict[str, list[Message]]] = {topic: {} for topic in TOPICS}
+    for message in messages:
+        topics[topic_of(message)].setdefault(message.text, []).append(message)
+    text = HEAD
+    for topic, rows in topics.items():
+        text += f"\n## {topic}\n\n| message | kind | cause | fix |\n|---|---|---|---|\n"
+        text += "".join(
+            row(each, rows[each]) for each in sorted(rows, key=lambda text: (sort_key(text), text))
+        )
+    return text
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    messages = all_messages()
+    if unused := unused_causes(messages):
+        print(f"CAUSES of docs/make_messages.py: in no message: {unused}", file=sys.stderr)
+        return 1
+    if "--check" in sys.argv[1:]:
+        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page(messages):
+            return 0
+        print(f"{PAGE} is not up to date: run python docs/make_messages.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(page(messages), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
