@@ -24,6 +24,8 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # numpydoc's sections have the types
 numpydoc_show_class_members = False
 
+smartquotes = False  # options have two dashes
+
 html_theme = "furo"
 html_title = "dask-gpu-mpi"
 html_static_path = ["_static"]
