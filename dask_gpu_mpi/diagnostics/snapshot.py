@@ -136,7 +136,7 @@ def _rate(new: int | None, old: int | None, seconds: float) -> float | None:
 
 def _rows_of(places: Sequence[PlannedRow], address: str | None, worker: Any) -> Iterator[Row]:
     own = _of_worker(worker) if address is not None else {}
-    gpus = _gpus_of(worker, len(places)) if address is not None else []
+    gpus = _gpus_of(worker) if address is not None else []
     for number, place in enumerate(places):
         yield Row(
             node=printable(place.host),
@@ -169,15 +169,21 @@ def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _gpus_of(worker: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The figures of each GPU of a worker."""
     metrics = _mapping(worker.get("metrics"))
     several = _mapping(metrics.get(METRIC)).get("gpus")
     names = ("gpu_use", "gpu_memory", "gpu_memory_total")
-    if count > 1 and several:
+    if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
         return [dict(zip(names, map(_number, figures), strict=False)) for figures in several]
+    # What distributed's monitor of the worker's process samples. Its metric "gpu" is for processes that had NVML before their
+    # worker was made.
     gpu, started = _mapping(metrics.get("gpu")), _mapping(worker.get("gpu"))
-    figures = (gpu.get("utilization"), gpu.get("memory-used"), started.get("memory-total"))
+    figures = (
+        metrics.get("gpu_utilization", gpu.get("utilization")),
+        metrics.get("gpu_memory_used", gpu.get("memory-used")),
+        metrics.get("gpu-memory-total", started.get("memory-total")),
+    )
     return [dict(zip(names, map(_number, figures), strict=True))]
 
 
@@ -195,7 +201,9 @@ def _integer(value: Any) -> int | None:
 
 
 def _sum(tasks: Any, states: Sequence[str]) -> int | None:
-    return sum(tasks.get(state, 0) for state in states) if isinstance(tasks, Mapping) else None
+    if not isinstance(tasks, Mapping):
+        return None
+    return sum(_integer(tasks.get(state)) or 0 for state in states)
 
 
 def _natural(name: str) -> tuple[Any, ...]:

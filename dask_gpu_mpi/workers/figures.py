@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,8 @@ from distributed import Worker
 from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.utils import offload
+
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
 __all__ = ["METRIC", "Figures", "of_device", "spilled_from_device"]
 
@@ -22,8 +25,8 @@ class Figures(WorkerPlugin):
 
     It has ``time`` (seconds since the epoch), ``sent`` and ``received`` (bytes of task data exchanged with other workers since
     the worker's start); where distributed does not know them ``spilled`` (bytes of device memory that are kept in host memory,
-    or None), and of a worker with several GPUs ``gpus``: use in percent, bytes used and in total of each. distributed's own
-    metric ``gpu`` is of the first GPU alone.
+    or None); and ``gpus``: use in percent, bytes used and in total of each of its GPUs, where these are not the one that
+    distributed's monitor samples, the first that the process sees.
 
     Parameters
     ----------
@@ -54,9 +57,14 @@ class Figures(WorkerPlugin):
         }
         if not hasattr(worker.data, "spilled_total"):
             figures["spilled"] = spilled_from_device(worker.data)
-        if len(self.devices) > 1 and nvml.device_get_count():
+        if self._monitor_sees_others() and nvml.device_get_count():
             figures["gpus"] = await offload(lambda: [of_device(device) for device in self.devices])
         return figures
+
+    def _monitor_sees_others(self) -> bool:
+        """Whether distributed's monitor, which samples the first visible GPU, has not all of this worker's."""
+        first = os.environ.get(VISIBLE_DEVICES, "").partition(",")[0]
+        return bool(self.devices) and self.devices != (first,)
 
     def _count(self, log: Sequence[Mapping[str, Any]]) -> None:
         """Add the transfers that have come since the last call; the log is short, the newest at its end."""
