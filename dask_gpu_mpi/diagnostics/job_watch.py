@@ -54,7 +54,7 @@ class JobWatch(SchedulerPlugin):
         """Have the scheduler call this, and answer `OPERATION`; before its first worker comes."""
         scheduler.add_plugin(self)
         scheduler.handlers[OPERATION] = self.answer
-        handlers = scheduler.stream_handlers
+        handlers = getattr(scheduler, "stream_handlers", {})
         if (on_status := handlers.get("worker-status-change")) is not None:  # not in another version
 
             def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:

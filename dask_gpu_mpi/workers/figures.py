@@ -44,8 +44,9 @@ class Figures(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
-        metrics: Any = worker.metrics
-        metrics[METRIC] = self.measure
+        metrics: Any = getattr(worker, "metrics", None)
+        if metrics is not None:  # not in another version
+            metrics[METRIC] = self.measure
 
     async def measure(self, worker: Any) -> dict[str, Any]:
         """The figures of now."""

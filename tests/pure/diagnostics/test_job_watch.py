@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -102,6 +103,16 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(asked) == 1  # of the batch system, once
 
     watched(body)
+
+
+def test_a_scheduler_of_another_version() -> None:
+    added: list[Any] = []
+    scheduler = SimpleNamespace(add_plugin=added.append, handlers={})
+    watch = JobWatch(JobFacts())
+    watch.attach(scheduler)
+    watch.detach()
+    assert added == [watch]
+    assert list(scheduler.handlers) == [OPERATION]
 
 
 def test_the_last_warnings_are_kept_each_one_line() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +161,11 @@ def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", ["METRIC"])
 def test_names_that_two_rooms_have(name: str) -> None:
     assert getattr(module, name) == getattr(figures, name)
+
+
+def test_the_page_has_every_key_of_the_json() -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "top.md").read_text()
+    _, _, tables = page.partition("## JSON")
+    named = set(re.findall(r"`(\w+)`", tables))
+    told = as_json(snapshot_of(*cluster(1, 1), 7.0))
+    assert (told.keys() | told["rows"][0].keys()) - named == set()

@@ -64,6 +64,13 @@ def test_it_comes_with_the_heartbeats() -> None:
         assert sent[METRIC].keys() == {"time", "sent", "received"}
 
 
+def test_a_worker_without_metrics_has_none_of_ours() -> None:
+    one = SimpleNamespace()
+    Figures(()).setup(one)  # type: ignore[arg-type]
+    assert vars(one) == {}
+    assert measured(SimpleNamespace(data={}), Figures(())).keys() == {"time", "sent", "received", "spilled"}
+
+
 def test_it_reaches_the_workers_process() -> None:
     arrived = pickle.loads(pickle.dumps(Figures(["GPU-1"])))  # type: ignore[no-untyped-call]
     assert arrived.devices == ("GPU-1",)
