@@ -70,6 +70,10 @@ class JobWatch(SchedulerPlugin):
         for name in LOGGERS:
             logging.getLogger(name).removeHandler(self._log)
 
+    async def close(self) -> None:
+        """Called by distributed when the scheduler closes."""
+        self.detach()
+
     async def answer(self) -> dict[str, Any]:
         """The facts, and what has happened since, as plain data.
 

@@ -27,12 +27,11 @@ def watched(body: Callable[[Any, JobWatch], Awaitable[None]]) -> None:
             scheduler: Any = Scheduler(
                 dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1"
             )
+            before = [*logging.getLogger("distributed").handlers]
             watch.attach(scheduler)
-            try:
-                async with scheduler:
-                    await body(scheduler, watch)
-            finally:
-                watch.detach()
+            async with scheduler:
+                await body(scheduler, watch)
+            assert logging.getLogger("distributed").handlers == before
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
