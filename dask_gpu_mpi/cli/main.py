@@ -124,8 +124,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
 #: The commands by what they are for; one that is added has its line here, and is imported above.
 COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
     "Start a cluster": (run, launch, jobscript),
-    "Look before": (plan, check),
-    "Look while it runs": (top,),
+    "Look before, and while it runs": (plan, check, top),
 }
 
 for commands in COMMANDS.values():

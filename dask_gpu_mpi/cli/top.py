@@ -8,12 +8,17 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
+from .help import HelpCommand, help_of
 from .options import fail
 
 __all__ = ["top"]
 
 
-@click.command()
+@help_of(
+    short=("scheduler_file", "once", "as_json", "interval"),
+    examples=("dask-gpu-mpi top --scheduler-file FILE", "dask-gpu-mpi top --scheduler-file FILE --json"),
+)
+@click.command(cls=HelpCommand, short_help="Show GPUs, workers and tasks of a running cluster.")
 @click.option(
     "--scheduler-file", metavar="FILE", help="The scheduler file of the cluster. Default: this job's cluster."
 )

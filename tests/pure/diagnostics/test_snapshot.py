@@ -151,7 +151,7 @@ _NAMES = st.sampled_from(
 
 
 @given(st.dictionaries(_NAMES, _ANY | st.dictionaries(_KEYS, _ANY | st.lists(_ANY, max_size=2))))
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
     (row,) = snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0).rows
     assert row.worker == "0-0"

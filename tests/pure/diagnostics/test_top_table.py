@@ -7,7 +7,7 @@ from io import StringIO
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -50,6 +50,7 @@ def test_512_gpus_are_folded_to_their_nodes() -> None:
 
 
 @given(st.integers(10, 200), st.integers(8, 60), st.booleans())
+@settings(deadline=None)
 def test_it_fits_every_screen(width: int, height: int, large: bool) -> None:
     lines = drawn(screen(LARGE if large else SMALL, View(), width, height), width)
     assert max(map(len, lines)) <= max(width, 20)
