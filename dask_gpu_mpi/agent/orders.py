@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.workers.settings import WorkerConfiguration
 
@@ -107,3 +108,5 @@ class SchedulerSettings:
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
+    #: What it answers to those who look at the job.
+    facts: JobFacts = field(default_factory=JobFacts, repr=False)

@@ -124,6 +124,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
+    from dask_gpu_mpi.diagnostics.job_watch import JobWatch
+
     from .dashboard_gate import Gate
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
@@ -149,6 +151,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         if settings.dashboard:
             # It listens since the line above, and accepts nothing before the next turn of this loop.
             scheduler.http_server.request_callback = Gate(scheduler.http_application, settings.token)
+        JobWatch(settings.facts).attach(scheduler)
         await scheduler
     except Exception as error:
         pipe.send(_failure(error, settings))

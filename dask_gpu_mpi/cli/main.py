@@ -29,6 +29,7 @@ from .options import (
     split_run,
 )
 from .plan import plan
+from .top import top
 
 __all__ = ["cli", "main"]
 
@@ -67,7 +68,8 @@ def cli() -> None:
     Without a command: run. See `COMMAND --help`, `--help-all`; `--version`.
     """
     open_missing()
-    forget_cluster()  # of a script that has started this command
+    if click.get_current_context().invoked_subcommand != top.name:
+        forget_cluster()  # of a script that has started this command; `top` is to show it
 
 
 @run_help(
@@ -122,7 +124,7 @@ def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
 #: The commands by what they are for; one that is added has its line here, and is imported above.
 COMMANDS: Mapping[str, tuple[click.Command, ...]] = {
     "Start a cluster": (run, launch, jobscript),
-    "Look before": (plan, check),
+    "Look before, and while it runs": (plan, check, top),
 }
 
 for commands in COMMANDS.values():
@@ -165,4 +167,4 @@ def _is_without_ranks(arguments: Sequence[str]) -> bool:
     """Whether this command has no other ranks, with which it would agree on one report, nor needs MPI: on a login node."""
     if arguments[:1] == ["plan"]:
         return any(word.partition("=")[0] == "--nodes" for word in arguments)
-    return arguments[:1] in (["jobscript"], ["launch"])
+    return arguments[:1] in (["jobscript"], ["launch"], ["top"])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Configuration, SchedulerSettings
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.workers.settings import WorkerSettings
 
@@ -47,9 +49,11 @@ def has_dashboard(options: Options) -> bool:
 
 
 def scheduler_settings(
-    options: Options, listen: str, config: dict[str, Any], device: str, token: str
+    options: Options, listen: str, config: dict[str, Any], device: str, token: str, facts: JobFacts
 ) -> SchedulerSettings:
-    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX, `token`: of the dashboard."""
+    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX, `token`: of the dashboard,
+    `facts`: of the plan, to which the warnings of the options are added.
+    """
     return SchedulerSettings(
         host=listen,
         port=options.scheduler_port or 0,
@@ -59,6 +63,7 @@ def scheduler_settings(
         config=config,
         token=token,
         device=device,
+        facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.diagnostics.job_facts import facts_of
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
@@ -218,7 +219,9 @@ class Coordinator(FailureCoordinator):
         role = self.plan.scheduler
         here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
         device = here[0].uuid if here and self._job.protocol == Protocol.UCX else ""
-        self._send(role.rank, Kind.SCHEDULER, (self._listen[role.rank], self._config, device))
+        self._send(
+            role.rank, Kind.SCHEDULER, (self._listen[role.rank], self._config, device, facts_of(self.plan))
+        )
 
     def _on_address(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""

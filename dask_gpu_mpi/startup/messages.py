@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
@@ -168,7 +169,7 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.LISTENING: Listening,
     Kind.CONNECT: Connect,
     Kind.REACHED: tuple[Lost, ...],
-    Kind.SCHEDULER: tuple[str | None, dict[str, Any], str],
+    Kind.SCHEDULER: tuple[str | None, dict[str, Any], str, JobFacts],
     Kind.ADDRESS: tuple[str, str | None],
     Kind.START: Start,
     Kind.READY: list[Step],

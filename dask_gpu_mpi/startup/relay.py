@@ -8,6 +8,7 @@ from typing import Any
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
@@ -41,11 +42,12 @@ class SchedulerStart:
         """Whether the scheduler lives in this rank's agent."""
         return self._config is not None
 
-    def start(self, listen: str, config: dict[str, Any], device: str) -> None:
+    def start(self, listen: str, config: dict[str, Any], device: str, facts: JobFacts) -> None:
         """Have the agent start it."""
         self._config = config
         self._channels.order(
-            Order.START_SCHEDULER, scheduler_settings(self._options, listen, config, device, self._token)
+            Order.START_SCHEDULER,
+            scheduler_settings(self._options, listen, config, device, self._token, facts),
         )
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:

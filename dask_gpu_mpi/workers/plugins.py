@@ -16,6 +16,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
 
+from .figures import Figures
 from .logs import log_to_file
 
 if TYPE_CHECKING:
@@ -25,8 +26,9 @@ __all__ = ["KeylessDump", "Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
 
 
 def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
-    """What runs inside this worker: the label on its tasks' exceptions, no key in dumps, and its log file, if there is one."""
+    """What runs inside this worker: figures, the label on its tasks' exceptions, no key in dumps, and its log file, if any."""
     gpu = f", GPU {plan.device}" if plan.device else ""
+    yield Figures(plan.devices)
     yield KeylessDump()
     yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
     if log_directory is not None:

@@ -61,7 +61,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> Job:
 
 
 def test_commands() -> None:
-    assert list(cli.commands) == ["run", "launch", "jobscript", "plan", "check"]
+    assert list(cli.commands) == ["run", "launch", "jobscript", "plan", "check", "top"]
     assert CliRunner().invoke(cli, ["--version"]).output.endswith(f"version {version('dask-gpu-mpi')}\n")
     assert "Usage" in CliRunner().invoke(cli, ["--help"]).output
 

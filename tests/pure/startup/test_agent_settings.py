@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.agent_settings import configuration, grace, scheduler_settings, worker_settings
 from dask_gpu_mpi.startup.messages import Start
@@ -48,6 +50,10 @@ def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(limit: flo
 
 
 def test_any_port_is_port_0() -> None:
-    told = scheduler_settings(Options(), "10.0.0.1", {"key": "secret"}, "GPU-x", "s3cret")
+    facts = JobFacts((PlannedRow("0", "h", "cpu"),), ("of the plan",))
+    told = scheduler_settings(
+        Options(warnings=("of an option",)), "10.0.0.1", {"key": "secret"}, "GPU-x", "s3cret", facts
+    )
     assert (told.host, told.port, told.device) == ("10.0.0.1", 0, "GPU-x")
     assert "secret" not in repr(told)
+    assert told.facts == replace(facts, warnings=("of an option", "of the plan"))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts, facts_of
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
@@ -74,6 +75,12 @@ class Driver:
     def tell(self, rank: int, kind: str, payload: Any = None, now: float = 1.0) -> None:
         assert self.coordinator.handle(Event(rank, kind, payload), now)
 
+    @property
+    def facts(self) -> JobFacts:
+        """What the scheduler is to be told of the plan."""
+        assert self.coordinator.plan is not None
+        return facts_of(self.coordinator.plan)
+
     def kinds(self) -> list[tuple[int, str]]:
         return [(rank, kind) for rank, kind, _ in self.sent]
 
@@ -83,7 +90,7 @@ def test_the_way_to_a_cluster() -> None:
     driver.tell(1, Kind.REGISTRATION, registration(1, 2))
     assert driver.sent == []
     driver.tell(0, Kind.REGISTRATION, registration(0, 2))
-    assert driver.sent == [(0, Kind.SCHEDULER, ("127.0.0.1", {"key": "secret"}, ""))]
+    assert driver.sent == [(0, Kind.SCHEDULER, ("127.0.0.1", {"key": "secret"}, "", driver.facts))]
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", "http://localhost:8787/status?token=abc"))
     starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
     assert [[worker.name for worker in start.workers] for start in starts] == [[0], [1]]
@@ -115,7 +122,7 @@ def test_the_device_of_the_scheduler(protocol: str, gpus: tuple[int, ...], devic
     driver.tell(
         0, Kind.REGISTRATION, replace(found, inventory=replace(found.inventory, gpus=tuple(map(gpu, gpus))))
     )
-    ((rank, kind, (_, _, sent)),) = driver.sent
+    ((rank, kind, (_, _, sent, _)),) = driver.sent
     assert (rank, kind, sent) == (0, Kind.SCHEDULER, device)
 
 
@@ -299,7 +306,7 @@ def test_the_scheduler_starts_when_all_reach_its_host() -> None:
         driver.tell(rank, Kind.REACHED)
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
     driver.tell(1, Kind.REACHED)
-    assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, ""))
+    assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, "", driver.facts))
 
 
 def test_nodes_that_do_not_reach_each_other_are_named() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.model import Options
@@ -124,7 +125,7 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
     rank, channels = relay(scheduler_file=str(path), scheduler_port=4711, dashboard_address=":8787")
     assert not rank.scheduler.started
-    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {"key": "secret"}, "GPU-x")))
+    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {"key": "secret"}, "GPU-x", JobFacts())))
     assert rank.scheduler.started
     ((order, settings),) = channels.sent
     assert order == "scheduler"
@@ -147,7 +148,7 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
     rank, channels = relay(scheduler_file=str(tmp_path / "nowhere" / "scheduler.json"))
-    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {}, "")))
+    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {}, "", JobFacts())))
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
     to, kind, failure = channels.sent[-1]
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
@@ -166,7 +167,7 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     rank.on_event(Event(0, Kind.CONNECT, Connect(target, "rank 0 on h", tokens)))
     assert until_reported(rank, channels) == (0, Kind.REACHED, ())
     # the scheduler takes the port over
-    scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "")))
+    scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "", JobFacts())))
     again = Listener("127.0.0.1", ports.scheduler, tokens)
     again.close()
 
@@ -204,7 +205,7 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
     lost = (Lost("h3", "something else answers there"),)
     assert until_reported(rank, channels) == (0, Kind.REACHED, lost)
     # the scheduler has its port, the workers get theirs when they start
-    here.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "")))
+    here.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "", JobFacts())))
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", ports.workers, tokens)
     here.on_event(Event(0, Kind.START, start()))

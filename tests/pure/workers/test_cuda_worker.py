@@ -82,7 +82,7 @@ def test_a_worker_as_planned() -> None:
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.worker_kwargs["plugins"]}
-    assert found.keys() == {"CPUAffinity", "KeylessDump", "Label", "LogFile"}
+    assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "LogFile"}
     assert found["CPUAffinity"].cores == [2, 3]
     assert found["LogFile"].directory == "/logs"
 

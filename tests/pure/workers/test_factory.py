@@ -143,7 +143,7 @@ def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
     mine = Mine()
     found = make(CPU, Nanny, tmp_path, plugins=(mine,)).worker_kwargs["plugins"]
     assert mine in found
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def test_no_memory_limit_is_none(tmp_path: Path) -> None:

@@ -51,10 +51,10 @@ def test_an_exception_that_can_not_be_read_is_left_as_it_is() -> None:
 
 
 def test_the_label_names_the_worker_and_its_gpu() -> None:
-    _, label = plugins_of(plan("GPU-0123456789abcdef"), None)
+    *_, label = plugins_of(plan("GPU-0123456789abcdef"), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h, GPU GPU-0123456789abcdef]"
-    _, label = plugins_of(plan(None), None)
+    *_, label = plugins_of(plan(None), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h]"
 

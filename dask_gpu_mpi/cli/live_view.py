@@ -1,0 +1,215 @@
+"""The live view of `top`: a terminal that is left as it was found, its keys, signals, and a sample every few seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+
+from dask_gpu_mpi.diagnostics.snapshot import Snapshot
+from dask_gpu_mpi.diagnostics.top_table import room_for_rows, screen
+from dask_gpu_mpi.diagnostics.top_view import View, keys_of, press
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script.exit_codes import of_signal
+
+__all__ = ["Source", "Terminal", "check_terminal", "watch"]
+
+#: Signals that end it.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+#: Seconds after which it draws again without news: for the clock.
+TICK = 1.0
+
+
+class Source(Protocol):
+    """What samples come from."""
+
+    async def sample(self) -> Snapshot:
+        """The cluster now."""
+
+    def close(self) -> None:
+        """There will be no more."""
+
+
+def check_terminal() -> None:
+    """Raise an InputError where there is no terminal to draw on, and to read keys from."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
+        raise InputError(
+            "top: standard input and output are no terminal that can be drawn on (expected a terminal with TERM set). Fix: run "
+            "it in a terminal (ssh -t, srun --pty), or print once with --once or --json"
+        )
+
+
+class Terminal:
+    """Draws on the alternate screen, and has keys come one by one; `leave` puts everything back. Both may be called again."""
+
+    def __init__(self, console: Console, fd: int) -> None:
+        self.console = console
+        self._fd = fd
+        self._before: list[Any] | None = None
+        self._live: Live | None = None
+
+    def enter(self) -> None:
+        """Take the terminal."""
+        if self._before is not None:
+            return
+        self._before = termios.tcgetattr(self._fd)
+        tty.setcbreak(self._fd, termios.TCSANOW)
+        self._live = Live(
+            console=self.console,
+            screen=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start()
+
+    def leave(self) -> None:
+        """Give it back; a terminal that is gone is no error."""
+        live, self._live = self._live, None
+        before, self._before = self._before, None
+        with contextlib.suppress(OSError):
+            if live is not None:
+                live.stop()
+        if before is not None:
+            with contextlib.suppress(termios.error, OSError):
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)
+
+    def draw(self, renderable: RenderableType) -> None:
+        """Show this instead of what is there."""
+        if self._live is not None:
+            self._live.update(renderable, refresh=True)
+
+
+class _Session:
+    """One live view."""
+
+    def __init__(self, terminal: Terminal, fd: int) -> None:
+        self._terminal = terminal
+        self._fd = fd
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._view = View()
+        self._snapshot: Snapshot | None = None
+        self._code: int | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Keys and signals, as long as the context lasts."""
+        for number in ENDING:
+            self._loop.add_signal_handler(number, self._end, of_signal(number))
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        self._loop.add_signal_handler(signal.SIGCONT, self._on_continue)
+        self._loop.add_signal_handler(signal.SIGWINCH, self._wake.set)
+        self._loop.add_reader(self._fd, self._on_keys)
+        try:
+            yield
+        finally:
+            self._loop.remove_reader(self._fd)
+            for number in (*ENDING, signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH):
+                self._loop.remove_signal_handler(number)
+
+    async def run(self, source: Source, interval: float) -> int:
+        """Show samples until a key or a signal ends it; returns the exit code."""
+        sampling = asyncio.ensure_future(self._sample(source, interval))
+        try:
+            while self._code is None:
+                if sampling.done():
+                    sampling.result()  # raises why
+                self._draw()
+                await self._news(sampling)
+            return self._code
+        finally:
+            sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await sampling
+
+    async def _news(self, sampling: asyncio.Future[None]) -> None:
+        waking = asyncio.ensure_future(self._wake.wait())
+        both: set[asyncio.Future[Any]] = {waking, sampling}
+        await asyncio.wait(both, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
+        waking.cancel()
+        self._wake.clear()
+
+    async def _sample(self, source: Source, interval: float) -> None:
+        while True:
+            self._snapshot = await source.sample()
+            self._wake.set()
+            await asyncio.sleep(interval)
+
+    def _draw(self) -> None:
+        if self._snapshot is None:
+            self._terminal.draw("connecting ...  (q quits)")
+            return
+        width, height = self._terminal.console.size
+        self._terminal.draw(screen(self._snapshot, self._view, width, height))
+
+    def _end(self, code: int) -> None:
+        self._code = code
+        self._wake.set()
+
+    def _on_keys(self) -> None:
+        try:
+            text = os.read(self._fd, 1024).decode("ascii", "ignore")
+        except OSError:
+            text = ""
+        if not text:  # the terminal is gone
+            self._loop.remove_reader(self._fd)
+            self._end(of_signal(signal.SIGHUP))
+            return
+        rows = self._snapshot.rows if self._snapshot is not None else ()
+        height = room_for_rows(self._snapshot, self._terminal.console.height) if self._snapshot else 1
+        for key in keys_of(text):
+            if not press(self._view, key, rows, height):
+                self._end(0)
+        self._wake.set()
+
+    def _suspend(self) -> None:
+        """Stop as Ctrl-Z does, with the terminal as it was; goes on here after `fg`."""
+        self._terminal.leave()
+        self._loop.remove_signal_handler(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)
+        self._loop.add_signal_handler(signal.SIGTSTP, self._suspend)
+        self._on_continue()
+
+    def _on_continue(self) -> None:
+        self._terminal.leave()  # after a SIGSTOP the shell has set it otherwise
+        self._terminal.enter()
+        self._wake.set()
+
+
+async def watch(connect: Callable[[], Source], interval: float) -> int:
+    """Show a cluster until a key or a signal ends that.
+
+    Parameters
+    ----------
+    connect : callable
+        Makes what samples come from.
+    interval : float
+        Seconds between samples.
+
+    Returns
+    -------
+    int
+        The exit code: 0 after the key q, 128 and the signal's number after one.
+    """
+    fd = sys.stdin.fileno()
+    terminal = Terminal(Console(highlight=False), fd)
+    session = _Session(terminal, fd)
+    source = connect()
+    try:
+        with session.listening():
+            terminal.enter()
+            return await session.run(source, interval)
+    finally:
+        terminal.leave()
+        source.close()

@@ -1,0 +1,75 @@
+"""What the scheduler of a job is told of it: the rows of its plan, and the warnings of its start. Plain data, light to import."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.plan.plan import Plan
+
+__all__ = ["JobFacts", "PlannedRow", "RunWarning", "facts_of"]
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A GPU with its worker; or a worker without one."""
+
+    #: Name of the worker, as text.
+    worker: str
+    #: Name of the node, as in the plan.
+    host: str
+    #: ``"gpu"`` or ``"cpu"``.
+    kind: str
+    #: Place of the GPU among those of its node.
+    gpu_index: int | None = None
+    #: UUID of the GPU.
+    device: str | None = None
+
+
+@dataclass(frozen=True)
+class RunWarning:
+    """Something that the user should know, one line."""
+
+    #: Seconds since the epoch.
+    time: float
+    text: str
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """What is known of a job when its scheduler starts."""
+
+    rows: tuple[PlannedRow, ...] = ()
+    #: Of the options and the plan, one line each.
+    warnings: tuple[str, ...] = ()
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain data; `from_data` reads it."""
+        return {"rows": [list(vars(row).values()) for row in self.rows], "warnings": list(self.warnings)}
+
+    @classmethod
+    def from_data(cls, data: Any) -> JobFacts:
+        """What `as_data` has made.
+
+        >>> facts = JobFacts((PlannedRow("0-0", "n1", "gpu", 0, "GPU-1"),), ("slow",))
+        >>> JobFacts.from_data(facts.as_data()) == facts
+        True
+        """
+        return cls(tuple(PlannedRow(*row) for row in data["rows"]), tuple(map(str, data["warnings"])))
+
+
+def facts_of(plan: Plan, warnings: Sequence[str] = ()) -> JobFacts:
+    """What there is to know of a job with this plan; `warnings`: those of its options, which come first."""
+    return JobFacts(tuple(_rows(plan)), (*warnings, *plan.warnings))
+
+
+def _rows(plan: Plan) -> Iterator[PlannedRow]:
+    places = {host.host: {gpu.uuid: place for place, gpu in enumerate(host.gpus)} for host in plan.hosts}
+    for worker in plan.workers:
+        name, place = str(worker.name), places[worker.host]
+        for device in worker.devices:
+            yield PlannedRow(name, worker.host, worker.kind, place.get(device), device)
+        if not worker.devices:
+            yield PlannedRow(name, worker.host, worker.kind)

@@ -1,0 +1,142 @@
+"""In the scheduler's process: notes the warnings of the run, and answers what is known of the job (`OPERATION`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import deque
+from typing import Any
+
+from distributed.comm.addressing import get_address_host
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dask_gpu_mpi.mpi.batch import end_time
+
+from .job_facts import JobFacts, RunWarning
+
+__all__ = ["OPERATION", "JobWatch"]
+
+#: The scheduler's handler.
+OPERATION = "gpu_mpi_job"
+#: Warnings that are kept, and characters of each: a log line may be a traceback.
+KEPT, LONGEST = 20, 400
+LOGGERS = ("distributed", "dask_gpu_mpi")
+
+
+class JobWatch(SchedulerPlugin):
+    """Watches one scheduler.
+
+    Parameters
+    ----------
+    facts : JobFacts
+        What is known when it starts.
+    """
+
+    name = "dask_gpu_mpi-job"
+
+    def __init__(self, facts: JobFacts) -> None:
+        self.facts = facts
+        #: The last warnings of the run, the oldest first.
+        self.warnings: deque[RunWarning] = deque(maxlen=KEPT)
+        self._hosts = {row.worker: row.host for row in facts.rows}
+        #: How messages call the workers that are there, by address.
+        self._workers: dict[str, str] = {}
+        self._lost: set[str] = set()
+        #: Addresses of those that have said that they close.
+        self._leaving: set[str] = set()
+        self._paused: set[str] = set()
+        self._end: asyncio.Future[float | None] | None = None
+        self._log = _LogLines(self)
+
+    def attach(self, scheduler: Any) -> None:
+        """Have the scheduler call this, and answer `OPERATION`; before its first worker comes."""
+        scheduler.add_plugin(self)
+        scheduler.handlers[OPERATION] = self.answer
+        handlers = getattr(scheduler, "stream_handlers", {})
+        if (on_status := handlers.get("worker-status-change")) is not None:  # not in another version
+
+            def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:
+                self.note_status(worker, str(getattr(status, "name", status)))
+                return on_status(status=status, worker=worker, **more)
+
+            handlers["worker-status-change"] = on_status_change
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._log)
+
+    def detach(self) -> None:
+        """Listen to the loggers no longer."""
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._log)
+
+    async def close(self) -> None:
+        """Called by distributed when the scheduler closes."""
+        self.detach()
+
+    async def answer(self) -> dict[str, Any]:
+        """The facts, and what has happened since, as plain data.
+
+        Returns
+        -------
+        dict
+            `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"end"``: when the batch system ends
+            the job, or None, and ``"now"``, all in seconds since the epoch by the scheduler's clock.
+        """
+        if self._end is None:
+            # Some batch systems are asked by a command of theirs: once, and only where somebody wants to know.
+            self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
+        return {
+            **self.facts.as_data(),
+            "events": [[warning.time, warning.text] for warning in self.warnings],
+            "end": await asyncio.shield(self._end),
+            "now": time.time(),
+        }
+
+    def warn(self, text: str) -> None:
+        """Note a warning."""
+        line = " ".join(text.split())
+        self.warnings.append(
+            RunWarning(time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "...")
+        )
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Called by distributed when a worker has come."""
+        name = str(scheduler.workers[worker].name)
+        self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
+        if called in self._lost:
+            self._lost.remove(called)
+            self.warn(f"{called} restarted")
+
+    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
+        """Called by distributed when a worker is gone."""
+        called = self._workers.pop(worker, f"worker at {worker}")
+        self._paused.discard(worker)
+        if worker in self._leaving:
+            self._leaving.remove(worker)
+            return
+        self._lost.add(called)
+        self.warn(f"{called} lost: its connection ended without a message")
+
+    def note_status(self, worker: str, status: str) -> None:
+        """Note what a worker reports of itself."""
+        called = self._workers.get(worker, f"worker at {worker}")
+        if status.startswith("closing"):
+            self._leaving.add(worker)
+        elif status == "paused" and worker not in self._paused:
+            self._paused.add(worker)
+            self.warn(f"{called} paused: too much host memory in use")
+        elif status == "running" and worker in self._paused:
+            self._paused.remove(worker)
+            self.warn(f"{called} continues")
+
+
+class _LogLines(logging.Handler):
+    """The scheduler's own log lines from WARNING on."""
+
+    def __init__(self, watch: JobWatch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._watch.warn(record.getMessage())

@@ -1,0 +1,90 @@
+"""The one connection of `top`: to the scheduler, which has all figures. No client, so the job does not notice it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.network.certificates import clock_problem
+from dask_gpu_mpi.network.scheduler_file import Target
+
+from .job_watch import OPERATION
+from .snapshot import Snapshot, snapshot_of, with_rates
+
+__all__ = ["Link"]
+
+#: Seconds for the connection, and for each answer.
+TIMEOUT = 10.0
+#: Nothing that the scheduler sends is unpickled: plain data is all that is asked for.
+PLAIN = ("msgpack",)
+
+
+class Link:
+    """Asks a scheduler.
+
+    Parameters
+    ----------
+    target : Target
+        The cluster; without a configuration of its own, Dask's says how to connect.
+    """
+
+    def __init__(self, target: Target) -> None:
+        import dask
+        from distributed import Security
+        from distributed.core import rpc
+
+        self._address = target.address
+        # UCX reads it later, and once.
+        dask.config.set(target.config)
+        connection = Security().get_connection_args("client")
+        self._scheduler: Any = rpc(
+            target.address,
+            timeout=TIMEOUT,
+            connection_args=connection,
+            serializers=PLAIN,
+            deserializers=PLAIN,
+        )
+        #: Whether the scheduler is one of ours; None: not known yet.
+        self._ours: bool | None = None
+        self._last: Snapshot | None = None
+
+    async def sample(self) -> Snapshot:
+        """A snapshot, with the rates since the last one.
+
+        Raises
+        ------
+        ClusterLostError
+            The scheduler does not answer.
+        InputError
+            Its certificate is not valid by this node's clock.
+        """
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                identity = await self._scheduler.identity(n_workers=-1)
+                # A scheduler of others' logs a warning where it is asked what it does not know: so only once.
+                job = await getattr(self._scheduler, OPERATION)() if self._ours is not False else None
+            self._ours = isinstance(job, dict)
+            snapshot = snapshot_of(identity, job if self._ours else None, time.time())
+        except Exception as error:
+            raise self._lost(error) from error
+        self._last = with_rates(snapshot, self._last)
+        return self._last
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._scheduler.close_comms()
+
+    def _lost(self, error: Exception) -> ClusterLostError | InputError:
+        if problem := clock_problem(f"{error} {error.__cause__}"):
+            return InputError(f"top: {problem}")
+        if self._last is not None:
+            return ClusterLostError(
+                f"top: the scheduler at {self._address} is gone: the cluster has ended, or its node can't be reached any more"
+            )
+        reason = "no response" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        return ClusterLostError(
+            f"top: the scheduler at {self._address} can't be reached ({reason[:200]}). Fix: run it where the cluster's network "
+            "can be reached, such as in the allocation, and only while the cluster runs"
+        )

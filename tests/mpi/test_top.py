@@ -1,0 +1,206 @@
+"""`top` of a real job with GPUs that are emulated: in a terminal (tmux), in a pipe, and of clusters that are not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, facts, until
+from gpujobs import gpu_environ
+from harness import Mpi
+from simulated.nvml import GIB, make_gpus
+from terminals import Tmux
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
+]
+
+GPUS = [
+    replace(gpu, utilization=10 * place, used=place * GIB)
+    for place, gpu in enumerate(make_gpus(4, host="one", memory=80 * GIB), start=1)
+]
+#: The names of their workers, in the order of the plan.
+NAMES = ["0-0", "0-1", "0-cpu-0", "1-2", "1-3"]
+
+
+@pytest.fixture(scope="module")
+def file(detected_mpi: Mpi, libdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The scheduler file of a job of two ranks, four GPU workers, and a CPU worker, over TLS."""
+    mpi = Mpi(detected_mpi.name, detected_mpi.mpirun)
+    path = tmp_path_factory.mktemp("cluster") / "scheduler.json"
+    command = [*COMMAND, "--cpu-workers", "1", "--scheduler-file", str(path)]
+    try:
+        job = mpi.start(command, 2, env=gpu_environ(libdir, GPUS))
+        job.wait_for("5 workers on 1 host", 60, stream="stderr")
+        yield path
+    finally:
+        mpi.close()
+
+
+@pytest.fixture
+def tmux(tmp_path: Path) -> Iterator[Tmux]:
+    with Tmux.opened(tmp_path) as opened:
+        yield opened
+
+
+def order(screen: str) -> list[str]:
+    """The workers on the screen, from top to bottom."""
+    return re.findall(rf"^\S+ +({'|'.join(NAMES)}) ", screen, re.MULTILINE)
+
+
+def in_pipe(*arguments: str | Path, rc: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dask_gpu_mpi", "top", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == rc, done.stdout + done.stderr
+    return done
+
+
+def test_rows_keys_and_the_terminal_afterwards(file: Path, tmux: Tmux) -> None:
+    tmux.top("--scheduler-file", str(file), "--interval", "0.5")
+    shown = tmux.wait_for("0-cpu-0")
+    assert tmux.drawn
+    assert order(shown) == NAMES
+    # each worker has the figures of its own GPU
+    for place, name in ((1, "0-0"), (2, "0-1"), (3, "1-2"), (4, "1-3")):
+        assert re.search(rf" {name} +{place - 1} +{place}0 +{place}\.0/80G +- ", shown), shown
+    assert "nodes 1, GPUs 4, workers 5" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    tmux.keys("s")
+    assert order(tmux.wait_for("sort: GPU use")) == ["1-3", "1-2", "0-1", "0-0", "0-cpu-0"]
+    tmux.keys("r")
+    assert order(tmux.wait_for("sort: GPU use reversed")) == ["0-0", "0-1", "1-2", "1-3", "0-cpu-0"]
+    node = shown.splitlines()[3].split()[0]
+    tmux.keys("n")
+    tmux.wait_for(f"node: {node}")
+    tmux.keys("N")
+    tmux.wait_for("node: all")
+    tmux.keys("f")
+    assert order(tmux.wait_for("one row per node")) == []
+    tmux.keys("q")
+    tmux.check_end(0)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT", "SIGQUIT"])
+def test_a_signal_leaves_the_terminal_as_it_was(name: str, file: Path, tmux: Tmux) -> None:
+    tmux.top("--scheduler-file", str(file))
+    tmux.wait_for("0-cpu-0")
+    number = signal.Signals[name]
+    if name == "SIGINT":  # as from the keyboard, which bash tells from a command that has handled it
+        tmux.keys("C-c")
+        until(lambda: tmux.as_found, 10, "the shell's screen")
+        tmux.run("echo code=130; stty -g > after; touch done")
+    else:
+        tmux.signal(number)
+    tmux.check_end(128 + number)
+
+
+def test_it_stops_and_goes_on(file: Path, tmux: Tmux) -> None:
+    tmux.top("--scheduler-file", str(file), "--interval", "0.5")
+    tmux.wait_for("0-cpu-0")
+    tmux.keys("C-z")
+    tmux.wait_for("Stopped")
+    assert tmux.as_found
+    tmux.run("stty -g > stopped; touch looked")
+    until((tmux.folder / "looked").exists, 10)
+    assert (tmux.folder / "stopped").read_text() == (tmux.folder / "before").read_text()
+    for path in ("done", "after"):
+        (tmux.folder / path).unlink(missing_ok=True)
+    tmux.run("clear; fg; echo code=$?; stty -g > after; touch done")
+    until(lambda: tmux.drawn and "0-cpu-0" in tmux.screen, 20, "it draws again")
+    tmux.keys("s")
+    tmux.wait_for("sort: GPU use")
+    tmux.keys("q")
+    tmux.check_end(0)
+
+
+def test_a_narrow_terminal_that_becomes_wide(file: Path, tmux: Tmux) -> None:
+    tmux._tmux("resize-window", "-x", "50", "-y", "9")
+    tmux.top("--scheduler-file", str(file))
+    shown = tmux.wait_for("rows 1-1 of 1")  # the lines are too few for all rows: one of the node
+    assert max(map(len, shown.splitlines())) <= 50
+    tmux._tmux("resize-window", "-x", "120", "-y", "30")
+    tmux.wait_for("SPILL")
+    assert order(tmux.wait_for("0-cpu-0")) == NAMES
+    tmux.keys("q")
+    tmux.check_end(0)
+
+
+def test_the_cluster_ends_meanwhile(mpirun: Mpi, tmp_path: Path, tmux: Tmux) -> None:
+    path = tmp_path / "scheduler.json"
+    owner = mpirun.start([*COMMAND, "--scheduler-file", str(path)], 1)
+    owner.wait_for("1 worker on 1 host", 60, stream="stderr")
+    tmux.top("--scheduler-file", str(path), "--interval", "0.5")
+    tmux.wait_for("workers 1")
+    owner.signal(signal.SIGTERM)
+    owner.wait(30)
+    shown = tmux.check_end(1)
+    # one line, which the terminal folds
+    assert "is gone: the cluster has ended" in shown.replace("\n", "")
+    assert "Traceback" not in shown
+
+
+def test_once_and_json(file: Path) -> None:
+    once = in_pipe("--scheduler-file", file, "--once")
+    assert order(once.stdout) == NAMES
+    assert "\x1b" not in once.stdout
+    assert once.stderr == ""
+    told = json.loads(in_pipe("--scheduler-file", file, "--json").stdout)
+    assert (told["version"], told["time_left"]) == (1, None)
+    rows = {row["worker"]: row for row in told["rows"]}
+    assert list(rows) == NAMES
+    for place, name in enumerate(["0-0", "0-1", "1-2", "1-3"]):
+        row = rows[name]
+        assert (row["gpu_index"], row["device"]) == (place, GPUS[place].uuid)
+        assert (row["gpu_use"], row["gpu_memory"]) == (10 * (place + 1), (place + 1) * GIB)
+        assert row["gpu_memory_total"] == 80 * GIB
+    assert rows["0-cpu-0"]["gpu_use"] is rows["0-cpu-0"]["device"] is None
+    assert {row["status"] for row in rows.values()} == {"running"}
+    assert all(row["host_memory"] > 0 for row in rows.values())
+    assert all(row["received"] == row["sent"] == 0 for row in rows.values())
+
+
+def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    """From the script, which has no scheduler file: its cluster is found. It knows the time that is left, too."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import os, subprocess, sys
+done = subprocess.run([sys.executable, "-m", "dask_gpu_mpi", "top", "--json"], capture_output=True, text=True)
+os.write(1, ("FACTS " + '{"top": ' + (done.stdout.strip() or "null") + "}\\n").encode())
+sys.exit(done.returncode or done.stderr or 0)
+"""
+    )
+    env = gpu_environ(libdir, GPUS) | {"SLURM_JOB_END_TIME": "4102444800"}
+    command = [*COMMAND, "--gpus-per-worker", "2", str(script)]
+    told = facts(mpirun.run(command, 1, env=env, timeout=90).check())["top"]
+    assert [row["worker"] for row in told["rows"]] == ["0-0", "0-0", "0-2", "0-2"]
+    assert [row["gpu_use"] for row in told["rows"]] == [10, 20, 30, 40]
+    assert [row["gpu_memory"] for row in told["rows"]] == [GIB, 2 * GIB, 3 * GIB, 4 * GIB]
+    assert told["time_left"] == pytest.approx(4102444800 - told["time"])
+    # what is the worker's own is there once
+    assert [row["host_memory"] is None for row in told["rows"]] == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(None, "no scheduler file"), ("{}", "is no scheduler file"), ("no JSON", "is no scheduler file")],
+)
+def test_a_wrong_file(content: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "scheduler.json"
+    if content is not None:
+        path.write_text(content)
+    done = in_pipe("--scheduler-file", path, "--once", rc=2)
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert done.stdout == ""

@@ -1,0 +1,179 @@
+"""The live view in a terminal of its own (a pty); tests/mpi/test_top.py has it in tmux."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusters import until
+from dask_gpu_mpi.cli import live_view
+from dask_gpu_mpi.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+#: Runs `watch` on samples that the argument names.
+PROGRAM = """
+import asyncio, sys
+sys.path.insert(0, "tests")
+from dask_gpu_mpi.cli.live_view import check_terminal, watch
+from dask_gpu_mpi.diagnostics.snapshot import snapshot_of
+from snapshots import cluster
+
+class Source:
+    def __init__(self):
+        self.samples = 0
+    async def sample(self):
+        self.samples += 1
+        if sys.argv[1] == "fails":
+            raise OSError("no scheduler")
+        if sys.argv[1] == "breaks" and self.samples == 2:
+            raise RuntimeError("broken")
+        if sys.argv[1] == "hangs":
+            await asyncio.sleep(3600)
+        return snapshot_of(*cluster(64, 8), 7.0)
+    def close(self):
+        print("closed", flush=True)
+
+check_terminal()
+sys.exit(asyncio.run(watch(Source, 0.2)))
+"""
+
+
+class Pty:
+    """A program whose terminal is ours."""
+
+    def __init__(self, mode: str) -> None:
+        self.fd, end = pty.openpty()
+        fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.before = termios.tcgetattr(self.fd)
+        env = {**os.environ, "TERM": "xterm", "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, mode],
+            stdin=end,
+            stdout=end,
+            stderr=subprocess.PIPE,
+            env=env,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        os.close(end)
+        os.set_blocking(self.fd, False)
+        self.shown = ""
+
+    def read(self) -> str:
+        """What was drawn since the last call, added to `shown`."""
+        try:
+            new = os.read(self.fd, 1 << 16).decode()
+        except OSError:  # nothing yet, or its end
+            new = ""
+        self.shown += new
+        return new
+
+    def wait_for(self, text: str) -> None:
+        until(lambda: (self.read(), text in self.shown)[1], 30, text)
+
+    def check_end(self, code: int) -> str:
+        """Wait for its end; the terminal must be as it was. Its standard error."""
+        until(lambda: (self.read(), self.process.poll() is not None)[1], 30, "the end")
+        while self.read():
+            pass
+        assert self.process.stderr is not None
+        said = self.process.stderr.read().decode()
+        assert self.process.returncode == code, said
+        assert termios.tcgetattr(self.fd) == self.before
+        assert self.shown.count("\x1b[?1049h") == self.shown.count("\x1b[?1049l")
+        assert self.shown.rfind("\x1b[?25l") < self.shown.rfind("\x1b[?25h") or "\x1b[?25l" not in self.shown
+        assert "closed" in self.shown.rpartition("\x1b[?1049l")[2]
+        return said
+
+
+@contextmanager
+def view(mode: str = "works") -> Iterator[Pty]:
+    one = Pty(mode)
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.communicate()
+        os.close(one.fd)
+
+
+def test_it_draws_and_q_quits() -> None:
+    with view() as one:
+        one.wait_for("nodes 64, GPUs 512")
+        assert termios.tcgetattr(one.fd) != one.before
+        os.write(one.fd, b"s")
+        one.wait_for("sort: GPU use")
+        os.write(one.fd, b"\x1b[Bn")
+        one.wait_for("node: node0000")
+        os.write(one.fd, b"q")
+        assert one.check_end(0) == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT])
+def test_a_signal_ends_it(number: signal.Signals) -> None:
+    with view() as one:
+        one.wait_for("nodes 64")
+        one.process.send_signal(number)
+        assert one.check_end(128 + number) == ""
+
+
+def test_an_error_is_raised_after_the_terminal_is_restored() -> None:
+    with view("breaks") as one:
+        assert "RuntimeError: broken" in one.check_end(1)
+    with view("fails") as one:
+        assert "no scheduler" in one.check_end(1)
+
+
+def test_keys_work_while_it_waits_for_a_sample() -> None:
+    with view("hangs") as one:
+        one.wait_for("connecting")
+        os.write(one.fd, b"sq")
+        assert one.check_end(0) == ""
+
+
+def test_it_goes_on_after_a_stop() -> None:
+    with view() as one:
+        one.wait_for("nodes 64")
+        # a process without a shell above it does not stop for SIGTSTP, but gives back the terminal, and takes it again
+        one.process.send_signal(signal.SIGTSTP)
+        until(lambda: (one.read(), one.shown.count("\x1b[?1049h") == 2)[1], 30)
+        one.process.send_signal(signal.SIGSTOP)
+        one.process.send_signal(signal.SIGCONT)
+        until(lambda: (one.read(), one.shown.count("\x1b[?1049h") == 3)[1], 30)
+        os.write(one.fd, b"q")
+        assert one.check_end(0) == ""
+
+
+def test_a_terminal_that_is_gone_ends_it() -> None:
+    one = Pty("works")
+    try:
+        one.wait_for("nodes 64")
+        os.close(one.fd)
+        assert one.process.wait(30) != 0
+    finally:
+        one.process.kill()
+        one.process.communicate()
+
+
+def test_what_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="no terminal"):
+        live_view.check_terminal()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    with pytest.raises(InputError, match="no terminal"):
+        live_view.check_terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    live_view.check_terminal()

@@ -1,0 +1,135 @@
+"""What the scheduler's process notes of a run, with a scheduler of distributed's and workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import pytest
+from distributed import Scheduler, Worker
+from distributed.core import rpc
+
+from dask_gpu_mpi.diagnostics import job_watch
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
+from dask_gpu_mpi.diagnostics.job_watch import KEPT, LONGEST, OPERATION, JobWatch
+
+FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
+
+
+def watched(body: Callable[[Any, JobWatch], Awaitable[None]]) -> None:
+    async def run() -> None:
+        watch = JobWatch(FACTS)
+        with dask.config.set({"distributed.worker.daemon": False}):
+            scheduler: Any = Scheduler(
+                dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1"
+            )
+            before = [*logging.getLogger("distributed").handlers]
+            watch.attach(scheduler)
+            async with scheduler:
+                await body(scheduler, watch)
+            assert logging.getLogger("distributed").handlers == before
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def texts(watch: JobWatch) -> list[str]:
+    return [warning.text for warning in watch.warnings]
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def worker(scheduler: Any, name: str) -> Any:
+    return Worker(scheduler.address, name=name, nthreads=1, dashboard_address="127.0.0.1:0")
+
+
+def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        async with worker(scheduler, "a"):
+            await until(lambda: len(scheduler.workers) == 1)
+        await until(lambda: not scheduler.workers)
+        assert texts(watch) == []
+        lost = await worker(scheduler, "a")
+        lost.batched_stream.comm.abort()
+        await until(lambda: texts(watch))
+        assert texts(watch) == ["worker a on n1 lost: its connection ended without a message"]
+        await lost.close()
+        async with worker(scheduler, "a"):
+            await until(lambda: len(watch.warnings) == 2)
+            assert texts(watch)[1] == "worker a on n1 restarted"
+
+    watched(body)
+
+
+def test_a_worker_that_pauses() -> None:
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        async with worker(scheduler, "b") as one:
+            one.status = type(one.status).paused
+            await until(lambda: texts(watch))
+            one.status = type(one.status).running
+            await until(lambda: len(watch.warnings) == 2)
+            assert scheduler.running  # the scheduler was told as well
+        assert texts(watch) == [
+            "worker b on 127.0.0.1 paused: too much host memory in use",
+            "worker b on 127.0.0.1 continues",
+        ]
+
+    watched(body)
+
+
+def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(job_watch, "end_time", lambda environ: asked.append(environ) or 2e9)
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        logging.getLogger("distributed.scheduler").warning("something %s", "happened")
+        logging.getLogger("distributed.scheduler").info("nothing")
+        async with rpc(scheduler.address) as remote:
+            first = await getattr(remote, OPERATION)()
+            await getattr(remote, OPERATION)()
+        assert JobFacts.from_data(first) == FACTS
+        ((moment, text),) = first["events"]
+        assert text == "something happened"
+        assert abs(moment - first["now"]) < 60
+        assert first["end"] == 2e9
+        assert len(asked) == 1  # of the batch system, once
+
+    watched(body)
+
+
+def test_a_scheduler_of_another_version() -> None:
+    added: list[Any] = []
+    scheduler = SimpleNamespace(add_plugin=added.append, handlers={})
+    watch = JobWatch(JobFacts())
+    watch.attach(scheduler)
+    watch.detach()
+    assert added == [watch]
+    assert list(scheduler.handlers) == [OPERATION]
+
+
+def test_the_last_warnings_are_kept_each_one_line() -> None:
+    watch = JobWatch(JobFacts())
+    for number in range(KEPT + 5):
+        watch.warn(f"number\n{number}")
+    assert texts(watch) == [f"number {number}" for number in range(5, KEPT + 5)]
+    watch.warn("x" * 10_000)
+    assert len(texts(watch)[-1]) == LONGEST
+
+
+def test_it_listens_no_longer_once_it_is_detached() -> None:
+    def body() -> None:
+        logging.getLogger("distributed.scheduler").warning("late")
+
+    watch = JobWatch(JobFacts())
+    before = [*logging.getLogger("distributed").handlers]
+    watch.detach()
+    body()
+    assert texts(watch) == []
+    assert logging.getLogger("distributed").handlers == before

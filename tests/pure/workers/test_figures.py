@@ -1,0 +1,122 @@
+"""What a worker sends besides distributed's metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Client, LocalCluster
+from distributed.protocol import pickle
+
+from dask_gpu_mpi.workers import figures
+from dask_gpu_mpi.workers.figures import METRIC, Figures, of_device, spilled_from_device
+
+
+def measured(worker: Any, plugin: Figures) -> dict[str, Any]:
+    return asyncio.run(plugin.measure(worker))
+
+
+def worker(*totals: int, **more: Any) -> Any:
+    log = [{"total": total} for total in totals]
+    return SimpleNamespace(transfer_incoming_log=log, transfer_outgoing_bytes_total=5, data={}, **more)
+
+
+def test_what_was_received_is_counted_once() -> None:
+    one, plugin = worker(1, 2), Figures(())
+    assert measured(one, plugin)["received"] == 3
+    assert measured(one, plugin)["received"] == 3
+    one.transfer_incoming_log += [{"total": 10}, {"total": 20}]
+    told = measured(one, plugin)
+    assert (told["received"], told["sent"]) == (33, 5)
+    # of a short log the oldest are gone
+    one.transfer_incoming_log[:] = [{"total": 100}]
+    assert measured(one, plugin)["received"] == 133
+    one.transfer_incoming_log.clear()
+    assert measured(one, plugin)["received"] == 133
+
+
+def test_it_comes_with_the_heartbeats() -> None:
+    with (
+        LocalCluster(
+            n_workers=2,
+            processes=False,
+            threads_per_worker=1,
+            dashboard_address="127.0.0.1:0",
+            protocol="tcp",
+        ) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(Figures(()))
+        first, second = (one.address for one in cluster.workers.values())
+        data = client.submit(bytes, 100_000, workers=[first], pure=False)
+        assert client.submit(len, data, workers=[second], pure=False).result() == 100_000
+        told = {one.address: measured(one, Figures(())) for one in cluster.workers.values()}
+        assert told[first]["sent"] == told[second]["received"] >= 100_000
+        assert told[first]["received"] == 0
+        assert told[second]["sent"] < 1000  # the result, to the client
+        # distributed knows what these spill
+        assert "spilled" not in told[first]
+        for one in cluster.workers.values():
+            assert METRIC in one.metrics
+        sent = asyncio.run_coroutine_threadsafe(one.get_metrics(), client.loop.asyncio_loop).result(10)
+        assert sent[METRIC].keys() == {"time", "sent", "received"}
+
+
+def test_a_worker_without_metrics_has_none_of_ours() -> None:
+    one = SimpleNamespace()
+    Figures(()).setup(one)  # type: ignore[arg-type]
+    assert vars(one) == {}
+    assert measured(SimpleNamespace(data={}), Figures(())).keys() == {"time", "sent", "received", "spilled"}
+
+
+def test_it_reaches_the_workers_process() -> None:
+    arrived = pickle.loads(pickle.dumps(Figures(["GPU-1"])))  # type: ignore[no-untyped-call]
+    assert arrived.devices == ("GPU-1",)
+
+
+class DeviceSerialized:
+    pass
+
+
+def test_device_memory_that_is_kept_in_host_memory() -> None:
+    host = SimpleNamespace(
+        weights={"a": 5, "b": 7, "c": 9}, d={"a": DeviceSerialized(), "b": "", "c": DeviceSerialized()}
+    )
+    data = SimpleNamespace(host_buffer=SimpleNamespace(fast=host))
+    assert spilled_from_device(data) == 14
+    assert spilled_from_device({}) is None
+    assert spilled_from_device(SimpleNamespace(host_buffer={})) is None  # no limit of host memory
+
+
+def test_dask_cudas_file_has_what_is_read(tmp_path: Any) -> None:
+    module = pytest.importorskip("dask_cuda.device_host_file")
+    data = module.DeviceHostFile(str(tmp_path), device_memory_limit=1000, memory_limit=10_000)
+    data["x"] = b"host"
+    assert spilled_from_device(data) == 0
+    assert module.DeviceSerialized.__name__ == DeviceSerialized.__name__
+
+
+@pytest.mark.parametrize(
+    ("visible", "devices", "other"),
+    [
+        ("GPU-1", ["GPU-1"], False),
+        ("GPU-1,GPU-2", ["GPU-1", "GPU-2"], True),
+        ("GPU-0,GPU-1", ["GPU-1"], True),  # workers in one process
+        ("", [], False),
+    ],
+)
+def test_gpus_that_the_monitor_does_not_sample(
+    visible: str, devices: list[str], other: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(figures.nvml, "device_get_count", lambda: 2)
+    monkeypatch.setattr(figures, "of_device", lambda device: [1, 2, int(device[-1])])
+    told = measured(worker(), Figures(devices))
+    assert told.get("gpus") == ([[1, 2, int(device[-1])] for device in devices] if other else None)
+
+
+def test_a_gpu_that_nvml_does_not_know() -> None:
+    pytest.importorskip("pynvml")
+    assert of_device("GPU-none") == [None, None, None]  # nor is NVML there
