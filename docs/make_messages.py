@@ -37,6 +37,7 @@ TOPICS = {
     "Workers": ("workers",),
     "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
     "The lines of check": ("check", "base/versions"),
+    "Watching a job: top": ("diagnostics",),
     "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
 }  # fmt: skip
 #: Why a message comes, where its own words do not say so: by words of it.

@@ -44,6 +44,13 @@ WITHOUT_FIX = {
     "the monitor of the cluster failed": "a defect of this package",
     "this rank could not end the cluster": "a defect of this package",
     "the cluster started without this rank": "a defect of this package",
+    "on {worker} restarted": "an event that top shows",
+    "{called} lost: its connection": "an event that top shows",
+    "{called} paused": "an event that top shows",
+    "{called} continues": "an event that top shows",
+    "top: the scheduler at": "the cluster has ended",
+    "no worker yet": "a part of what top draws",
+    "one row per node": "a part of what top draws",
 }
 #: Messages of several lines, which end with what another program has printed.
 WITH_LINES = ("{traceback}", "{output}]")
