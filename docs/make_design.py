@@ -54,7 +54,7 @@ LAYERS = (
     ("cluster", "check", "launch"),
     ("script", "startup"),
     ("agent",),
-    ("workers",),
+    ("workers", "diagnostics"),
     ("plan", "mpi"),
     ("machine",),
     ("network",),

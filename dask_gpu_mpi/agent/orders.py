@@ -107,3 +107,5 @@ class SchedulerSettings:
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
+    #: Whether to record what the job does, for its report; else from when it is first asked for.
+    records: bool = False

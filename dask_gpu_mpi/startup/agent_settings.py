@@ -31,6 +31,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         shutdown_timeout=options.shutdown_timeout,
         log_directory=options.log_directory,
         interface=options.interface,
+        records=options.report is not None,
         mpi_deadline=mpi_deadline,
         speaks=speaks,
     )
@@ -59,6 +60,7 @@ def scheduler_settings(
         config=config,
         token=token,
         device=device,
+        records=options.report is not None,
     )
 
 

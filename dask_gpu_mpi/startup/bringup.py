@@ -19,6 +19,7 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step, Timeline
+from dask_gpu_mpi.diagnostics.report_file import check_report
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
@@ -203,6 +204,8 @@ class Bringup:
             launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
         if self._check is not None:
             self._check(rank)
+        if options.report is not None and context.has_client and rank == expected_client(options):
+            check_report(options.report, f"rank {rank} on {context.host}")
         preparation: Preparation | None = None
         if rank == COORDINATOR:
             preparation = prepare_job(options, context.environ)  # while the agent imports
