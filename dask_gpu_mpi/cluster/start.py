@@ -97,9 +97,10 @@ def start(
         from dask_gpu_mpi.startup.bringup import Bringup
         from dask_gpu_mpi.startup.start_context import StartContext
 
+        from .announcement import announce
         from .member import Member
         from .messages import PAYLOADS
-        from .session import Session, announce
+        from .session import Session
 
         timeline.lap("import")
         deadline = started + options.startup_timeout

@@ -75,6 +75,10 @@ class Recorder(SchedulerPlugin):
         """Begin to sample, in the scheduler's event loop."""
         self._sampling = asyncio.get_running_loop().create_task(self._sample_for_ever())
 
+    def end(self) -> None:
+        """End to sample."""
+        self._sampling.cancel()
+
     async def _sample_for_ever(self) -> None:
         while True:
             # one sample that fails, of a worker that reports what nobody expects, is not the last one

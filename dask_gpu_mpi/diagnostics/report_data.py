@@ -98,7 +98,7 @@ def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
             {"name": name, "value": value, "set": name in explicit} for name, value in options.items()
         ],
         "start": _start(job),
-        "record": None if record is None else _record(record, job.began),
+        "record": None if record is None else _record(record, job),
     }
     scrubbed: dict[str, Any] = scrub(data)
     return scrubbed
@@ -162,9 +162,17 @@ def _start(job: Job) -> dict[str, Any]:
     }
 
 
-def _record(record: Mapping[str, Any], began: float) -> dict[str, Any]:
-    """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin."""
+def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
+
+    The scheduler knows addresses of nodes, the plan their names.
+    """
+    began = job.began
     offset = record["since"] - began
+    planned = {str(worker.name): worker.host for worker in job.plan.workers}
+    hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
+    by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
+    by_node = record["transfers"]["by"] == "node"
     return {
         "from_start": record["from_start"],
         "since": _seconds(offset),
@@ -172,7 +180,8 @@ def _record(record: Mapping[str, Any], began: float) -> dict[str, Any]:
         "transitions": record["transitions"],
         "alive": list(record["alive"]),
         "workers": [
-            {**worker, "peaks": dict(record["peaks"].get(worker["name"], {}))} for worker in record["workers"]
+            {**worker, "host": hosts[worker["name"]], "peaks": dict(record["peaks"].get(worker["name"], {}))}
+            for worker in record["workers"]
         ],
         "series": _series(record["series"], began),
         "tasks": _tasks(record["tasks"], offset),
@@ -180,7 +189,13 @@ def _record(record: Mapping[str, Any], began: float) -> dict[str, Any]:
         "transfers": {
             "by": record["transfers"]["by"],
             "rows": [
-                {"from": row[0], "to": row[1], "count": row[2], "bytes": row[3], "seconds": _seconds(row[4])}
+                {
+                    "from": by_address.get(row[0], row[0]) if by_node else row[0],
+                    "to": by_address.get(row[1], row[1]) if by_node else row[1],
+                    "count": row[2],
+                    "bytes": row[3],
+                    "seconds": _seconds(row[4]),
+                }
                 for row in record["transfers"]["rows"]
             ],
         },

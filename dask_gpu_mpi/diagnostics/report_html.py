@@ -8,7 +8,18 @@ from typing import Any
 
 from dask_gpu_mpi.base.sizes import format_bytes
 
-__all__ = ["PAGE_STYLE", "STYLE", "TABS_STYLE", "TEMPLATE", "items", "note", "preformatted", "size", "table"]
+__all__ = [
+    "PAGE_STYLE",
+    "STYLE",
+    "TABS_STYLE",
+    "TEMPLATE",
+    "items",
+    "legend",
+    "note",
+    "preformatted",
+    "size",
+    "table",
+]
 
 #: Light and dark, as the reader's system has it.
 PAGE_STYLE = """

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.models import (
+    AdaptiveTicker,
     ColorBar,
     ColumnDataSource,
     CustomJSHover,
@@ -26,7 +27,7 @@ from bokeh.plotting import figure
 __all__ = ["BYTES", "NUMBER", "by_name", "colours_of", "matrix", "over_time", "stacks", "steps", "tasks"]
 
 #: Formats of values, as Bokeh's numerals.
-BYTES, NUMBER = "0.0 ib", "0.[0]"
+BYTES, NUMBER = "0.[0] ib", "0.[0]"
 #: Workers that are drawn as lines; more are rows of a heat map.
 MOST_LINES = 8
 #: Rows that each have a name beside them.
@@ -147,7 +148,7 @@ def over_time(
 
 def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: str, high: float) -> Any:
     plot = _figure(title, 260, y_range=(0, high * 1.05))
-    plot.yaxis.formatter = NumeralTickFormatter(format=form)
+    plot.yaxis.ticker, plot.yaxis.formatter = _ticker(form), NumeralTickFormatter(format=form)
     for number, (name, values) in enumerate(rows.items()):
         source = ColumnDataSource(
             {"x": np.array(times), "y": values.astype("float32"), "name": [name] * len(times)}
@@ -164,9 +165,17 @@ def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: st
     return plot
 
 
+def _ticker(form: str) -> AdaptiveTicker:
+    """Round numbers, also of bytes."""
+    if form == BYTES:
+        return AdaptiveTicker(base=1024, mantissas=[2**power for power in range(10)], num_minor_ticks=0)
+    return AdaptiveTicker(num_minor_ticks=0)
+
+
 def _colour_bar(mapper: LinearColorMapper, form: str) -> ColorBar:
     return ColorBar(
         color_mapper=mapper,
+        ticker=_ticker(form),
         formatter=NumeralTickFormatter(format=form),
         background_fill_alpha=0,
         major_label_text_color=GREY,
@@ -175,11 +184,11 @@ def _colour_bar(mapper: LinearColorMapper, form: str) -> ColorBar:
     )
 
 
-def steps(title: str, rows: Sequence[str], bars: Sequence[Mapping[str, Any]]) -> Any:
+def steps(
+    title: str, rows: Sequence[str], bars: Sequence[Mapping[str, Any]], colours: Mapping[str, str]
+) -> Any:
     """Steps as bars, each in its row: ``row``, ``name``, ``begin``, ``end``."""
     place = {row: len(rows) - number - 0.5 for number, row in enumerate(rows)}
-    names = list(dict.fromkeys(bar["name"] for bar in bars))
-    colours = {name: Category20[20][number % 20] for number, name in enumerate(names)}
     source = ColumnDataSource(
         {
             "y": [place[bar["row"]] for bar in bars],
@@ -188,7 +197,7 @@ def steps(title: str, rows: Sequence[str], bars: Sequence[Mapping[str, Any]]) ->
             "row": [bar["row"] for bar in bars],
             "name": [bar["name"] for bar in bars],
             "seconds": [bar["end"] - bar["begin"] for bar in bars],
-            "color": [colours[bar["name"]] for bar in bars],
+            "color": [colours.get(bar["name"], GREY) for bar in bars],
         }
     )
     plot = _figure(title, _height(len(rows)), y_range=(0, max(1, len(rows))))

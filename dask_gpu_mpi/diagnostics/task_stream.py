@@ -1,4 +1,4 @@
-"""A sample of the tasks that have run, of bounded size: one of every so many, evenly over the job, and the longest.
+"""A sample of the tasks that have run, of bounded size: one of every so many, by chance, and the longest.
 
 What Dask's `TaskStreamPlugin` keeps is all of the last tasks; of a long job that is its end.
 """
@@ -6,6 +6,7 @@ What Dask's `TaskStreamPlugin` keeps is all of the last tasks; of a long job tha
 from __future__ import annotations
 
 import heapq
+import random
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,14 +31,14 @@ class TaskStream:
     Parameters
     ----------
     most, longest : int
-        Bounds: rectangles of the even sample, tasks of the longest.
+        Bounds: rectangles of the sample, tasks of the longest.
 
     Attributes
     ----------
     seen : int
         Tasks that have run.
     stride : int
-        Of so many tasks one is in the even sample.
+        Of so many tasks one is in the sample that chance makes: what recurs in the order of tasks must not recur in the sample.
     """
 
     def __init__(self, *, most: int = MOST, longest: int = LONGEST) -> None:
@@ -46,10 +47,11 @@ class TaskStream:
         self._most = most
         self._longest = longest
         self._rectangles = 0
-        #: Number of the task and its rectangles.
-        self._kept: list[tuple[int, list[Rectangle]]] = []
-        #: Length, number, rectangles: a heap.
-        self._long: list[tuple[float, int, list[Rectangle]]] = []
+        self._chance = random.Random(0)
+        #: Random number of the task, its number, and its rectangles.
+        self._kept: list[tuple[int, int, list[Rectangle]]] = []
+        #: Length, random number (of tasks that are as long some are kept from all over the job), number, rectangles: a heap.
+        self._long: list[tuple[float, int, int, list[Rectangle]]] = []
         self._names: dict[str, int] = {}
         self._lanes: dict[tuple[str, int], int] = {}
         #: By worker: the lane of each of its threads.
@@ -64,24 +66,24 @@ class TaskStream:
             return
         begin = min(each["start"] for each in startstops)
         length = max(each["stop"] for each in startstops) - begin
-        even = self.seen % self.stride == 0
-        if not even and len(self._long) >= self._longest and length <= self._long[0][0]:
+        chance = self._chance.getrandbits(32)
+        sampled = chance % self.stride == 0
+        is_long = len(self._long) < self._longest or (self._long and (length, chance) > self._long[0][:2])
+        if not sampled and not is_long:
             return
         lane, place = self._lane(worker, thread), self._name(name)
         rectangles = [
             (each["start"], each["stop"], lane, place, _action(each["action"], failed))
             for each in startstops[-MOST_OF_TASK:]
         ]
-        if even:
-            self._kept.append((self.seen, rectangles))
+        if sampled:
+            self._kept.append((chance, self.seen, rectangles))
             self._rectangles += len(rectangles)
             if self._rectangles > self._most:
                 self._thin()
-        task = (length, self.seen, rectangles)
-        if len(self._long) < self._longest:
-            heapq.heappush(self._long, task)
-        elif self._long and length > self._long[0][0]:
-            heapq.heapreplace(self._long, task)
+        if is_long:
+            add = heapq.heappush if len(self._long) < self._longest else heapq.heapreplace
+            add(self._long, (length, chance, self.seen, rectangles))
 
     def restarted(self, worker: str) -> None:
         """A worker has a new process, whose threads take the place of the old ones."""
@@ -102,11 +104,12 @@ class TaskStream:
         while self._rectangles > self._most // 2:
             self.stride *= 2
             self._kept = [task for task in self._kept if task[0] % self.stride == 0]
-            self._rectangles = sum(len(rectangles) for _, rectangles in self._kept)
+            self._rectangles = sum(len(rectangles) for *_, rectangles in self._kept)
 
     def packed(self, since: float) -> dict[str, Any]:
         """As a message carries it: columns, packed; times in seconds after `since`."""
-        tasks = {number: rectangles for _, number, rectangles in self._long} | dict(self._kept)
+        tasks = {number: rectangles for _, _, number, rectangles in self._long}
+        tasks |= {number: rectangles for _, number, rectangles in self._kept}
         rectangles = sorted(rectangle for each in tasks.values() for rectangle in each)
         return {
             "seen": self.seen,

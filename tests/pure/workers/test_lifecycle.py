@@ -226,7 +226,7 @@ def test_failures_while_closing_are_not_reported(bench: Bench) -> None:
 
 
 def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch(nanny: Any) -> str:
+    async def watch(nanny: Any, **_: Any) -> str:
         return "it died 5 times"
 
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
@@ -238,7 +238,7 @@ def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.Monke
     """A class of the user's, or `distributed.Worker`."""
     watched: list[Any] = []
 
-    async def watch(nanny: Any) -> None:
+    async def watch(nanny: Any, **_: Any) -> None:
         watched.append(nanny)
 
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
