@@ -72,10 +72,7 @@ class MadeUpJob:
         """A worker arrives."""
         node = int(name.partition("-")[0])
         address = f"tls://10.0.{node // 250}.{node % 250 + 1}:{next(self._ports)}"
-        extra = {"gpu": {"memory-total": 80 * GIB}}
-        self.workers[address] = SimpleNamespace(
-            name=name, nthreads=1, memory_limit=64 * GIB, extra=extra, metrics={}
-        )
+        self.workers[address] = SimpleNamespace(name=name, nthreads=1, memory_limit=64 * GIB, metrics={})
         self.recorder.add_worker(self, address)
 
     def kill(self, name: str) -> None:

@@ -113,7 +113,6 @@ class Recorder(SchedulerPlugin):
             "host": host,
             "threads": state.nthreads,
             "memory_limit": int(state.memory_limit or 0),
-            "device_memory": _device_memory(state),
             "starts": 1 if known is None else known["starts"] + 1,
         }
         self._stream.restarted(name)
@@ -190,12 +189,6 @@ def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
         "cudf_spilled": (get("cudf") or {}).get("cudf-spilled"),
     }
     return {quantity: value for quantity, value in found.items() if value is not None}
-
-
-def _device_memory(state: Any) -> int:
-    """Bytes of a worker's (first) GPU; 0: it has none, or its Dask does not report it."""
-    gpu = (state.extra or {}).get("gpu") or {}
-    return int(gpu.get("memory-total") or 0)
 
 
 def _reason(stimulus: str) -> str:

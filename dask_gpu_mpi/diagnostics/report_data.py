@@ -171,6 +171,10 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
     offset = record["since"] - began
     planned = {str(worker.name): worker.host for worker in job.plan.workers}
     hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
+    gpus = {gpu.uuid: gpu.memory for host in job.plan.hosts for gpu in host.gpus}
+    devices = {
+        str(worker.name): gpus.get(worker.devices[0], 0) for worker in job.plan.workers if worker.devices
+    }
     by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
     by_node = record["transfers"]["by"] == "node"
     return {
@@ -180,7 +184,12 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
         "transitions": record["transitions"],
         "alive": list(record["alive"]),
         "workers": [
-            {**worker, "host": hosts[worker["name"]], "peaks": dict(record["peaks"].get(worker["name"], {}))}
+            {
+                **worker,
+                "host": hosts[worker["name"]],
+                "device_memory": devices.get(worker["name"], 0),
+                "peaks": dict(record["peaks"].get(worker["name"], {})),
+            }
             for worker in record["workers"]
         ],
         "series": _series(record["series"], began),

@@ -194,8 +194,10 @@ import logging, signal
 def die():
     logging.getLogger("distributed.worker").error("its last words")
     os.kill(os.getpid(), signal.SIGKILL)
+info = client.scheduler_info(n_workers=-1)["workers"]
+address = next(address for address, worker in info.items() if worker["name"] == 0)
 try:
-    client.submit(die, workers=["0"], retries=0).result(timeout=1)
+    client.submit(die, workers=[address]).result(timeout=1)
 except Exception:
     pass
 deadline = time.time() + 30
