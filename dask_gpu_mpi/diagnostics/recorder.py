@@ -95,7 +95,7 @@ class Recorder(SchedulerPlugin):
             rows[name] = values = measured(state.metrics)
             peaks = self._peaks.setdefault(name, {})
             for quantity, value in values.items():
-                if value > peaks.get(quantity, 0.0):
+                if value > peaks.get(quantity, -1.0):
                     peaks[quantity] = value
         if last or self._series.due(now):
             self._series.add(now, rows)
