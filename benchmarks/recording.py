@@ -272,7 +272,11 @@ def measure_cpu(workers: int, window: float, rounds: int, tasks: int) -> dict[st
 
     def start(*arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-c", *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # what each worker logs of its start
+            text=True,
         )
 
     scheduler = start(SCHEDULER)

@@ -19,7 +19,6 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step, Timeline
-from dask_gpu_mpi.diagnostics.report_file import check_report
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
@@ -205,6 +204,8 @@ class Bringup:
         if self._check is not None:
             self._check(rank)
         if options.report is not None and context.has_client and rank == expected_client(options):
+            from dask_gpu_mpi.diagnostics.report_file import check_report
+
             check_report(options.report, f"rank {rank} on {context.host}")
         preparation: Preparation | None = None
         if rank == COORDINATOR:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
@@ -323,3 +324,23 @@ def test_what_is_left_after_the_grace_is_killed(monkeypatch: pytest.MonkeyPatch,
 def test_nothing_started_nothing_to_close(bench: Bench) -> None:
     asyncio.run(bench.workers.close())
     assert asyncio.run(bench.workers.follow()) is False
+
+
+def test_the_scheduler_is_told_of_deaths(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, Any]] = []
+
+    async def watch(nanny: Any, *, on_death: Callable[[int, int | None], None]) -> str:
+        nanny.log_event = lambda topic, message: told.append((topic, message))
+        for pid, code in ((7, -9), (8, 3), (9, None)):
+            on_death(pid, code)
+        nanny.log_event = None  # its connection is gone: no error
+        on_death(10, 1)
+        return "it died"
+
+    monkeypatch.setattr(lifecycle, "watch_nanny", watch)
+    monkeypatch.setattr(lifecycle.logs, "last_output", lambda scratch, pid: f"{'x' * 5_000} of {pid}")
+    followed(bench)
+    deaths = [message for topic, message in told if topic == DEATHS_TOPIC and message["worker"] == "a"]
+    assert [message["how"] for message in deaths] == ["signal 9", "exit code 3", "died"]
+    assert all(len(message["output"]) == lifecycle.MOST_OUTPUT for message in deaths)
+    assert deaths[0]["output"].endswith(" of 7")
