@@ -13,6 +13,7 @@ from typing import Any
 from dask_gpu_mpi.base.hostlist import counted
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.plan import Plan
 
 from .scrub import scrub, scrub_options
@@ -93,6 +94,7 @@ def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
         "warnings": list(job.warnings),
         "plan": job.plan.as_json(),
         "plan_table": job.plan.table(),
+        "plan_picture": svg(job.plan, warnings=False),
         "versions": versions(),
         "options": [
             {"name": name, "value": value, "set": name in explicit} for name, value in options.items()

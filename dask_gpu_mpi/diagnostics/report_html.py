@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -13,6 +14,7 @@ __all__ = [
     "STYLE",
     "TABS_STYLE",
     "TEMPLATE",
+    "image",
     "items",
     "legend",
     "note",
@@ -40,6 +42,7 @@ STYLE = """
 h2 { font-size: 15px; margin: 16px 0 4px }
 p { margin: 4px 0 }
 .faint { color: var(--faint) } .bad { color: var(--bad) }
+img { max-width: 100% }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: 13px }
 th, td { text-align: left; vertical-align: top; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line) }
@@ -75,6 +78,12 @@ def items(texts: Iterable[str]) -> str:
 def preformatted(text: str) -> str:
     """Text as it is."""
     return f"<pre>{escape(text)}</pre>"
+
+
+def image(svg: str, title: str) -> str:
+    """A picture, as an image: it can run nothing."""
+    source = base64.b64encode(svg.encode("utf-8", "backslashreplace")).decode()
+    return f'<p><img alt="{escape(title)}" src="data:image/svg+xml;base64,{source}"></p>'
 
 
 def size(number: float) -> str:

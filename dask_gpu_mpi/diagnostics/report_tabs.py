@@ -10,7 +10,7 @@ from typing import Any
 from bokeh.models import Div, InlineStyleSheet
 
 from . import report_plots as plots
-from .report_html import STYLE, items, legend, note, preformatted, table
+from .report_html import STYLE, image, items, legend, note, preformatted, table
 
 __all__ = ["LOST", "events", "overview", "start", "text", "workers_of"]
 
@@ -60,6 +60,7 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
             "<h2>Warnings</h2>",
             items(warnings),
             "<h2>Plan</h2>",
+            image(data["plan_picture"], "the plan"),
             preformatted(data["plan_table"]),
             "<h2>Versions</h2>",
             table(["", ""], data["versions"].items()),
