@@ -141,9 +141,10 @@ class Reporter:
         except concurrent.futures.TimeoutError:
             raise TimeoutError(f"not within {WRITING:g} s") from None
 
-    def write_now(self, path: str, outcome: Outcome) -> None:
-        """Ask the scheduler, write the report, and raise what prevents it."""
-        self.fetch(CONNECTING)
+    def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
+        """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
+        if ask:
+            self.fetch(CONNECTING)
         self.wait(self._submit(self._write, path, self._job(outcome)))
 
     def close(self) -> None:

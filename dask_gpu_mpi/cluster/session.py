@@ -208,7 +208,7 @@ class Session:
         path = os.fspath(path)
         check_report(path, f"rank {self._member.rank} on {self._member.joined.host}")
         running = ("the script runs", None) if not self.closed else self._outcome()
-        self._make_reporter().write_now(path, running)
+        self._make_reporter().write_now(path, running, ask=not self.closed)
 
     def __enter__(self) -> Session:
         return self

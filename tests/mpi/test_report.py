@@ -272,15 +272,20 @@ for name in ("x.pdf", "no/x.json"):
         session.report(name)
     except InputError as error:
         tell(**{name: str(error)})
+session.close()
+session.report("third.json")
 """
     )
     done = mpirun.run(script, 2).check()
     told = facts(done)
     assert "expected FILE.html or FILE.json" in told["x.pdf"]
     assert "can't be written" in told["no/x.json"]
-    first, second = (
-        json.loads((mpirun.jobs[-1].directory / name).read_text()) for name in ("first.json", "second.json")
+    first, second, third = (
+        json.loads((mpirun.jobs[-1].directory / f"{name}.json").read_text())
+        for name in ("first", "second", "third")
     )
+    assert third["job"]["how"] == "the session was closed; the script continues"
+    assert third["record"] == second["record"]  # what was known last
     assert first["job"]["how"] == second["job"]["how"] == "the script runs"
     assert not first["record"]["from_start"]
     assert [data["record"]["tasks"]["seen"] for data in (first, second)] == [0, 1]
