@@ -8,7 +8,7 @@ within a trial.
 
 Idle: CPU seconds of all processes over ``--idle`` seconds, and memory (PSS), by kind of process, with ``--ranks`` ranks of one
 worker each. Tasks: seconds from ``submit`` to the result of one empty task (median of 300), and empty tasks in a second (1,000
-at once, the best of three).
+at once, the best of three). What a report costs (``--report-workers``) is in `recording`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import recording
 from common import (
     COLOURS,
     OURS,
@@ -178,6 +179,7 @@ def main() -> int:
         "--idle", type=float, default=10.0, help="seconds to look at the idle cluster; 0: not at all"
     )
     parser.add_argument("--settle", type=float, default=4.0, help="seconds before that")
+    recording.add_arguments(parser)
     options = parser.parse_args()
     options.launcher = default_launcher()
     become_reaper()
@@ -212,8 +214,10 @@ def main() -> int:
     ):
         for way, row in rows.items():
             print(f"{title}: {way}: latency {row['latency_ms']}, tasks in a second {row['tasks_per_s']}")
+    report = recording.measure(options)
     document = {
         **where,
+        "report": report,
         "ranks": options.ranks,
         "workers": options.workers,
         "idle": idles,

@@ -37,9 +37,11 @@ TOPICS = {
     "Workers": ("workers",),
     "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
     "The lines of check": ("check", "base/versions"),
-    "Watching a job: top": ("diagnostics",),
+    "Watching a job: top, report": ("diagnostics", "cluster/report"),
     "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
 }  # fmt: skip
+#: Their texts stand on a page, among its figures.
+PAGES = ("diagnostics/report_page", "diagnostics/report_plots", "diagnostics/report_tabs", "diagnostics/report_work_tabs")
 #: Why a message comes, where its own words do not say so: by words of it.
 CAUSES = {
     "agent ended before it was ready": "the process beside the rank was killed (out of memory?) or could not import Dask",
@@ -88,7 +90,8 @@ colon for instance. Symptoms without a message of dask_gpu_mpi's: [troubleshooti
 def all_messages() -> list[Message]:
     """The messages of the package."""
     classes = inspect.getmembers(errors, inspect.isclass)
-    return collect(ROOT / "dask_gpu_mpi", {name: each.exit_code for name, each in classes})
+    found = collect(ROOT / "dask_gpu_mpi", {name: each.exit_code for name, each in classes})
+    return [message for message in found if message.module not in PAGES]
 
 
 def topic_of(message: Message) -> str:

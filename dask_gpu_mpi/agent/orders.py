@@ -110,3 +110,5 @@ class SchedulerSettings:
     device: str = ""
     #: What it answers to those who look at the job.
     facts: JobFacts = field(default_factory=JobFacts, repr=False)
+    #: Whether to record what the job does, for its report; else from when it is first asked for.
+    records: bool = False

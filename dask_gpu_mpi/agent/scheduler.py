@@ -16,6 +16,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
+from dask_gpu_mpi.base.recording import OPERATION
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
@@ -159,6 +160,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     http_port = scheduler.http_server.port if settings.dashboard else None
     if not settings.dashboard:
         show_none(scheduler)
+    _record(scheduler, from_start=settings.records)
     pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -185,6 +187,21 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     with contextlib.suppress(Exception):
         await asyncio.wait_for(scheduler.close(reason="dask_gpu_mpi-ends"), CLOSE_GRACE)
     return 0
+
+
+def _record(scheduler: Any, *, from_start: bool) -> None:
+    """Have it tell what the job has done, for the report: from its start, or from when it is first asked."""
+
+    def tell() -> dict[str, Any]:
+        from dask_gpu_mpi.diagnostics.recorder import recorder_of
+
+        return recorder_of(scheduler, from_start=from_start).record()
+
+    scheduler.handlers[OPERATION] = tell
+    if from_start:
+        from dask_gpu_mpi.diagnostics.recorder import recorder_of
+
+        recorder_of(scheduler, from_start=True)
 
 
 def _warn_of_end(config: dict[str, Any]) -> None:

@@ -50,6 +50,14 @@ def _of(
 #: All of them, package by package.
 TABLE: tuple[PrivateName, ...] = (
     *_of(
+        "distributed.worker",
+        "Worker.transfer_incoming_log",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="the report of a job shows how much workers have fetched from each other",
+        without="it shows how often",
+    ),
+    *_of(
         "multiprocessing.forkserver",
         "_forkserver _forkserver._forkserver_address _forkserver._forkserver_alive_fd _forkserver._forkserver_pid "
         "_forkserver.ensure_running main",

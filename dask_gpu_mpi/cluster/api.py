@@ -81,6 +81,7 @@ def initialize(
     log_level: str | None = None,
     log_directory: str | None = None,
     timeline: str | None = None,
+    report: str | None = None,
     **options: Any,
 ) -> Session | bool:
     """Turn the MPI ranks that run this script into a Dask cluster.
@@ -128,7 +129,7 @@ def initialize(
         Refuse GPUs on which other processes hold memory. Default: a warning.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
-    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, timeline
+    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, timeline, report
         As above. None: from the environment, the Dask configuration, or the default.
     **options
         Nothing else: unknown names are refused, with the nearest that is known.

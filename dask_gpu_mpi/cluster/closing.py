@@ -113,5 +113,5 @@ class Closing:
 
     def _report(self) -> None:
         """Report to rank 0 that this rank's workers have closed, and what it has done since it was ready."""
-        steps = self._joined.timeline.take() if self._joined.options.timeline is not None else []
+        steps = self._joined.timeline.take() if self._joined.options.keeps_steps else []
         self._channels.send(COORDINATOR, EndKind.CLOSED, (self._channels.rank, steps))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import logging
 import os
 import sys
@@ -16,16 +15,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
-from dask_gpu_mpi.network.dashboard_link import link_template, ssh_line
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.network.dashboard_link import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script import excepthook, exit_codes, outcome
 from dask_gpu_mpi.script.child_processes import ChildrenOfCluster
 from dask_gpu_mpi.script.dask_client import (
     abandon_clients,
@@ -35,16 +31,19 @@ from dask_gpu_mpi.script.dask_client import (
     silence_dask,
 )
 from dask_gpu_mpi.script.dask_settings import DaskSettings
+from dask_gpu_mpi.script.outcome import Outcome
 from dask_gpu_mpi.script.walltime import Walltime
-from dask_gpu_mpi.startup.bringup import Joined
 
+from .announcement import all_warnings, gpu_count
 from .member import Member
 from .monitor import Monitor
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["Session", "announce", "current_session"]
+    from .report import Reporter
+
+__all__ = ["Session", "current_session"]
 
 #: Seconds to find out why a client has lost its scheduler.
 REASON_TIMEOUT = 1.0
@@ -93,6 +92,7 @@ class Session:
         self._owner = os.getpid()
         self._walltime = Walltime(member.joined.environ, options.walltime_signal, on_signal)
         self._monitor = Monitor(member, self._walltime)
+        self._reporter: Reporter | None = None
         self._settings: DaskSettings | None = None
         self._children: ChildrenOfCluster | None = None
         self._silenced: list[logging.Logger] = []
@@ -150,9 +150,11 @@ class Session:
         if not self.closed:
             self._use = _Use.CLOSED
             self._monitor.stop()
+            self._begin_report(fetch=True)
             close_clients(self.address)
             final = self._member.leave_open
             self._member.client_done(final=final)
+            self._finish_report()
             self._give_back()
             if final:
                 self._use = _Use.ENDED
@@ -189,6 +191,25 @@ class Session:
         """
         self._walltime.call_back(callback, before)
 
+    def report(self, path: str | os.PathLike[str]) -> None:
+        """Write what the job has done until now: FILE.html is one page for a browser, FILE.json its figures (docs/report.md).
+
+        Without the option `report`, tasks and measurements are recorded from the first call on.
+
+        Raises
+        ------
+        InputError
+            It has another ending, can't be written there, or bokeh is not installed.
+        OSError
+            It can't be written.
+        """
+        from dask_gpu_mpi.diagnostics.report_file import check_report
+
+        path = os.fspath(path)
+        check_report(path, f"rank {self._member.rank} on {self._member.joined.host}")
+        running = ("the script runs", None) if not self.closed else self._outcome()
+        self._make_reporter().write_now(path, running, ask=not self.closed)
+
     def __enter__(self) -> Session:
         return self
 
@@ -203,7 +224,7 @@ class Session:
         import distributed  # noqa: F401
 
         register_defaults()
-        shut_down_once()
+        shut_down_once(self._fetch_record)
         settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
@@ -211,6 +232,8 @@ class Session:
         # own, is called first.
         before_finalize(self._finish)
         self._monitor.start()
+        if self._member.joined.options.report is not None:
+            self._make_reporter()
 
     def _link_config(self) -> dict[str, Any]:
         """What ``Client.dashboard_link`` of the script, its pages and its children are made of."""
@@ -220,6 +243,48 @@ class Session:
             return {}  # the dashboard of another job
         template: str = dask.config.get("distributed.dashboard.link")
         return {"distributed.dashboard.link": link_template(self.dashboard_link or "", template)}
+
+    def _make_reporter(self) -> Reporter:
+        if self._reporter is None:
+            from .report import Reporter
+
+            now = time.time()
+            began = now - (time.monotonic() - self._started)
+            warnings = all_warnings(self._member.joined)
+            self._reporter = Reporter(
+                self._member.joined, self.security, warnings, started=began, ready=began + self.ready_seconds
+            )
+        return self._reporter
+
+    def _fetch_record(self) -> None:
+        """The cluster is about to end: what its scheduler knows has to be asked for now."""
+        if self._reporter is not None and not self.closed:
+            self._reporter.fetch()
+
+    def _begin_report(self, *, fetch: bool) -> None:
+        """Make the report, where the user wants one, while the cluster ends."""
+        path = self._member.joined.options.report
+        if self._reporter is not None and path is not None:
+            if fetch:
+                self._reporter.fetch()
+            self._reporter.begin(path, self._outcome())
+
+    def _finish_report(self) -> None:
+        if self._reporter is not None:
+            self._reporter.finish()
+
+    def _outcome(self) -> Outcome:
+        """How the job ends."""
+        if (lost := self._member.ending.lost) is not None:
+            return f"the cluster was lost: {lost}", exit_codes.FAILED
+        if (noted := outcome.noted()) is not None:
+            return noted
+        # a function of `execute` that raises
+        if (error := sys.exception()) is not None:
+            return outcome.of_error(error)
+        if self._use is _Use.CLOSED:
+            return "the session was closed; the script continues", None
+        return "the script ended", None
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""
@@ -239,7 +304,9 @@ class Session:
         if self._member.ending.lost is not None:
             raise ClusterLostError(self._member.ending.lost, reported=True)
         called = self._walltime.run_callback(number, frame)
-        raise SystemExit(exit_codes.WALLTIME if called else exit_codes.of_signal(number))
+        code = exit_codes.WALLTIME if called else exit_codes.of_signal(number)
+        outcome.note(outcome.of_signal(number, code))
+        raise SystemExit(code)
 
     def _await_reason(self) -> None:
         """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""
@@ -276,8 +343,10 @@ class Session:
         if had_cluster:
             self._await_reason()
         self._silenced = silence_dask()
+        self._begin_report(fetch=had_cluster)
         close_clients(self.address)
         self._member.client_done(final=True)
+        self._finish_report()
         self._over()
         if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
@@ -286,6 +355,8 @@ class Session:
     def _over(self) -> None:
         """Nothing of the cluster is left, for this process to end either."""
         abandon_clients(self.address)
+        if self._reporter is not None:
+            self._reporter.close()
         atexit.unregister(self._finish)
         say(f"ended after {time.monotonic() - self._started:.1f} s")
 
@@ -300,68 +371,6 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def gpu_count(plan: Plan) -> int:
-    """How many GPUs the workers have."""
-    return len({device for worker in plan.workers for device in worker.devices})
-
-
-def announce(joined: Joined, seconds: float) -> None:
-    """Print what came up, and where the dashboard is."""
-    plan = joined.cluster.plan
-    assert plan is not None  # called on the client rank, which is given it
-    gpus = gpu_count(plan)
-    workers, hosts = len(plan.workers), len(plan.hosts)
-    counts = [
-        f"{number} {noun}{'s' * (number != 1)}"
-        for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
-    ]
-    say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
-    warnings = (*joined.options.warnings, *plan.warnings, *version_warnings(gpus=gpus > 0))
-    for warning in (*open_warnings(joined.cluster.address, joined.options), *warnings):
-        say(f"warning: {warning}")
-    if joined.cluster.transport:
-        say(f"transport: {joined.cluster.transport}")
-    if joined.cluster.dashboard:
-        # of another job's cluster the node is unknown
-        host = plan.scheduler.host if joined.options.scheduler else ""
-        if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
-            say(f"from your computer: {line}")
-        say(f"dashboard at {joined.cluster.dashboard}")
-    elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
-        say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
-
-
-def open_warnings(address: str, options: Options) -> list[str]:
-    """Warns of a cluster of this job's own over TCP; the options warn of UCX, and who joins another's has been told then.
-
-    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
-    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
-    """
-    if not options.scheduler or Protocol.of(address) is not Protocol.TCP:
-        return []
-    where = "this node" if "://127." in address else "the network"
-    return [
-        f"the protocol is tcp, without encryption: everyone on {where} can reach this cluster and run code as you. "
-        "Fix: leave out --no-security (security=False) and --protocol tcp; the default is TLS"
-    ]
-
-
-def version_warnings(*, gpus: bool) -> list[str]:
-    """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
-    from importlib.metadata import PackageNotFoundError, requires, version
-
-    installed: dict[str, str] = {}
-    for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
-        # a package without metadata, put on PYTHONPATH, has no version, or an empty one
-        with contextlib.suppress(PackageNotFoundError):
-            installed[name] = version(name) or ""
-    warnings = untested(installed)
-    if gpus and all(installed.get(name) for name in ("distributed", "dask-cuda")):
-        with contextlib.suppress(PackageNotFoundError):
-            warnings += pin_warnings(installed, requires("rapids-dask-dependency") or ())
-    return warnings
 
 
 def current_session() -> Session | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.mpi.signals import Signals
@@ -96,9 +97,10 @@ def start(
         from dask_gpu_mpi.startup.bringup import Bringup
         from dask_gpu_mpi.startup.start_context import StartContext
 
+        from .announcement import announce
         from .member import Member
         from .messages import PAYLOADS
-        from .session import Session, announce
+        from .session import Session
 
         timeline.lap("import")
         deadline = started + options.startup_timeout
@@ -129,6 +131,8 @@ def start(
         return member, None
     announce(joined, time.monotonic() - started)
     if not has_client:
+        if joined.options.report is not None:
+            say("warning: report: no effect without a script. Fix: give a script, or leave it out")
         return member, None
     return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
 

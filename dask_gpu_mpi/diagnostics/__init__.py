@@ -1,1 +1,1 @@
-"""A running cluster as people see it: what the scheduler knows of the job, and the view of `top`."""
+"""A running cluster and its work as people see them: what the scheduler knows and records, the view of `top`, and the report."""

@@ -127,6 +127,10 @@ _TABLE = (
            "File, written by rank 0, with the time of each step of the start and the end on every rank, for "
            "Perfetto or chrome://tracing.",
            ("--timeline",)),
+    Option("report", "path", None,
+           "File with what the job has done: FILE.html is one page for a browser (needs bokeh), FILE.json its figures. "
+           "Written on the client rank when the script ends, however it ends.",
+           ("--report",)),
 )
 # fmt: on
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.network.dashboard_link import link_template
@@ -21,6 +22,9 @@ __all__ = [
     "shut_down_once",
     "silence_dask",
 ]
+
+#: Called before the cluster is shut down by a client of this process.
+_before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
 
 
 def silence_dask() -> list[logging.Logger]:
@@ -70,13 +74,16 @@ def abandon_clients(address: str) -> None:
                 client.status = "closed"
 
 
-def shut_down_once() -> None:
+def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
     """Let ``Client.shutdown()`` do nothing on a client that is closed, instead of failing with errors from its inside.
 
-    A script that ends its cluster twice, by this and by `Session.close`, is right.
+    A script that ends its cluster twice, by this and by `Session.close`, is right. Before a cluster is shut down, `before` is
+    called.
     """
+    global _before_shutdown
     from distributed import Client
 
+    _before_shutdown = before
     shutdown = Client.shutdown
     if getattr(shutdown, "once", False):
         return
@@ -85,6 +92,7 @@ def shut_down_once() -> None:
     def once(self: Client) -> Any:
         if self.status == "closed" and not self.asynchronous:
             return None
+        _before_shutdown()
         return shutdown(self)
 
     once.once = True  # type: ignore[attr-defined]

@@ -9,6 +9,8 @@ from typing import Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
+from . import outcome
+
 __all__ = ["ExceptHook", "install", "retire"]
 
 
@@ -29,6 +31,7 @@ class ExceptHook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         """Report the error; SystemExit after one of ours."""
+        outcome.note(outcome.of_error(error))
         if self._retired or not isinstance(error, DaskGpuMpiError):
             if not self._retired and (label := self._label()) is not None:
                 say(label)

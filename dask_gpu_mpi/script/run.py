@@ -12,7 +12,7 @@ import types
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from typing import Any
 
-from . import exit_codes
+from . import exit_codes, outcome
 from .program import Kind, Program, absolute
 
 __all__ = ["run_script"]
@@ -31,9 +31,12 @@ def run_script(program: Program) -> None:
     """
     try:
         _execute(program)
-    except SystemExit:
+        outcome.note(outcome.of_error(None))
+    except SystemExit as end:
+        outcome.note(outcome.of_error(end))
         raise
     except BaseException as error:
+        outcome.note(outcome.of_error(error))
         error = error.with_traceback(_from_script(error.__traceback__))
         sys.excepthook(type(error), error, error.__traceback__)
         raise SystemExit(exit_codes.of_exception(error)) from None

@@ -33,6 +33,7 @@ def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.
         shutdown_timeout=options.shutdown_timeout,
         log_directory=options.log_directory,
         interface=options.interface,
+        records=options.report is not None,
         mpi_deadline=mpi_deadline,
         speaks=speaks,
     )
@@ -64,6 +65,7 @@ def scheduler_settings(
         token=token,
         device=device,
         facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
+        records=options.report is not None,
     )
 
 

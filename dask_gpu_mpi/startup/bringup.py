@@ -203,6 +203,10 @@ class Bringup:
             launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
         if self._check is not None:
             self._check(rank)
+        if options.report is not None and context.has_client and rank == expected_client(options):
+            from dask_gpu_mpi.diagnostics.report_file import check_report
+
+            check_report(options.report, f"rank {rank} on {context.host}")
         preparation: Preparation | None = None
         if rank == COORDINATOR:
             preparation = prepare_job(options, context.environ)  # while the agent imports

@@ -257,6 +257,9 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
         full = replace(self._cluster, plan=self.plan, transport=self._ucx[1], config=self._config)
+        if any(self.steps.values()):
+            steps = {rank: list(steps) for rank, steps in self.steps.items()}
+            full = replace(full, hosts=dict(self.hosts), steps=steps)
         part = Cluster(self._cluster.address, None)
         for rank in range(1, self.size):
             self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)

@@ -150,7 +150,7 @@ class Relay:
 
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")
-        steps = self._timeline.take() if self._options.timeline else []
+        steps = self._timeline.take() if self._options.keeps_steps else []
         self._channels.send(COORDINATOR, Kind.READY, steps)
 
 

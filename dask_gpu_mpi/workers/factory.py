@@ -73,7 +73,7 @@ def make_worker(
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": settings.death_timeout,
     }
-    plugins = [*plugins_of(plan, configuration.log_directory)]
+    plugins = [*plugins_of(plan, configuration.log_directory, records=configuration.records)]
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, settings)
     if is_cuda_worker(cls):

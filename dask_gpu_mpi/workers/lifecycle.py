@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.certificates import clock_problem
@@ -29,6 +30,8 @@ logger = logging.getLogger("dask_gpu_mpi")
 POLL_INTERVAL = 0.02
 #: Part of the grace in which Dask closes a worker by itself.
 CLOSING_SHARE = 0.8
+#: Characters of a dead process's last output that the scheduler is told.
+MOST_OUTPUT = 4_000
 
 
 class Workers:
@@ -88,7 +91,7 @@ class Workers:
         return any(await asyncio.gather(*(self._follow(worker) for worker in self._workers)))
 
     async def _follow(self, worker: _Worker) -> bool:
-        why = await worker.failure()
+        why = await worker.failure(lambda pid: logs.last_output(self._scratch, pid))
         if why is not None and not self.closing:
             self._on_failed(worker.plan.name, why)
         return why is not None
@@ -149,9 +152,13 @@ class _Worker:
         finally:
             watch.cancel()
 
-    async def failure(self) -> str | None:
-        """Wait until it has ended for good; why, where it failed."""
-        watches = [asyncio.ensure_future(watch_nanny(nanny)) for nanny in self._nannies if _is_nanny(nanny)]
+    async def failure(self, last_output: Callable[[int], str]) -> str | None:
+        """Wait until it has ended for good; why, where it failed. The scheduler is told of each process that dies meanwhile."""
+        watches = [
+            asyncio.ensure_future(watch_nanny(nanny, on_death=self._death_reporter(nanny, last_output)))
+            for nanny in self._nannies
+            if _is_nanny(nanny)
+        ]
         await self._worker.finished()
         why = next((watch.result() for watch in watches if watch.done() and not watch.cancelled()), "")
         for watch in watches:
@@ -159,6 +166,20 @@ class _Worker:
         if not why and any(reason().startswith("nanny-inst") for reason in self._reasons):
             why = "its nanny could not start it again"
         return why or None
+
+    def _death_reporter(
+        self, nanny: Any, last_output: Callable[[int], str]
+    ) -> Callable[[int, int | None], None]:
+        def report(pid: int, code: int | None) -> None:
+            how = "died" if code is None else f"exit code {code}" if code >= 0 else f"signal {-code}"
+            # its connection, or the scheduler, may be gone as well
+            with contextlib.suppress(Exception):
+                nanny.log_event(
+                    DEATHS_TOPIC,
+                    {"worker": str(self.plan.name), "how": how, "output": last_output(pid)[-MOST_OUTPUT:]},
+                )
+
+        return report
 
     async def close(self, timeout: float) -> None:
         """Have Dask close it."""

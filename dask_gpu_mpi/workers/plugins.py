@@ -22,15 +22,22 @@ from .logs import log_to_file
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["KeylessDump", "Label", "LogFile", "UcxBetweenWorkers", "plugins_of"]
+__all__ = ["KeylessDump", "Label", "LogFile", "TransferSizes", "UcxBetweenWorkers", "plugins_of"]
 
 
-def plugins_of(plan: WorkerPlan, log_directory: str | None) -> Iterator[WorkerPlugin]:
-    """What runs inside this worker: figures, the label on its tasks' exceptions, no key in dumps, and its log file, if any."""
+def plugins_of(
+    plan: WorkerPlan, log_directory: str | None, *, records: bool = False
+) -> Iterator[WorkerPlugin]:
+    """What runs inside this worker: figures, the label on its tasks' exceptions, no key in dumps, its log file, if any.
+
+    `records`: the job has a report.
+    """
     gpu = f", GPU {plan.device}" if plan.device else ""
     yield Figures(plan.devices)
     yield KeylessDump()
     yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
+    if records:
+        yield TransferSizes()
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
@@ -196,3 +203,46 @@ class Label(WorkerPlugin):
         # an exception of the user's that can't be pickled a second time is worth more than its label
         except Exception:
             return
+
+
+class TransferSizes(WorkerPlugin):
+    """Notes on each transfer that a worker reports with a finished task how many bytes it has fetched.
+
+    Dask reports when that was, and from whom. How much it was is in the worker's own log of transfers, by the same times.
+    """
+
+    name = "dask_gpu_mpi-transfer-sizes"
+    #: Transfers that no task has claimed yet: those for a task that was cancelled never are.
+    MOST = 10_000
+
+    def setup(self, worker: Worker) -> None:
+        """Called by distributed in the worker's process."""
+        self._worker: Any = worker
+        self._last: Any = None
+        #: By sender and begin.
+        self._sizes: dict[tuple[str, float], int] = {}
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes, before the scheduler is told."""
+        if start not in ("executing", "long-running") or finish not in ("memory", "error"):
+            return
+        # an error here would fail the user's task
+        with contextlib.suppress(Exception):
+            for each in self._worker.state.tasks[key].startstops:
+                if each["action"] == "transfer" and "nbytes" not in each:
+                    each["nbytes"] = self._size(each["source"], each["start"])
+
+    def _size(self, sender: str, start: float) -> int:
+        if (sender, start) not in self._sizes:
+            self._read_log()
+        return self._sizes.pop((sender, start), 0)
+
+    def _read_log(self) -> None:
+        log = self._worker.transfer_incoming_log
+        last, self._last = self._last, log[-1] if log else None
+        for entry in reversed(log):
+            if entry is last:
+                break
+            self._sizes[entry["who"], entry["start"]] = entry["total"]
+        while len(self._sizes) > self.MOST:
+            del self._sizes[next(iter(self._sizes))]

@@ -34,15 +34,25 @@ def closing_reason(nanny: Any) -> Callable[[], str]:
     return lambda: reasons[0] if reasons else ""
 
 
-async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -> str:
+async def watch_nanny(
+    nanny: Any,
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    on_death: Callable[[int, int | None], None] = lambda pid, code: None,
+) -> str:
     """Wait until a nanny's worker has died too often, and close the nanny.
+
+    Parameters
+    ----------
+    on_death : callable
+        ``on_death(pid, exit_code)`` of each process that has died, the code None where it is not known.
 
     Returns
     -------
     str
         Why the worker is removed.
     """
-    pid, asked = nanny.pid, _requested_ends(nanny)
+    pid, asked, process = nanny.pid, _requested_ends(nanny), _process(nanny)
     deaths: deque[float] = deque(maxlen=DEATHS)
     while True:
         await asyncio.sleep(INTERVAL)
@@ -51,10 +61,16 @@ async def watch_nanny(nanny: Any, clock: Callable[[], float] = time.monotonic) -
             continue
         if pid is not None and pid not in asked:
             deaths.append(clock())
-        pid = current
+            on_death(pid, getattr(process, "exitcode", None))
+        pid, process = current, _process(nanny)
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
             await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _process(nanny: Any) -> Any:
+    """Dask's object of a nanny's process, which knows its exit code when the nanny has forgotten it."""
+    return getattr(getattr(nanny, "process", None), "process", None)
 
 
 def _requested_ends(nanny: Any) -> set[int | None]:

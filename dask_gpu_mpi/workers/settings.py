@@ -24,6 +24,8 @@ class WorkerConfiguration:
     log_directory: str | None = None
     #: The network interface that the user set, for workers of the user's own class.
     interface: str | None = None
+    #: Whether they are to report how much data they have fetched, for the job's report.
+    records: bool = False
 
 
 @dataclass(frozen=True)

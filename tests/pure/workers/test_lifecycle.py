@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
@@ -226,7 +227,7 @@ def test_failures_while_closing_are_not_reported(bench: Bench) -> None:
 
 
 def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def watch(nanny: Any) -> str:
+    async def watch(nanny: Any, **_: Any) -> str:
         return "it died 5 times"
 
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
@@ -238,7 +239,7 @@ def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.Monke
     """A class of the user's, or `distributed.Worker`."""
     watched: list[Any] = []
 
-    async def watch(nanny: Any) -> None:
+    async def watch(nanny: Any, **_: Any) -> None:
         watched.append(nanny)
 
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
@@ -323,3 +324,23 @@ def test_what_is_left_after_the_grace_is_killed(monkeypatch: pytest.MonkeyPatch,
 def test_nothing_started_nothing_to_close(bench: Bench) -> None:
     asyncio.run(bench.workers.close())
     assert asyncio.run(bench.workers.follow()) is False
+
+
+def test_the_scheduler_is_told_of_deaths(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, Any]] = []
+
+    async def watch(nanny: Any, *, on_death: Callable[[int, int | None], None]) -> str:
+        nanny.log_event = lambda topic, message: told.append((topic, message))
+        for pid, code in ((7, -9), (8, 3), (9, None)):
+            on_death(pid, code)
+        nanny.log_event = None  # its connection is gone: no error
+        on_death(10, 1)
+        return "it died"
+
+    monkeypatch.setattr(lifecycle, "watch_nanny", watch)
+    monkeypatch.setattr(lifecycle.logs, "last_output", lambda scratch, pid: f"{'x' * 5_000} of {pid}")
+    followed(bench)
+    deaths = [message for topic, message in told if topic == DEATHS_TOPIC and message["worker"] == "a"]
+    assert [message["how"] for message in deaths] == ["signal 9", "exit code 3", "died"]
+    assert all(len(message["output"]) == lifecycle.MOST_OUTPUT for message in deaths)
+    assert deaths[0]["output"].endswith(" of 7")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,14 @@ from distributed.protocol import pickle
 
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import plugins
-from dask_gpu_mpi.workers.plugins import KeylessDump, Label, LogFile, UcxBetweenWorkers, plugins_of
+from dask_gpu_mpi.workers.plugins import (
+    KeylessDump,
+    Label,
+    LogFile,
+    TransferSizes,
+    UcxBetweenWorkers,
+    plugins_of,
+)
 
 
 def plan(device: str | None) -> WorkerPlan:
@@ -167,3 +175,55 @@ def test_the_first_worker_of_a_node_connects_to_the_next_node() -> None:
     assert probe("10.0.0.1:5") == ["scheduler", "tls://10.0.0.2:5"]
     assert probe("10.0.0.3:5") == ["scheduler", "tls://10.0.0.1:5"]
     assert probe("10.0.0.9:5") == ["scheduler"]  # gone meanwhile
+
+
+class TestTransferSizes:
+    @staticmethod
+    def worker(**tasks: Any) -> Any:
+        return SimpleNamespace(transfer_incoming_log=deque(), state=SimpleNamespace(tasks=tasks))
+
+    @staticmethod
+    def task(*starts: float) -> Any:
+        return SimpleNamespace(
+            startstops=[
+                {"action": "transfer", "start": start, "stop": start + 1, "source": "a"} for start in starts
+            ]
+        )
+
+    def test_each_transfer_has_its_bytes_once(self) -> None:
+        worker = self.worker(x=self.task(1.0, 2.0), y=self.task(3.0))
+        plugin = TransferSizes()
+        plugin.setup(worker)
+        log = worker.transfer_incoming_log
+        log += [{"who": "a", "start": start, "total": int(start * 10)} for start in (1.0, 2.0)]
+        plugin.transition("x", "executing", "memory")
+        log.append({"who": "a", "start": 3.0, "total": 30})
+        plugin.transition("y", "executing", "error")
+        found = [each["nbytes"] for task in ("x", "y") for each in worker.state.tasks[task].startstops]
+        assert found == [10, 20, 30]
+        plugin.transition("x", "executing", "memory")  # once more, as after a cancelled one
+        assert [each["nbytes"] for each in worker.state.tasks["x"].startstops] == [10, 20]
+
+    def test_other_transitions_and_other_versions(self) -> None:
+        worker = self.worker(x=self.task(1.0))
+        plugin = TransferSizes()
+        plugin.setup(worker)
+        plugin.transition("x", "fetch", "flight")
+        plugin.transition("gone", "executing", "memory")
+        assert "nbytes" not in worker.state.tasks["x"].startstops[0]
+        del worker.transfer_incoming_log
+        plugin.transition("x", "executing", "memory")
+        assert "nbytes" not in worker.state.tasks["x"].startstops[0]
+
+    def test_what_no_task_claims_is_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(TransferSizes, "MOST", 10)
+        worker = self.worker(x=self.task(-1.0))
+        plugin = TransferSizes()
+        plugin.setup(worker)
+        worker.transfer_incoming_log += [{"who": "a", "start": float(n), "total": 1} for n in range(100)]
+        plugin.transition("x", "executing", "memory")
+        assert len(plugin._sizes) == 10
+
+    def test_it_is_there_where_the_job_has_a_report(self) -> None:
+        assert any(isinstance(each, TransferSizes) for each in plugins_of(plan(None), None, records=True))
+        assert not any(isinstance(each, TransferSizes) for each in plugins_of(plan(None), None))

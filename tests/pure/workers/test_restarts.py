@@ -119,3 +119,37 @@ def test_an_agent_that_cannot_be_started_leaves_no_descriptor(monkeypatch: pytes
     with pytest.raises(OSError, match="memory"):
         AgentProcess({})
     assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_each_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int | None]] = []
+    nanny = Nanny([(0.0, 10.0), (1.0, 20.0), (1.0, 2_000.0)])
+    of = {1: -9, 2: 3, 3: None}
+    monkeypatch.setattr(
+        restarts, "_process", lambda nanny: None if nanny.pid is None else Process(of[nanny.pid])
+    )
+    watching(nanny, monkeypatch, lambda pid, code: told.append((pid, code)))
+    assert told == [(1, -9), (2, 3)]
+
+
+class Process:
+    """Dask's object of a process."""
+
+    def __init__(self, exitcode: int | None) -> None:
+        self.exitcode = exitcode
+
+
+def watching(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, on_death: Any) -> None:
+    """Watch it for a hundred seconds."""
+
+    class Over(Exception):
+        pass
+
+    async def sleep(seconds: float) -> None:
+        nanny.now += seconds
+        if nanny.now > 100:
+            raise Over
+
+    monkeypatch.setattr(restarts.asyncio, "sleep", sleep)
+    with pytest.raises(Over):
+        asyncio.run(watch_nanny(nanny, nanny.clock, on_death=on_death))

@@ -1,0 +1,10 @@
+"""Names by which the processes of a job find what is recorded of it."""
+
+from __future__ import annotations
+
+__all__ = ["DEATHS_TOPIC", "OPERATION"]
+
+#: Operation of the scheduler that answers with its record (`diagnostics.recorder`).
+OPERATION = "gpu_mpi_record"
+#: Dask's topic of events for the deaths of workers' processes: who, how, its last output.
+DEATHS_TOPIC = "dask-gpu-mpi-deaths"

@@ -1,0 +1,90 @@
+"""What a job prints when its cluster is up: workers, warnings, where the dashboard is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.network.dashboard_link import ssh_line
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.startup.bringup import Joined
+
+__all__ = ["all_warnings", "announce", "gpu_count", "open_warnings", "version_warnings"]
+
+
+def gpu_count(plan: Plan) -> int:
+    """How many GPUs the workers have."""
+    return len({device for worker in plan.workers for device in worker.devices})
+
+
+def announce(joined: Joined, seconds: float) -> None:
+    """Print what came up, and where the dashboard is."""
+    plan = joined.cluster.plan
+    assert plan is not None  # called on the client rank, which is given it
+    gpus = gpu_count(plan)
+    workers, hosts = len(plan.workers), len(plan.hosts)
+    counts = [
+        f"{number} {noun}{'s' * (number != 1)}"
+        for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
+    ]
+    say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
+    for warning in all_warnings(joined):
+        say(f"warning: {warning}")
+    if joined.cluster.transport:
+        say(f"transport: {joined.cluster.transport}")
+    if joined.cluster.dashboard:
+        # of another job's cluster the node is unknown
+        host = plan.scheduler.host if joined.options.scheduler else ""
+        if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
+            say(f"from your computer: {line}")
+        say(f"dashboard at {joined.cluster.dashboard}")
+    elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
+        say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def all_warnings(joined: Joined) -> tuple[str, ...]:
+    """What the user is warned of when the cluster is up."""
+    plan, options = joined.cluster.plan, joined.options
+    assert plan is not None  # called on the client rank, which is given it
+    gpus = any(worker.devices for worker in plan.workers)
+    return (
+        *open_warnings(joined.cluster.address, options),
+        *options.warnings,
+        *plan.warnings,
+        *version_warnings(gpus=gpus),
+    )
+
+
+def open_warnings(address: str, options: Options) -> list[str]:
+    """Warns of a cluster of this job's own over TCP; the options warn of UCX, and who joins another's has been told then.
+
+    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
+    """
+    if not options.scheduler or Protocol.of(address) is not Protocol.TCP:
+        return []
+    where = "this node" if "://127." in address else "the network"
+    return [
+        f"the protocol is tcp, without encryption: everyone on {where} can reach this cluster and run code as you. "
+        "Fix: leave out --no-security (security=False) and --protocol tcp; the default is TLS"
+    ]
+
+
+def version_warnings(*, gpus: bool) -> list[str]:
+    """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    installed: dict[str, str] = {}
+    for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
+        # a package without metadata, put on PYTHONPATH, has no version, or an empty one
+        with contextlib.suppress(PackageNotFoundError):
+            installed[name] = version(name) or ""
+    warnings = untested(installed)
+    if gpus and all(installed.get(name) for name in ("distributed", "dask-cuda")):
+        with contextlib.suppress(PackageNotFoundError):
+            warnings += pin_warnings(installed, requires("rapids-dask-dependency") or ())
+    return warnings

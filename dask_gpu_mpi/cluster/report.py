@@ -1,0 +1,158 @@
+"""The report of a job, on the client rank: asks the scheduler for its record, and writes the file while the cluster ends.
+
+All of it happens in one thread, which starts with the session. At the end of the interpreter no other can start, and asyncio
+can't even look up an address, since it does that in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+from dask_gpu_mpi.base.recording import OPERATION
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.diagnostics.report_data import Job, assemble
+from dask_gpu_mpi.diagnostics.report_file import write_report
+from dask_gpu_mpi.script.outcome import Outcome
+from dask_gpu_mpi.startup.bringup import Joined
+
+__all__ = ["Reporter"]
+
+#: Seconds for the scheduler to answer at the end, and to connect to it.
+ASKING, CONNECTING = 1.0, 10.0
+#: Seconds for a report to be made and written, beyond which the job ends without it.
+WRITING = 30.0
+
+
+class Reporter:
+    """Gathers and writes.
+
+    Parameters
+    ----------
+    joined : Joined
+        The client rank.
+    security : Any
+        The ``distributed.Security`` that lets a client in; None without TLS.
+    warnings : sequence of str
+        What the user has been warned of.
+    started : float
+        When this process began to work on the cluster, and
+    ready : float
+        when the cluster was up, in seconds since the epoch.
+    """
+
+    def __init__(
+        self, joined: Joined, security: Any, warnings: Sequence[str], *, started: float, ready: float
+    ) -> None:
+        self._joined = joined
+        self._security = security
+        self._warnings = tuple(warnings)
+        self._started = started
+        self._ready = ready
+        self._comm: Any = None
+        self._record: Mapping[str, Any] | None = None
+        self._writing: concurrent.futures.Future[None] | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True).start()
+        self._connecting = self._submit(self._connect)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _submit(
+        self, function: Callable[..., Coroutine[Any, Any, None]], *details: Any
+    ) -> concurrent.futures.Future[None]:
+        return asyncio.run_coroutine_threadsafe(function(*details), self._loop)
+
+    async def _connect(self) -> None:
+        from distributed.comm.core import connect
+
+        address = self._joined.cluster.address
+        arguments = {} if self._security is None else self._security.get_connection_args("client")
+        self._comm = await connect(address, timeout=CONNECTING, **arguments)
+
+    async def _ask(self) -> None:
+        from distributed.core import send_recv
+
+        await asyncio.wrap_future(self._connecting)
+        record = await send_recv(self._comm, op=OPERATION)
+        if (
+            isinstance(record, Mapping) and "series" in record
+        ):  # else the cluster's scheduler is another job's
+            self._record = record
+
+    def fetch(self, timeout: float = ASKING) -> None:
+        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept."""
+        asking = self._submit(self._ask)
+        with contextlib.suppress(Exception):
+            asking.result(timeout)
+        asking.cancel()
+
+    def begin(self, path: str, outcome: Outcome) -> None:
+        """Begin to make the report and to write it."""
+        self._writing = self._submit(self._write, path, self._job(outcome))
+
+    async def _write(self, path: str, job: Job) -> None:
+        write_report(path, assemble(job, self._record))
+
+    def _job(self, outcome: Outcome) -> Job:
+        joined = self._joined
+        assert joined.cluster.plan is not None  # the client rank is given it
+        steps = joined.cluster.steps
+        begins = [step.start for step in steps.get(joined.channels.rank, ())]
+        return Job(
+            plan=joined.cluster.plan,
+            options=joined.options,
+            began=min([self._started, *begins]),
+            ready=self._ready,
+            ended=time.time(),
+            how=outcome[0],
+            exit_code=outcome[1],
+            warnings=self._warnings,
+            transport=joined.cluster.transport,
+            hosts=joined.cluster.hosts,
+            steps=steps,
+        )
+
+    def finish(self) -> None:
+        """Wait until it is written; a failure is a warning, since the job is worth more than its report.
+
+        Raises nothing.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        try:
+            self.wait(writing)
+        except Exception as error:
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            say(f"warning: the report could not be written: {reason}. Fix: another file or format by --report")
+
+    def wait(self, writing: concurrent.futures.Future[None]) -> None:
+        """Wait until it is written; raises why it is not."""
+        try:
+            writing.result(WRITING)
+        except concurrent.futures.TimeoutError:
+            raise TimeoutError(f"not within {WRITING:g} s") from None
+
+    def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
+        """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
+        if ask:
+            self.fetch(CONNECTING)
+        self.wait(self._submit(self._write, path, self._job(outcome)))
+
+    def close(self) -> None:
+        """End the connection, and the thread."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._close)
+
+    def _close(self) -> None:
+        if self._comm is not None:
+            self._comm.abort()
+        self._loop.stop()

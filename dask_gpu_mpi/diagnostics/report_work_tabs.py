@@ -1,0 +1,236 @@
+"""The tabs of a report's page that are of the scheduler's record: GPUs, memory, tasks, transfers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import report_plots as plots
+from .report_html import legend, note, size, table
+from .report_tabs import LOST, MOST_ROWS, text, workers_of
+
+__all__ = ["gpus", "groups", "memory", "task_stream", "transfers"]
+
+#: Bars that are shown.
+MOST_BARS = 25
+
+
+def _quantity(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+    found = {name: columns.get(quantity) for name, columns in record["series"]["workers"].items()}
+    return {
+        name: values
+        for name, values in found.items()
+        if values and any(value is not None for value in values)
+    }
+
+
+def _series(record: Mapping[str, Any], charts: Sequence[tuple[str, str, str, float | None]]) -> list[Any]:
+    """A figure for each quantity that some worker reports: title, quantity, format, end of the scale."""
+    series = record["series"]
+    return [
+        plots.over_time(title, series["times"], rows, form, high=high)
+        for title, quantity, form, high in charts
+        if (rows := _quantity(record, quantity))
+        and (high is not None or any(any(row) for row in rows.values()))
+    ]
+
+
+def _sampling(record: Mapping[str, Any]) -> str:
+    series = record["series"]
+    text = f"A point every {series['interval']:g} s, of what workers report in their heartbeats."
+    if not record["from_start"]:
+        text += " Recorded from when the report was first asked for."
+    if series["left_out"]:
+        text += f" {series['left_out']} workers are left out; peaks are of all."
+    return note(text)
+
+
+def gpus(data: Mapping[str, Any]) -> list[Any]:
+    """Use and memory of GPUs."""
+    record = data["record"]
+    if record is None:
+        return [text(note(LOST, "bad"))]
+    charts = _series(
+        record,
+        [
+            ("GPU use, %", "gpu", plots.NUMBER, 100.0),
+            (
+                "GPU memory in use",
+                "gpu_memory",
+                plots.BYTES,
+                max((w["device_memory"] for w in record["workers"]), default=0) or None,
+            ),
+            ("allocated by RMM", "rmm", plots.BYTES, None),
+            ("spilled by cuDF", "cudf_spilled", plots.BYTES, None),
+        ],
+    )
+    if not charts:
+        return [text(note("No worker has reported a GPU."))]
+    rows = [
+        [
+            w["name"],
+            w["host"],
+            round(w["peaks"].get("gpu", 0), 1),
+            size(w["peaks"].get("gpu_memory", 0)),
+            size(w["device_memory"]),
+        ]
+        for w in workers_of(record)
+        if "gpu_memory" in w["peaks"] or "gpu" in w["peaks"]
+    ]
+    return [
+        text(
+            _sampling(record),
+            note("Of a worker with several GPUs, the first. Memory is that of all processes on the GPU."),
+        ),
+        *charts,
+        text("<h2>Peaks</h2>", table(["worker", "host", "use, %", "memory", "of"], rows)),
+    ]
+
+
+def memory(data: Mapping[str, Any]) -> list[Any]:
+    """Memory, spilled data and CPU of workers."""
+    record = data["record"]
+    if record is None:
+        return [text(note(LOST, "bad"))]
+    charts = _series(
+        record,
+        [
+            ("memory of the worker's process", "memory", plots.BYTES, None),
+            ("results that Dask holds (managed memory)", "managed", plots.BYTES, None),
+            ("spilled to disk", "spilled", plots.BYTES, None),
+            ("CPU, % of a core", "cpu", plots.NUMBER, None),
+        ],
+    )
+    rows = [
+        [
+            worker["name"],
+            worker["host"],
+            size(worker["peaks"].get("memory", 0)),
+            size(worker["memory_limit"]) if worker["memory_limit"] else "no limit",
+            size(worker["peaks"].get("managed", 0)),
+            size(worker["peaks"].get("spilled", 0)),
+            round(worker["peaks"].get("cpu", 0)),
+        ]
+        for worker in workers_of(record)
+    ]
+    header = ["worker", "host", "memory", "limit", "managed", "spilled", "CPU, %"]
+    return [text(_sampling(record)), *charts, text("<h2>Peaks</h2>", table(header, rows))]
+
+
+def task_stream(data: Mapping[str, Any]) -> list[Any]:
+    """Which thread ran which task when."""
+    record = data["record"]
+    if record is None:
+        return [text(note(LOST, "bad"))]
+    tasks = record["tasks"]
+    if not tasks["start"]:
+        return [text(note("No task has run since the record began."))]
+    seconds: dict[str, float] = defaultdict(float)
+    for name, action, length in zip(tasks["name"], tasks["action"], tasks["length"], strict=True):
+        if tasks["actions"][action] == "compute":
+            seconds[tasks["names"][name]] += length
+    colours = plots.colours_of(list(seconds), seconds)
+    shown = "All tasks."
+    if tasks["shown"] < tasks["seen"]:
+        shown = (
+            f"{tasks['shown']:,} of {tasks['seen']:,} tasks are shown: about 1 of every {tasks['stride']:,}, and the "
+            f"{tasks['longest']:,} longest. Gaps need not be idle time."
+        )
+    actions = {tasks["actions"][action] for action in tasks["action"]} - {"compute"}
+    return [
+        text(note(shown)),
+        plots.tasks("task stream", tasks, colours),
+        text(legend({**colours, **{action: plots.ACTION_COLOURS[action] for action in sorted(actions)}})),
+    ]
+
+
+def groups(data: Mapping[str, Any]) -> list[Any]:
+    """Time by group of tasks."""
+    record = data["record"]
+    if record is None:
+        return [text(note(LOST, "bad"))]
+    groups = record["groups"]
+    if not groups:
+        return [text(note("There were no tasks."))]
+    first = groups[:MOST_BARS]
+    actions = sorted(
+        {action for group in first for action in group["seconds"]}, key=lambda action: action != "compute"
+    )
+    rows = [
+        [
+            group["name"],
+            group["tasks"],
+            group["failed"],
+            *(round(group["seconds"].get(action, 0.0), 3) for action in actions),
+            round(1e3 * group["seconds"].get("compute", 0.0) / group["tasks"], 3) if group["tasks"] else 0,
+            size(group["bytes"]),
+        ]
+        for group in groups[:MOST_ROWS]
+    ]
+    parts = {action: [group["seconds"].get(action, 0.0) for group in first] for action in actions}
+    header = ["tasks", "number", "failed", *(f"{action}, s" for action in actions), "mean, ms", "results"]
+    return [
+        text(note("Tasks by the first part of their names, those that took longest first.")),
+        *(
+            [plots.stacks("time by group of tasks", [group["name"] for group in first], parts)]
+            if actions
+            else []
+        ),
+        text(table(header, rows)),
+    ]
+
+
+def transfers(data: Mapping[str, Any]) -> list[Any]:
+    """Data between workers."""
+    record = data["record"]
+    if record is None:
+        return [text(note(LOST, "bad"))]
+    rows = record["transfers"]["rows"]
+    if not rows:
+        return [text(note("No worker has fetched data from another."))]
+    by_bytes = any(row["bytes"] for row in rows)
+    value, form, what = (
+        ("bytes", plots.BYTES, "bytes") if by_bytes else ("count", plots.NUMBER, "number of transfers")
+    )
+    cells = {(row["from"], row["to"]): row[value] for row in rows}
+    figures = [_matrix(f"{what}, by {record['transfers']['by']}", cells, form)]
+    host = {worker["name"]: worker["host"] for worker in record["workers"]}
+    if record["transfers"]["by"] == "worker" and len(set(host.values())) > 1:
+        folded: dict[tuple[str, str], float] = defaultdict(float)
+        for (sender, receiver), number in cells.items():
+            folded[host.get(sender, "unknown"), host.get(receiver, "unknown")] += number
+        figures.insert(0, _matrix(f"{what}, by node", folded, form))
+    most = sorted(rows, key=lambda row: row[value], reverse=True)[:20]
+    total = sum(row["bytes"] for row in rows)
+    return [
+        text(
+            note(
+                f"{sum(row['count'] for row in rows):,} transfers that tasks have waited for"
+                + (f", {size(total)}." if by_bytes else "; their sizes were not recorded.")
+            )
+        ),
+        *figures,
+        text(
+            "<h2>Most</h2>",
+            table(
+                ["from", "to", "transfers", "data", "seconds", "per second"],
+                [
+                    [
+                        row["from"],
+                        row["to"],
+                        row["count"],
+                        size(row["bytes"]) if by_bytes else "-",
+                        round(row["seconds"], 3),
+                        size(row["bytes"] / row["seconds"]) if by_bytes and row["seconds"] else "-",
+                    ]
+                    for row in most
+                ],
+            ),
+        ),
+    ]
+
+
+def _matrix(title: str, cells: Mapping[tuple[str, str], float], form: str) -> Any:
+    names = sorted({name for pair in cells for name in pair}, key=plots.by_name)
+    return plots.matrix(title, names, cells, form)

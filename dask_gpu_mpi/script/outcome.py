@@ -1,0 +1,53 @@
+"""How the script has ended, as far as its process can tell: Python does not keep the code of a ``sys.exit()``."""
+
+from __future__ import annotations
+
+import signal
+
+from . import exit_codes
+
+__all__ = ["Outcome", "note", "noted", "of_error", "of_signal"]
+
+#: In words, and the exit code; None: not known here.
+Outcome = tuple[str, int | None]
+
+_noted: Outcome | None = None
+
+
+def of_error(error: BaseException | None) -> Outcome:
+    """What has become of a script that raised this, or nothing.
+
+    >>> of_error(None), of_error(SystemExit(3)), of_error(ValueError("no such file"))
+    (('the script ended', 0), ('the script called sys.exit', 3), ('ValueError: no such file', 1))
+    """
+    if error is None:
+        return "the script ended", 0
+    if isinstance(error, SystemExit):
+        known = error.code is None or isinstance(error.code, int)
+        return "the script called sys.exit", (error.code or 0) if known else exit_codes.FAILED  # type: ignore[return-value]
+    first = str(error).strip().partition("\n")[0][:300]
+    return f"{type(error).__name__}{': ' if first else ''}{first}", exit_codes.of_exception(error)
+
+
+def of_signal(number: int, code: int) -> Outcome:
+    """What has become of a script that was sent a signal.
+
+    >>> of_signal(15, 75)
+    ('its time was running out (SIGTERM), and on_walltime has run', 75)
+    """
+    name = signal.Signals(number).name
+    if code == exit_codes.WALLTIME:
+        return f"its time was running out ({name}), and on_walltime has run", code
+    return f"the job was sent {name}", code
+
+
+def note(outcome: Outcome) -> None:
+    """Keep how the script has ended; what is noted first counts."""
+    global _noted
+    if _noted is None:
+        _noted = outcome
+
+
+def noted() -> Outcome | None:
+    """What has been noted."""
+    return _noted

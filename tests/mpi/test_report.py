@@ -1,0 +1,300 @@
+"""The report of real jobs: written however they end, and what a browser shows of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND, TELL, facts, only_our_lines, until
+from gpujobs import gpu_environ
+from harness import Mpi
+from reports import TABS, browser
+from simulated.nvml import GIB, make_gpus
+
+pytestmark = pytest.mark.one_mpi
+
+#: Tasks that compute, fetch data from each other, and fail; long enough for a heartbeat of each worker.
+WORK = (
+    TELL
+    + """
+import time
+from distributed import Client, wait
+
+def make(i):
+    return bytes(100_000)
+
+def join(*parts):
+    time.sleep(0.02)
+    return sum(map(len, parts))
+
+def fail():
+    raise ValueError("on purpose")
+
+client = Client()
+made = client.map(make, range(20), pure=False)
+joined = [client.submit(join, *made, pure=False) for _ in range(8)]
+tell(joined=client.gather(joined))
+assert isinstance(client.submit(fail, pure=False).exception(), ValueError)
+time.sleep(1.2)
+"""
+)
+
+
+def run(
+    mpirun: Mpi, script: str, *options: str, ranks: int = 2, report: str = "report.json", **more: Any
+) -> Any:
+    """A job with a report that has ended, and its folder."""
+    job = mpirun.start([*COMMAND, "--report", report, *options, "script.py"], ranks, **more)
+    (job.directory / "script.py").write_text(script)
+    return job
+
+
+def figures(job: Any) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.directory / "report.json").read_text())
+    return found
+
+
+def test_the_figures_of_a_job(mpirun: Mpi) -> None:
+    job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
+    done = job.wait(60).check(0)
+    assert facts(done)["joined"] == [2_000_000] * 8
+    data = figures(job)
+    assert data["schema"] == 1
+    assert (data["job"]["how"], data["job"]["exit_code"]) == ("the script ended", 0)
+    assert 0 < data["job"]["ready_after"] < data["job"]["ended_after"]
+    assert [worker["name"] for worker in data["plan"]["workers"]] == [0, 1]
+    steps = {(step["rank"], step["process"], step["name"]) for step in data["start"]["steps"]}
+    assert {(rank, "rank", "start workers") for rank in (0, 1)} <= steps
+    assert {(0, "scheduler", "start"), (1, "worker 1", "start"), (1, "agent", "import")} <= steps
+    record = data["record"]
+    assert record["from_start"]
+    assert record["tasks"]["seen"] == 29
+    assert record["tasks"]["failed"] == 1
+    assert sorted(record["tasks"]["names"]) == ["fail", "join", "make"]
+    groups = {group["name"]: group for group in record["groups"]}
+    assert {name: group["tasks"] for name, group in groups.items()} == {"make": 20, "join": 8, "fail": 1}
+    assert groups["join"]["seconds"]["compute"] >= 8 * 0.02
+    assert groups["make"]["bytes"] >= 20 * 100_000
+    # each of the two has fetched what the other has made
+    assert {(row["from"], row["to"]) for row in record["transfers"]["rows"]} == {("0", "1"), ("1", "0")}
+    assert 20 * 100_000 <= sum(row["bytes"] for row in record["transfers"]["rows"]) <= 21 * 100_000
+    assert {worker["name"] for worker in record["workers"]} == {"0", "1"} == set(record["alive"])
+    assert all(worker["peaks"]["memory"] > 10 << 20 for worker in record["workers"])
+    assert all(worker["host"] == os.uname().nodename for worker in record["workers"])
+    assert any(value for value in record["series"]["workers"]["1"]["memory"])
+    # no credentials of the job, and none of the user's
+    text = (job.directory / "report.json").read_text()
+    token = re.search(r"token=([\w-]+)", done.stderr)
+    assert token is not None
+    assert [word for word in (token[1], "PRIVATE KEY", "hunter2") if word in text] == []
+    assert "MY_TOKEN" in text
+
+
+def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
+    job = run(mpirun, WORK + "raise SystemExit(3)\n", report="report.html")
+    job.wait(60).check(3)
+    with browser() as chromium:
+        tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html")}
+    assert tuple(tabs) == TABS
+    assert "the script called sys.exit (exit code 3)" in tabs["Overview"].text
+    for title, count in (
+        ("Start-up", 1),
+        ("Memory & spill", 3),
+        ("Tasks", 1),
+        ("Task groups", 1),
+        ("Transfers", 1),
+    ):
+        shown = tabs[title].figures
+        assert len(shown) >= count, title
+        assert all(marks and min(marks) > 0 for _, marks in shown), (title, shown)
+        assert tabs[title].painted >= count, title
+
+
+@pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+def test_gpus(mpirun: Mpi, libdir: Path) -> None:
+    gpus = make_gpus(2, host="one", memory=80 * GIB)
+    job = run(mpirun, WORK, ranks=1, report="report.html", env=gpu_environ(libdir, gpus))
+    job.wait(60).check(0)
+    with browser() as chromium:
+        tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html", dark=True)}
+        assert chromium.style("backgroundColor") == "rgb(13, 17, 23)"
+    titles = [title for title, _ in tabs["GPUs"].figures]
+    assert titles[:2] == ["GPU use, %", "GPU memory in use"]
+    assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures)
+    assert tabs["GPUs"].painted >= 2
+    assert "80.00 GiB" in tabs["GPUs"].text
+
+
+ENDINGS = {
+    "raises": ("raise KeyError('token=abc')\n", 1, r"KeyError: .token=\[left out\]"),
+    "sys.exit": ("raise SystemExit(7)\n", 7, "the script called sys.exit"),
+    "walltime": (
+        "from dask_gpu_mpi import current_session\ncurrent_session().on_walltime(lambda: None)\n"
+        "import signal\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(30)\n",
+        75,
+        "its time was running out",
+    ),
+    "shutdown": ("client.shutdown()\n", 0, "the script ended"),
+    "close": (
+        "from dask_gpu_mpi import current_session\ncurrent_session().close()\n"
+        "tell(then=json.load(open('report.json'))['job']['how'])\nraise SystemExit(4)\n",
+        4,
+        "the script called sys.exit",
+    ),
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None:
+    more, code, how = ENDINGS[ending]
+    job = run(mpirun, WORK + more, ranks=1)
+    done = job.wait(60).check(code)
+    data = figures(job)
+    assert re.search(how, data["job"]["how"])
+    assert data["job"]["exit_code"] == code
+    assert data["record"]["tasks"]["seen"] == 29
+    if ending == "close":
+        assert facts(done)["then"] == "the session was closed; the script continues"
+
+
+def test_a_signal_to_the_job(mpirun: Mpi) -> None:
+    job = run(mpirun, WORK + "tell(waits=True)\ntime.sleep(60)\n")
+    job.wait_for("waits")
+    job.signal(signal.SIGTERM)
+    assert job.wait(30).rc != 0
+    data = figures(job)
+    assert data["job"]["how"] == "the job was sent SIGTERM"
+    assert data["record"]["tasks"]["seen"] == 29
+
+
+def test_a_lost_scheduler_leaves_what_the_client_rank_knows(mpirun: Mpi) -> None:
+    script = WORK + "import signal\ntell(scheduler=client.run_on_scheduler(os.getpid))\ntime.sleep(60)\n"
+    job = run(mpirun, script)
+    pid = until(lambda: facts(job).get("scheduler"))
+    os.kill(pid, signal.SIGKILL)
+    job.wait(30).check(1)
+    data = figures(job)
+    assert data["record"] is None
+    assert data["job"]["how"].startswith("the cluster was lost: the scheduler's process ended")
+    assert {step["rank"] for step in data["start"]["steps"]} == {0, 1}
+
+
+def test_a_worker_that_was_killed(mpirun: Mpi) -> None:
+    script = (
+        WORK
+        + """
+import logging, signal
+def die():
+    logging.getLogger("distributed.worker").error("its last words")
+    os.kill(os.getpid(), signal.SIGKILL)
+info = client.scheduler_info(n_workers=-1)["workers"]
+address = next(address for address, worker in info.items() if worker["name"] == 0)
+try:
+    client.submit(die, workers=[address]).result(timeout=1)
+except Exception:
+    pass
+deadline = time.time() + 30
+while len(client.scheduler_info(n_workers=-1)["workers"]) < 2 and time.time() < deadline:
+    time.sleep(0.1)
+time.sleep(1.0)
+"""
+    )
+    job = run(
+        mpirun, "import dask; dask.config.set({'distributed.scheduler.allowed-failures': 0})\n" + script
+    )
+    job.wait(90).check(0)
+    record = figures(job)["record"]
+    told = [(event["what"], event["worker"], event["why"]) for event in record["events"]]
+    assert ("process died", "0", "signal 9") in told
+    assert ("worker restarted", "0", "") in told
+    assert any(what == "worker gone" and worker == "0" for what, worker, _ in told)
+    died = next(event for event in record["events"] if event["what"] == "process died")
+    assert "its last words" in died["output"]
+    assert {worker["name"]: worker["starts"] > 1 for worker in record["workers"]} == {"0": True, "1": False}
+
+
+HIDE_BOKEH = "import sys\nsys.modules['bokeh'] = None\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("no/report.html", "can't be written by rank 0"),
+        ("report.pdf", "expected FILE.html or FILE.json"),
+        ("report.html", "needs bokeh, which is not installed on rank 0"),
+    ],
+)
+def test_what_can_not_be_written_is_told_before_anything_starts(
+    path: str, told: str, mpirun: Mpi, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE_BOKEH if "bokeh" in told else "")
+    pythonpath = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    job = run(mpirun, WORK, report=path, env={"PYTHONPATH": pythonpath})
+    done = job.wait(60).check(2)
+    assert done.stderr.count(told) == 1
+    assert "Traceback" not in done.stderr
+    assert not (job.directory / "report.html").exists()
+
+
+def test_without_bokeh_there_is_json(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HIDE_BOKEH)
+    pythonpath = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    job = run(mpirun, WORK, ranks=1, env={"PYTHONPATH": pythonpath})
+    job.wait(60).check(0)
+    assert figures(job)["record"]["tasks"]["seen"] == 29
+
+
+def test_a_report_that_can_not_be_written_at_the_end_is_a_warning(mpirun: Mpi) -> None:
+    script = "import os, sys\nos.mkdir('report.json')\nsys.exit(5)\n"
+    job = run(mpirun, script, ranks=1)
+    done = job.wait(60).check(5)
+    assert done.stderr.count("warning: the report could not be written") == 1
+    assert only_our_lines(done.stderr)
+
+
+def test_a_report_that_is_asked_for_while_the_script_runs(mpirun: Mpi) -> None:
+    script = (
+        "from dask_gpu_mpi import InputError, initialize\nsession = initialize()\n"
+        + WORK
+        + """
+session.report("first.json")
+assert client.submit(sum, [1, 2]).result() == 3
+session.report("second.json")
+for name in ("x.pdf", "no/x.json"):
+    try:
+        session.report(name)
+    except InputError as error:
+        tell(**{name: str(error)})
+session.close()
+session.report("third.json")
+"""
+    )
+    done = mpirun.run(script, 2).check()
+    told = facts(done)
+    assert "expected FILE.html or FILE.json" in told["x.pdf"]
+    assert "can't be written" in told["no/x.json"]
+    first, second, third = (
+        json.loads((mpirun.jobs[-1].directory / f"{name}.json").read_text())
+        for name in ("first", "second", "third")
+    )
+    assert third["job"]["how"] == "the session was closed; the script continues"
+    assert third["record"] == second["record"]  # what was known last
+    assert first["job"]["how"] == second["job"]["how"] == "the script runs"
+    assert not first["record"]["from_start"]
+    assert [data["record"]["tasks"]["seen"] for data in (first, second)] == [0, 1]
+    assert {group["name"]: group["tasks"] for group in first["record"]["groups"]}["join"] == 8
+
+
+def test_without_a_script_it_has_no_effect(mpirun: Mpi) -> None:
+    job = mpirun.start([*COMMAND, "--report", "report.json"], 1)
+    job.wait_for("report: no effect without a script", stream="stderr")
+    job.signal(signal.SIGTERM)
+    job.wait(30)
+    assert not (job.directory / "report.json").exists()

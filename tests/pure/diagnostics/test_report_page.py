@@ -1,0 +1,95 @@
+"""The page of made-up jobs: of one worker and of 64, light and dark, in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.diagnostics.report_data import SCHEMA
+from dask_gpu_mpi.diagnostics.report_page import TABS, page
+from reports import TABS as TITLES
+from reports import browser, made_up
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "dark"), [(1, 1, False), (16, 4, True)])
+def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
+    with browser() as chromium:
+        tabs = {tab.title: tab for tab in chromium.open(path, dark=dark)}
+        assert chromium.style("backgroundColor") == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    assert tuple(tabs) == TITLES
+    counts = {title: len(tab.figures) for title, tab in tabs.items()}
+    assert counts == {
+        "Overview": 0, "Start-up": 1, "GPUs": 3, "Memory & spill": 4, "Tasks": 1, "Task groups": 1,
+        "Transfers": 1 if nodes == 1 else 2, "Events": 0,
+    }  # fmt: skip
+    for tab in tabs.values():
+        assert all(marks and min(marks) > 0 for _, marks in tab.figures), tab
+        assert tab.painted >= len(tab.figures), tab
+    assert "distributed.worker - ERROR - out of memory" in tabs["Events"].text
+
+
+def test_it_needs_no_network_and_fits_in_20_mb() -> None:
+    text = page(made_up(16, 4, 3_600, 10).report())
+    assert len(text) < 20_000_000
+    assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
+
+
+def lost(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "record": None, "start": {"left_out": 0, "steps": []}}
+
+
+def test_what_is_not_known_is_said_in_every_tab() -> None:
+    data = lost(made_up(1, 1, 3, 0).report())
+    texts = {title: " ".join(model.text for model in make(data)) for title, make in TABS.items()}
+    assert [title for title, text in texts.items() if "nothing is known" in text] == [
+        title for title in TITLES if title != "Start-up"
+    ]
+    assert "No steps were kept" in texts["Start-up"]
+
+
+def test_a_job_that_has_done_nothing() -> None:
+    made = made_up(1, 1, 1, 0)
+    data = made.report()
+    data["record"]["series"]["workers"] = {}
+    text = page(data)
+    for expected in (
+        "No worker has reported a GPU",
+        "No task has run",
+        "There were no tasks",
+        "No worker has fetched",
+    ):
+        assert expected in text
+
+
+def test_texts_are_escaped() -> None:
+    data = made_up(1, 1, 3, 1).report()
+    evil = "</script><script>alert(1)</script>"
+    data["job"]["how"] = data["warnings"][0] = data["record"]["events"][0]["why"] = evil
+    data["record"]["groups"][0]["name"] = data["plan_table"] = evil
+    data["options"][0]["value"] = evil
+    assert evil not in page(data)
+
+
+def test_a_later_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="report of schema"):
+        page({**made_up(1, 1, 1, 0).report(), "schema": SCHEMA + 1})
+
+
+def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
+    data = made_up(1, 1, 3, 1).report()
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    command = [sys.executable, "-m", "dask_gpu_mpi.diagnostics.report_page", "r.json", "r.html"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=60)
+    assert data["job"]["how"] in (tmp_path / "r.html").read_text()

@@ -1,0 +1,68 @@
+"""No secret of the job or of the user's options is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_gpu_mpi.diagnostics.scrub import LEFT_OUT, scrub, scrub_options
+
+PEM = "-----BEGIN PRIVATE KEY-----\nMIIabc\n-----END PRIVATE KEY-----"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"tls: {PEM} rest",
+        "http://h:1/status?token=S3CRET",
+        "the password=S3CRET, and more",
+        '{"api_key": "S3CRET"}',
+        "Authorization: Bearer S3CRET",
+        "AWS_SECRET_ACCESS_KEY=S3CRET",
+        "s3://user:S3CRET@host/x",
+        "-----BEGIN RSA PRIVATE KEY-----\nS3CRET",
+    ],
+)
+def test_what_looks_like_a_secret(text: str) -> None:
+    found = scrub([text, {"x": (text,)}])
+    assert "S3CRET" not in str(found)
+    assert "MIIabc" not in str(found)
+    assert LEFT_OUT in found[0]
+    assert found[1]["x"] == [found[0]]
+
+
+@pytest.mark.parametrize("text", ["", "a token ring", "tcp://host:8786", "key=1", "x = y", "monkey: 3"])
+def test_what_does_not(text: str) -> None:
+    assert scrub(text) == text
+
+
+def test_numbers_and_none_stay() -> None:
+    assert scrub({"a": 1, "b": None, "c": True}) == {"a": 1, "b": None, "c": True}
+
+
+def test_options() -> None:
+    class Mine:
+        pass
+
+    found = scrub_options(
+        {
+            "worker_class": Mine,
+            "worker_options": {
+                "rmm_pool_size": "10 GiB",
+                "n": 3,
+                "env": {"HOME": "/secret/home"},
+                "list": ["a", {"b": "c"}],
+                "api_key": 17,
+            },
+            "plain": ["a", 2],
+        }
+    )
+    assert found["worker_class"].endswith("Mine")
+    # of an option that is made of several nothing but numbers: nobody knows what is in it
+    assert found["worker_options"] == {
+        "rmm_pool_size": LEFT_OUT,
+        "n": 3,
+        "env": {"HOME": LEFT_OUT},
+        "list": LEFT_OUT,
+        "api_key": LEFT_OUT,
+    }
+    assert found["plain"] == ["a", 2]

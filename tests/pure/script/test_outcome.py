@@ -1,0 +1,39 @@
+"""How a script has ended, in words and as an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.script import outcome
+from dask_gpu_mpi.script.outcome import note, noted, of_error, of_signal
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (None, ("the script ended", 0)),
+        (SystemExit(), ("the script called sys.exit", 0)),
+        (SystemExit("text"), ("the script called sys.exit", 1)),
+        (KeyError("x\ny"), ("KeyError: 'x\\ny'", 1)),
+        (ValueError("first\nsecond"), ("ValueError: first", 1)),
+        (ValueError("x" * 1_000), (f"ValueError: {'x' * 300}", 1)),
+        (KeyboardInterrupt(), ("KeyboardInterrupt", 130)),
+        (InputError("wrong"), ("InputError: wrong", 2)),
+    ],
+)
+def test_of_what_it_raised(error: BaseException | None, expected: tuple[str, int]) -> None:
+    assert of_error(error) == expected
+
+
+def test_of_signals() -> None:
+    assert of_signal(15, 143) == ("the job was sent SIGTERM", 143)
+    assert of_signal(10, 75)[0].startswith("its time was running out (SIGUSR1)")
+
+
+def test_the_first_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcome, "_noted", None)
+    assert noted() is None
+    note(("a", 1))
+    note(("b", 2))
+    assert noted() == ("a", 1)
