@@ -110,3 +110,5 @@ class SchedulerSettings:
     device: str = ""
     #: What it answers to those who look at the job.
     facts: JobFacts = field(default_factory=JobFacts, repr=False)
+    #: Whether tasks that ask for no worker and no resource run on GPU workers alone.
+    gpu_by_default: bool = False

@@ -64,6 +64,7 @@ def scheduler_settings(
         token=token,
         device=device,
         facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
+        gpu_by_default=options.default_workers == "gpu",
     )
 
 
