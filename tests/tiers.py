@@ -31,6 +31,9 @@ QUICK = {
     # the live view, and what scripts get
     "mpi/test_top.py::test_once_and_json": MPICH,
     "mpi/test_top.py::test_rows_keys_and_the_terminal_afterwards": MPICH,
+    "mpi/test_default_workers.py::test_where_tasks_run_that_ask_for_nothing[gpu]": MPICH,
+    # the gallery; ci/gallery.sh runs all of it
+    "mpi/test_gallery.py::test_cpu_workers_beside_gpus": MPICH,
     # who listens
     "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
     "mpi/test_dashboard.py::test_its_token_alone_opens_it": MPICH,
