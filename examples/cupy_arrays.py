@@ -54,7 +54,7 @@ def main() -> int:
             x = client.persist(
                 da.random.default_rng(0).random((ROWS, COLUMNS), chunks=(ROWS // BLOCKS, COLUMNS))
             )
-            _, singular, _ = da.linalg.svd(x)
+            _, singular, _ = da.linalg.svd(x, coerce_signs=False)
             singular = to_host(singular.compute())
         blocks = x.map_blocks(
             block_library, dtype="U99", chunks=(1, 1), meta=np.empty((0, 0), "U99")
@@ -62,15 +62,15 @@ def main() -> int:
         # data that is there already goes to the GPUs block by block
         digits = load_digits().data
         on_device = da.from_array(digits, chunks=(200, 64)).map_blocks(library.asarray)
-        spread = to_host(on_device.std(axis=0).compute())
+        sums = to_host(on_device.sum(axis=0).compute())
         truth = np.linalg.svd(to_host(x.compute()), compute_uv=False)
     for line in sorted(set(blocks.ravel().tolist())):
         print(line)
-    error = max(np.abs(singular / truth - 1).max(), np.abs(spread - digits.std(axis=0)).max())
+    error = max(np.abs(singular / truth - 1).max(), np.abs(sums - digits.sum(axis=0)).max())
     if not error < 1e-9:
         print(f"WRONG: differs from NumPy by {error:.2e}", file=sys.stderr)
         return 1
-    print(f"right: SVD of {ROWS} x {COLUMNS} and the digits' deviations are NumPy's, with {library.__name__}")
+    print(f"right: SVD of {ROWS} x {COLUMNS} and the sums of the digits are NumPy's, with {library.__name__}")
     return 0
 
 

@@ -42,7 +42,9 @@ def skip_without(*packages: str) -> None:
     """Skip the test where a package is missing."""
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        pytest.skip(f"not installed here: {', '.join(missing)} (ci/gallery.sh installs what the examples need)")
+        pytest.skip(
+            f"not installed here: {', '.join(missing)} (ci/gallery.sh installs what the examples need)"
+        )
 
 
 def right(output: str) -> list[str]:

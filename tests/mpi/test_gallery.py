@@ -60,7 +60,16 @@ def test_interactive(mpirun: Mpi, tmp_path: Path) -> None:
     file = str(tmp_path / "cluster.json")
     first = mpirun.start([*COMMAND, "--no-dashboard", "--scheduler-file", file], 2)
     first.wait_for("2 workers on 1 host", stream="stderr")
-    script = ["python", str(FOLDER / "interactive.py"), file, "--grow-to", "3", "--timeout", "60", "--shutdown"]
+    script = [
+        "python",
+        str(FOLDER / "interactive.py"),
+        file,
+        "--grow-to",
+        "3",
+        "--timeout",
+        "60",
+        "--shutdown",
+    ]
     notebook = mpirun.start(script, None)
     notebook.wait_for("waiting for 3 workers")
     second = mpirun.start([*COMMAND, "--no-scheduler", "--scheduler-file", file], 1)

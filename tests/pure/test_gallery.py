@@ -10,7 +10,9 @@ from gallery import EXAMPLES, PAGE, right, sections
 from harness import ROOT
 
 FOLDER = ROOT / "examples"
-SCRIPTS = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if "__pycache__" not in path.parts)
+SCRIPTS = sorted(
+    str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.*") if "__pycache__" not in path.parts
+)
 
 
 def test_every_script_is_on_the_page_and_every_one_there_exists() -> None:
