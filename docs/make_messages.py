@@ -41,7 +41,12 @@ TOPICS = {
     "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
 }  # fmt: skip
 #: Their texts stand on a page, among its figures.
-PAGES = ("diagnostics/report_page", "diagnostics/report_plots", "diagnostics/report_tabs", "diagnostics/report_work_tabs")
+PAGES = (
+    "diagnostics/report_page",
+    "diagnostics/report_plots",
+    "diagnostics/report_tabs",
+    "diagnostics/report_work_tabs",
+)
 #: Why a message comes, where its own words do not say so: by words of it.
 CAUSES = {
     "agent ended before it was ready": "the process beside the rank was killed (out of memory?) or could not import Dask",

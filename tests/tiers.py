@@ -28,9 +28,12 @@ QUICK = {
     "mpi/test_gpus.py::test_each_rank_has_gpus_of_its_own": MPICH,
     "mpi/test_geometries.py::test_a_rank_per_socket_bound_to_its_cores": MPICH,
     "mpi/test_contexts.py": MPICH,
+    "mpi/test_default_workers.py::test_where_tasks_run_that_ask_for_nothing[gpu]": MPICH,
     # the live view, and what scripts get
     "mpi/test_top.py::test_once_and_json": MPICH,
     "mpi/test_top.py::test_rows_keys_and_the_terminal_afterwards": MPICH,
+    # the gallery; ci/gallery.sh runs all of it
+    "mpi/test_gallery.py::test_cpu_workers_beside_gpus": MPICH,
     # who listens
     "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
     "mpi/test_dashboard.py::test_its_token_alone_opens_it": MPICH,

@@ -112,3 +112,5 @@ class SchedulerSettings:
     facts: JobFacts = field(default_factory=JobFacts, repr=False)
     #: Whether to record what the job does, for its report; else from when it is first asked for.
     records: bool = False
+    #: Whether tasks that ask for no worker and no resource run on GPU workers alone.
+    gpu_by_default: bool = False

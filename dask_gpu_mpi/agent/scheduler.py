@@ -157,6 +157,10 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     except Exception as error:
         pipe.send(_failure(error, settings))
         return 1
+    if settings.gpu_by_default:
+        from .default_workers import GpuByDefault
+
+        scheduler.add_plugin(GpuByDefault())
     http_port = scheduler.http_server.port if settings.dashboard else None
     if not settings.dashboard:
         show_none(scheduler)

@@ -67,6 +67,7 @@ def initialize(
     *,
     layout: str | None = None,
     cpu_workers: int | None = None,
+    default_workers: str | None = None,
     gpus_per_worker: int | None = None,
     require_idle_gpus: bool | None = None,
     name: str | None = None,
@@ -127,6 +128,9 @@ def initialize(
         GPUs that each GPU worker sees. Default: 1.
     require_idle_gpus : bool, optional
         Refuse GPUs on which other processes hold memory. Default: a warning.
+    default_workers : {"all", "gpu"}, optional
+        Where tasks run that ask for no worker and no resource. ``"gpu"``: on the GPU workers, where there are any. Default:
+        ``"all"``.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, timeline, report

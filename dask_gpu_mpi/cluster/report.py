@@ -132,7 +132,9 @@ class Reporter:
             self.wait(writing)
         except Exception as error:
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-            say(f"warning: the report could not be written: {reason}. Fix: another file or format by --report")
+            say(
+                f"warning: the report could not be written: {reason}. Fix: another file or format by --report"
+            )
 
     def wait(self, writing: concurrent.futures.Future[None]) -> None:
         """Wait until it is written; raises why it is not."""

@@ -104,6 +104,7 @@ class Options:
     security: bool = True
     layout: str = "shared"
     cpu_workers: int = 0
+    default_workers: str = "all"
     gpus_per_worker: int = 1
     require_idle_gpus: bool = False
     startup_timeout: float = 300.0

@@ -102,6 +102,10 @@ _TABLE = (
     Option("cpu_workers", "int", 0,
            "CPU workers on every node, in addition to those of the GPUs.",
            ("--cpu-workers",), minimum=0),
+    Option("default_workers", "choice", "all",
+           "Where tasks run that ask for no worker and no resource. gpu: on the GPU workers, where there are any. all: on any "
+           "worker, CPU workers too.",
+           ("--default-workers",), choices=("all", "gpu")),
     Option("gpus_per_worker", "int", 1,
            "GPUs that each GPU worker sees: neighbours, for models that need several.",
            ("--gpus-per-worker",), minimum=1),

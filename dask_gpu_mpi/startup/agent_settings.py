@@ -66,6 +66,7 @@ def scheduler_settings(
         device=device,
         facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
         records=options.report is not None,
+        gpu_by_default=options.default_workers == "gpu",
     )
 
 

@@ -25,6 +25,7 @@ SHARED = (
     "scheduler_rank",
     "client_rank",
     "cpu_workers",
+    "default_workers",
     "gpus_per_worker",
     "require_idle_gpus",
     "name",

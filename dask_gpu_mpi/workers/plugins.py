@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Collection, Iterator
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
@@ -35,13 +36,22 @@ def plugins_of(
     gpu = f", GPU {plan.device}" if plan.device else ""
     yield Figures(plan.devices)
     yield KeylessDump()
-    yield Label(f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]")
+    label = f"[raised by worker {plan.name}, rank {plan.rank} on host {plan.host}{gpu}]"
+    yield Label(label, "" if plan.device else GPU_FIX)
     if records:
         yield TransferSizes()
     if log_directory is not None:
         gpu = f"-{plan.device[:12]}" if plan.device else ""
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
+
+#: What CUDA, and the libraries over it, call a process without a GPU.
+NO_GPU = re.compile(r"no CUDA-capable device|CUDA_?ERROR_?NO_?DEVICE|No CUDA GPUs", re.IGNORECASE)
+#: What is noted of that on a worker that has none.
+GPU_FIX = (
+    "this worker has no GPU (expected a GPU worker). Fix: annotate the task with resources={'GPU': 1}, or start the job with "
+    "--default-workers gpu"
+)
 
 #: Seconds after a worker's start in which its UCX starts, unless a connection wants it before: it takes a second of the process,
 #: which is to be neither one of the cluster's start nor of a job that is over by then.
@@ -180,12 +190,15 @@ class Label(WorkerPlugin):
     ----------
     text : str
         The note.
+    gpu_fix : str
+        A second note, where CUDA has found no GPU.
     """
 
     name = "dask_gpu_mpi-label"
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, gpu_fix: str = "") -> None:
         self.text = text
+        self.gpu_fix = gpu_fix
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process."""
@@ -199,6 +212,8 @@ class Label(WorkerPlugin):
             carried: Any = self._worker.state.tasks[key].exception
             error = pickle.loads(carried.data)  # type: ignore[no-untyped-call]
             error.add_note(self.text)
+            if self.gpu_fix and NO_GPU.search(f"{type(error).__name__}: {error}"):
+                error.add_note(self.gpu_fix)
             carried.data = pickle.dumps(error)  # type: ignore[no-untyped-call]
         # an exception of the user's that can't be pickled a second time is worth more than its label
         except Exception:

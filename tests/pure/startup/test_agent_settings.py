@@ -57,3 +57,9 @@ def test_any_port_is_port_0() -> None:
     assert (told.host, told.port, told.device) == ("10.0.0.1", 0, "GPU-x")
     assert "secret" not in repr(told)
     assert told.facts == replace(facts, warnings=("of an option", "of the plan"))
+
+
+@pytest.mark.parametrize(("where", "gpu_by_default"), [("all", False), ("gpu", True)])
+def test_the_scheduler_knows_where_tasks_run_that_ask_for_nothing(where: str, gpu_by_default: bool) -> None:
+    told = scheduler_settings(Options(default_workers=where), "h", {}, "", "token", JobFacts())
+    assert told.gpu_by_default is gpu_by_default

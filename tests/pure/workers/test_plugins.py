@@ -31,11 +31,11 @@ def plan(device: str | None) -> WorkerPlan:
     )  # fmt: skip
 
 
-def failed(error: Any, start: str = "executing", finish: str = "error") -> Any:
+def failed(error: Any, start: str = "executing", finish: str = "error", gpu_fix: str = "") -> Any:
     """The exception of a task that goes from one state to another in a worker with a label."""
     data = pickle.dumps(error) if isinstance(error, BaseException) else error
     task = SimpleNamespace(exception=SimpleNamespace(data=data))
-    label = Label("[raised by worker 0]")
+    label = Label("[raised by worker 0]", gpu_fix)
     label.setup(SimpleNamespace(state=SimpleNamespace(tasks={"key": task})))  # type: ignore[arg-type]
     label.transition("key", start, finish)
     return task.exception.data
@@ -45,6 +45,21 @@ def test_the_exception_of_a_failed_task_has_the_note() -> None:
     error = pickle.loads(failed(ValueError("x")))
     assert repr(error) == "ValueError('x')"
     assert error.__notes__ == ["[raised by worker 0]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cudaErrorNoDevice: no CUDA-capable device is detected",  # CuPy, RMM
+        "[CUresult.CUDA_ERROR_NO_DEVICE] Call to cuInit results in CUDA_ERROR_NO_DEVICE",  # numba
+        "No CUDA GPUs are available",  # PyTorch
+    ],
+)
+def test_a_worker_without_a_gpu_notes_what_to_do_where_cuda_finds_none(text: str) -> None:
+    label = "[raised by worker 0]"
+    assert pickle.loads(failed(RuntimeError(text), gpu_fix="Fix: x")).__notes__ == [label, "Fix: x"]
+    assert pickle.loads(failed(RuntimeError(text))).__notes__ == [label]
+    assert pickle.loads(failed(RuntimeError("other"), gpu_fix="Fix: x")).__notes__ == [label]
 
 
 @pytest.mark.parametrize(
@@ -62,9 +77,11 @@ def test_the_label_names_the_worker_and_its_gpu() -> None:
     *_, label = plugins_of(plan("GPU-0123456789abcdef"), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h, GPU GPU-0123456789abcdef]"
+    assert label.gpu_fix == ""
     *_, label = plugins_of(plan(None), None)
     assert isinstance(label, Label)
     assert label.text == "[raised by worker 0-1, rank 0 on host h]"
+    assert "--default-workers gpu" in label.gpu_fix
 
 
 @pytest.mark.parametrize(

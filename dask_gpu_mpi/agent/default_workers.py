@@ -1,0 +1,47 @@
+"""Where tasks run that ask for nothing, in a cluster with GPU workers and CPU workers: on the GPU workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from distributed import Scheduler
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+__all__ = ["GpuByDefault"]
+
+
+class GpuByDefault(SchedulerPlugin):
+    """Restricts tasks without restrictions of their own to the workers that have the resource ``GPU``.
+
+    The tasks share one set of addresses, which changes as workers come and go: a task that waits is never bound to workers that
+    have gone. (Requiring the resource instead would do so as well, but a shuffle by P2P sends its output to workers
+    chosen by their addresses alone.) Before the first GPU worker has come, tasks run anywhere.
+    """
+
+    name = "dask_gpu_mpi-gpu-by-default"
+
+    def __init__(self) -> None:
+        #: Addresses of the GPU workers. Never empty again, since Dask takes an empty set for no restriction: the address of
+        #: the last one stays, and tasks wait for its nanny to restart it.
+        self.addresses: set[str] = set()
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Called by distributed before it looks for tasks that waited for this worker."""
+        if scheduler.workers[worker].resources.get("GPU"):
+            self.addresses.add(worker)
+            self.addresses.intersection_update(scheduler.workers)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Called by distributed when a worker has gone."""
+        if len(self.addresses) > 1:
+            self.addresses.discard(worker)
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: Collection[Any], **kwargs: Any) -> None:
+        """Called by distributed with the keys of new tasks, before they are sent to workers."""
+        if not self.addresses:
+            return
+        for key in tasks:
+            task = scheduler.tasks[key]
+            if not (task.worker_restrictions or task.host_restrictions or task.resource_restrictions):
+                task.worker_restrictions = self.addresses

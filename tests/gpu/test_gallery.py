@@ -1,0 +1,55 @@
+"""The examples of the gallery that use a GPU by themselves, on real ones; those whose library is missing here are skipped."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import COMMAND
+from gallery import EXAMPLES, right, skip_without
+from harness import ROOT, Mpi
+
+pytestmark = [pytest.mark.gpu, pytest.mark.slow]
+
+
+def output(mpirun: Mpi, folder: Path, name: str, *packages: str) -> str:
+    """What an example prints as a job of one rank with all GPUs."""
+    skip_without(*EXAMPLES[name].packages, *packages)
+    script = str(ROOT / "examples" / f"{name}.py")
+    done = mpirun.run(
+        [*COMMAND, "--no-dashboard", *EXAMPLES[name].options, script], 1, cwd=folder, timeout=110
+    )
+    assert len(right(done.check().stdout)) == 1
+    return done.stdout
+
+
+def test_numba(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    used = set(re.findall(r"on (GPU-[\w-]+):", output(mpirun, tmp_path, "numba_kernel")))
+    assert used == set(gpus.uuids)
+
+
+def test_cupy(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    told = output(mpirun, tmp_path, "cupy_arrays", "cupy")
+    assert "cupy on worker" in told
+    assert "numpy on worker" not in told
+
+
+def test_cudf(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    assert right(output(mpirun, tmp_path, "dataframes", "cudf"))[0].endswith("with cudf")
+
+
+def test_jax(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    told = output(mpirun, tmp_path, "jax_regression")
+    assert told.count("JAX on gpu") == len(gpus.uuids)
+
+
+def test_a_trial_for_each_gpu(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    assert output(mpirun, tmp_path, "hyperparameters").count("on worker 0-") == 9
+
+
+def test_cpu_workers_beside_gpu_workers(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    told = output(mpirun, tmp_path, "cpu_and_gpu")
+    assert re.search(r"loaded by \['0-cpu-0'\], computed by \['0-\d", told)

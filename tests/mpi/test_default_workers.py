@@ -1,0 +1,71 @@
+"""CPU workers beside emulated GPUs: where tasks run that ask for nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts
+from gpujobs import gpu_environ
+from harness import Mpi
+from simulated.nvml import GIB, make_gpus
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+
+SCRIPT = (
+    TELL
+    + """
+import time
+from distributed import Client, get_worker, wait
+
+def where(*_):
+    time.sleep(0.05)
+    return str(get_worker().name)
+
+def uses_the_gpu(*_):
+    raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
+
+with Client() as client:
+    def names(**asks):
+        return sorted(set(client.gather(client.map(where, range(24), pure=False, **asks))))
+
+    def notes(worker):
+        (failed,) = wait([client.submit(uses_the_gpu, workers=worker, pure=False)]).done
+        return [worker, *failed.exception().__notes__]
+
+    loaded = client.submit(where, resources={"CPU": 1})
+    tell(
+        unasked=names(), cpu=names(resources={"CPU": 1}), gpu=names(resources={"GPU": 1}), one=names(workers="0-cpu-0"),
+        loaded=[loaded.result(), client.submit(where, loaded).result()],
+        run=sorted(client.run(lambda dask_worker: dask_worker.name).values()),
+        notes=[notes("0-cpu-0"), notes("0-0")],
+    )
+    client.restart()
+    tell(again=names())
+"""
+)
+
+
+@pytest.mark.parametrize("where", ["gpu", "all"])
+def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = [*COMMAND, "--cpu-workers", "1", "--no-dashboard", "--default-workers", where, str(script)]
+    gpus, cpu = ["0-0", "1-1"], ["0-cpu-0"]
+    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    told = facts(mpirun.run(command, 2, env=env).check())
+    everybody = sorted(gpus + cpu)
+    unasked = gpus if where == "gpu" else everybody
+    assert told["unasked"] == told["again"] == unasked
+    assert (told["cpu"], told["one"], told["run"]) == (cpu, cpu, everybody)
+    assert set(told["gpu"]) <= set(gpus)
+    assert told["loaded"][0] == "0-cpu-0"
+    assert told["loaded"][1] in unasked
+    (name, label, fix), (other, *only_label) = told["notes"]
+    assert (name, other, len(only_label)) == ("0-cpu-0", "0-0", 1)
+    assert "[raised by worker 0-cpu-0, rank 0 on host " in label
+    assert "this worker has no GPU" in fix
+    assert "--default-workers gpu" in fix

@@ -1,0 +1,113 @@
+"""Each example of the gallery, by one real job; on emulated GPUs where these make a difference."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND
+from gallery import EXAMPLES, right, sections, skip_without
+from gpujobs import gpu_environ
+from harness import ROOT, Mpi
+from simulated.nvml import GIB, make_gpus
+
+pytestmark = pytest.mark.one_mpi
+
+FOLDER = ROOT / "examples"
+needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
+    example = EXAMPLES[name]
+    skip_without(*example.packages)
+    command = [*COMMAND, "--no-dashboard", *example.options, str(FOLDER / f"{name}.py")]
+    done = mpirun.run(command, 2, cwd=tmp_path, timeout=110).check()
+    # what the page shows
+    assert right(done.stdout) == right(sections()[f"{name}.py"])
+
+
+@needs_compiler
+def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path) -> None:
+    skip_without("sklearn")
+    name = "cpu_and_gpu"
+    command = [*COMMAND, "--no-dashboard", *EXAMPLES[name].options, str(FOLDER / f"{name}.py")]
+    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    done = mpirun.run(command, 2, env=env).check()
+    assert "loaded by ['0-cpu-0'], computed by ['0-0', '1-1']\n" in done.stdout
+    assert right(done.stdout) == right(sections()[f"{name}.py"])
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
+    skip_without("sklearn")
+    command = [*COMMAND, "--no-dashboard", "--cpu-workers", "1", str(FOLDER / "hyperparameters.py")]
+    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()
+    lines = [line for line in done.stdout.splitlines() if "on worker" in line]
+    assert len(lines) == 9
+    assert all(line.endswith(("on worker 0-0", "on worker 1-1")) for line in lines)
+
+
+@pytest.mark.slow
+def test_interactive(mpirun: Mpi, tmp_path: Path) -> None:
+    """A cluster, a process beside it, and a second job."""
+    file = str(tmp_path / "cluster.json")
+    first = mpirun.start([*COMMAND, "--no-dashboard", "--scheduler-file", file], 2)
+    first.wait_for("2 workers on 1 host", stream="stderr")
+    script = [
+        "python",
+        str(FOLDER / "interactive.py"),
+        file,
+        "--grow-to",
+        "3",
+        "--timeout",
+        "60",
+        "--shutdown",
+    ]
+    notebook = mpirun.start(script, None)
+    notebook.wait_for("waiting for 3 workers")
+    second = mpirun.start([*COMMAND, "--no-scheduler", "--scheduler-file", file], 1)
+    done = notebook.wait(60).check()
+    assert right(done.stdout) == right(sections()["interactive.py"])
+    first.wait(30).check()
+    second.wait(30).check()
+
+
+MIGRATION = FOLDER / "migration"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_from_dask_mpi(mpirun: Mpi, when: str) -> None:
+    skip_without("dask_mpi")
+    done = mpirun.run(["python", str(MIGRATION / f"{when}_dask_mpi.py")], 3).check()
+    assert right(done.stdout) == right(sections()["migration/squares.py"])
+
+
+@pytest.mark.slow
+def test_from_slurmrunner(mpirun: Mpi, tmp_path: Path) -> None:
+    skip_without("dask_jobqueue")
+    tasks = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "3", "SLURM_JOB_ID": "7"} for rank in range(3)]
+    program = ["python", str(MIGRATION / "before_slurmrunner.py")]
+    done = mpirun.run(program, 3, per_rank_env=tasks, cwd=tmp_path)
+    assert right(done.stdout) == right(sections()["migration/squares.py"])
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_from_dask_cuda_worker(mpirun: Mpi, libdir: Path, tmp_path: Path, when: str) -> None:
+    skip_without("dask_cuda")
+    env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
+    env["PATH"] = f"{mpirun.mpirun.parent}:{os.environ['PATH']}"
+    if when == "before":
+        program, ranks = ["bash", str(MIGRATION / "before_dask_cuda_worker.sh")], None
+    else:
+        program, ranks = [*COMMAND, "--no-dashboard", str(MIGRATION / "squares.py")], 1
+    done = mpirun.run(program, ranks, env=env, cwd=tmp_path, timeout=90).check()
+    assert right(done.stdout) == right(sections()["migration/squares.py"])
