@@ -170,9 +170,8 @@ class Group:
                 parts: list[bytes] = answer["parts"]
                 return parts
             case State.LATE:
-                raise TimeoutError(
-                    f"{operation}: rank(s) {answer['missing']} have not come within {timeout:g} s"
-                )
+                missing = ", ".join(map(str, answer["missing"]))
+                raise TimeoutError(f"{operation}: rank(s) {missing} have not come within {timeout:g} s")
         self._cancelled.set()
         raise GangCancelledError(f"{operation}: the gang is cancelled: {answer['why']}")
 

@@ -1,4 +1,4 @@
-"""Members of gangs (`spmd`) that are killed, stopped or hang at every stage: one error each, and the cluster is usable afterwards."""
+"""Gangs (`spmd`) whose members are killed, stopped or hang at every stage: one error, and the cluster is usable afterwards."""
 
 from __future__ import annotations
 
