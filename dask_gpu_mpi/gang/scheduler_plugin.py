@@ -74,7 +74,7 @@ class Gangs(SchedulerPlugin):
         getting = asyncio.ensure_future(self._get_workers(made, workers))
         waiting: set[asyncio.Future[Any]] = {getting, made.over}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done():
+        if made.over.done():
             getting.cancel()
             return self._answer_over(made)
         if (why := getting.result()) is not None:
@@ -165,7 +165,7 @@ class Gangs(SchedulerPlugin):
             if (rank := gang.rank_of(worker)) is not None and not gang.settled.done():
                 when = "while the gang ran" if gang.started.done() else "before the gang started"
                 gang.die(rank)
-                self._end(gang, Failure(Kind.DIED, f"its worker has died {when}", rank))
+                self._end(gang, Failure(Kind.DIED, f"died {when}", rank))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Called by distributed when a client is gone."""

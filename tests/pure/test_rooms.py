@@ -21,6 +21,7 @@ ELSEWHERE = {
     "agent/main": "a process with Dask in it: tests/pure/workers/test_factory.py, tests/mpi, tests/faults",
     "agent/orders": "plain data, no logic",
     "cluster/messages": "plain data, no logic",
+    "gang/messages": "plain data, no logic",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",
