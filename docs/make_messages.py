@@ -38,6 +38,7 @@ TOPICS = {
     "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
     "The lines of check": ("check", "base/versions"),
     "Watching a job: top": ("diagnostics",),
+    "Gang tasks: spmd": ("gang",),
     "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
 }  # fmt: skip
 #: Why a message comes, where its own words do not say so: by words of it.
