@@ -42,7 +42,7 @@ class Rounds:
         if first != operation:
             raise MismatchError(
                 f"rank {rank} calls {operation} where rank {by} calls {first} (expected the same calls in the same "
-                "order in all members)"
+                "order on all ranks)"
             )
         parts[rank] = part
         if len(parts) < self._size:

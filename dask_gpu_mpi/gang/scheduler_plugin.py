@@ -114,7 +114,7 @@ class Gangs(SchedulerPlugin):
         """Answered when all members have joined."""
         found = self._gangs.get(gang)
         if found is None or found.over.done() or found.started.done():
-            return {"state": State.OVER, "why": "it was over before this member began"}
+            return {"state": State.OVER, "why": "it was over before this rank began"}
         found.join(rank, host, port)
         waiting: set[asyncio.Future[Any]] = {found.started, found.over}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +201,7 @@ class Gangs(SchedulerPlugin):
         alone = [name for name in names if workers[name].nanny is None]
         if alone:
             return (
-                f"worker(s) {', '.join(alone)} without a nanny, so that a member that hangs could not be ended (expected workers "
+                f"worker(s) {', '.join(alone)} without a nanny, which would end a rank that hangs (expected workers "
                 "of class Nanny or CUDAWorker)"
             )
         gang.assign(rank_members(workers[name] for name in names))
