@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     ClusterLostError,
     DaskGpuMpiError,
+    GangCancelledError,
     InputError,
     LauncherError,
     MpiMissingError,
     OptionError,
     PlacementError,
+    SpmdError,
+    SpmdTimeoutError,
     StartupError,
     WorldTooSmallException,
 )
@@ -22,11 +25,15 @@ from .errors import (
 if TYPE_CHECKING:
     from .cluster.api import connect, execute, initialize, send_close_signal
     from .cluster.session import Session, current_session
+    from .gang.group import Group
+    from .gang.spmd import spmd
     from .plan.plan import Plan
 
 __all__ = [
     "ClusterLostError",
     "DaskGpuMpiError",
+    "GangCancelledError",
+    "Group",
     "InputError",
     "LauncherError",
     "MpiMissingError",
@@ -34,6 +41,8 @@ __all__ = [
     "PlacementError",
     "Plan",
     "Session",
+    "SpmdError",
+    "SpmdTimeoutError",
     "StartupError",
     "WorldTooSmallException",
     "__version__",
@@ -42,10 +51,12 @@ __all__ = [
     "execute",
     "initialize",
     "send_close_signal",
+    "spmd",
 ]
 
 #: Where the names are that are only loaded when somebody asks for them.
 _LAZY = {
+    "Group": "gang.group",
     "Plan": "plan.plan",
     "Session": "cluster.session",
     "connect": "cluster.api",
@@ -53,6 +64,7 @@ _LAZY = {
     "execute": "cluster.api",
     "initialize": "cluster.api",
     "send_close_signal": "cluster.api",
+    "spmd": "gang.spmd",
 }
 
 

@@ -9,11 +9,14 @@ from __future__ import annotations
 __all__ = [
     "ClusterLostError",
     "DaskGpuMpiError",
+    "GangCancelledError",
     "InputError",
     "LauncherError",
     "MpiMissingError",
     "OptionError",
     "PlacementError",
+    "SpmdError",
+    "SpmdTimeoutError",
     "StartupError",
     "WorldTooSmallException",
     "world_too_small",
@@ -31,10 +34,13 @@ class DaskGpuMpiError(Exception):
         True once the message has been printed on rank 0: nobody prints it again.
     fatal : bool
         True where some ranks can't be reached: MPI can't be left in an orderly way, the job has to be aborted.
+    of_script : bool
+        True where the cause is in the script: uncaught, it is shown with its traceback, as any error of the script's.
     """
 
     exit_code: int = 1
     fatal: bool = False
+    of_script: bool = False
 
     def __init__(self, message: str, *, reported: bool = False) -> None:
         super().__init__(message)
@@ -77,6 +83,40 @@ class StartupError(DaskGpuMpiError):
 
 class ClusterLostError(DaskGpuMpiError):
     """The scheduler or the last worker was lost while the script ran."""
+
+
+class SpmdError(DaskGpuMpiError):
+    """A gang (`spmd`) has failed; the other members were cancelled. What the member raised is the ``__cause__``.
+
+    Attributes
+    ----------
+    rank : int or None
+        The member that failed first; None: it is the gang as a whole.
+    worker : str or None
+        Name of its worker.
+    host : str or None
+        Host name of its node, or its address.
+    """
+
+    of_script = True
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, worker: str | None = None, host: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.worker = worker
+        self.host = host
+
+
+class SpmdTimeoutError(SpmdError, TimeoutError):
+    """A gang did not start, or not end, in time."""
+
+
+class GangCancelledError(DaskGpuMpiError):
+    """Raised in a member of a gang that waits for others, when the gang is over: another member has failed, for example."""
+
+    of_script = True
 
 
 def world_too_small(message: str) -> WorldTooSmallException:

@@ -54,7 +54,7 @@ LAYERS = (
     ("cluster", "check", "launch"),
     ("script", "startup"),
     ("agent",),
-    ("workers", "diagnostics"),
+    ("workers", "diagnostics", "gang"),
     ("plan", "mpi"),
     ("machine",),
     ("network",),

@@ -38,6 +38,7 @@ TOPICS = {
     "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
     "The lines of check": ("check", "base/versions"),
     "Watching a job: top, report": ("diagnostics", "cluster/report"),
+    "Gang tasks: spmd": ("gang",),
     "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
 }  # fmt: skip
 #: Their texts stand on a page, among its figures.

@@ -64,6 +64,8 @@ QUICK = {
     "mpi/test_joining.py::test_cluster_by_its_address": MPICH,
     "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
     "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
+    # gangs
+    "mpi/test_spmd.py::test_group_and_environment[tls]": MPICH,
     "mpi/test_security.py": MPICH,
     "mpi/test_secrets.py": MPICH,
     "mpi/test_strangers.py": MPICH,

@@ -7,15 +7,16 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
+from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.network.dashboard_link import link_template
@@ -96,6 +97,8 @@ class Session:
         self._settings: DaskSettings | None = None
         self._children: ChildrenOfCluster | None = None
         self._silenced: list[logging.Logger] = []
+        self._client: Client | None = None
+        self._lock = threading.Lock()
         _current = self
 
     def __repr__(self) -> str:
@@ -160,6 +163,32 @@ class Session:
                 self._use = _Use.ENDED
                 self._over()
 
+    def spmd(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        workers: Sequence[Any] | None = None,
+        timeout: float | None = None,
+        start_timeout: float | None = None,
+        grace: float = 5.0,
+    ) -> list[Any]:
+        """Run ``fn(group, *args)`` at the same time on every chosen worker, on all or on none.
+
+        As `dask_gpu_mpi.spmd`, which tells of the arguments and errors, with the script's client, or one of the session's own.
+
+        Examples
+        --------
+        >>> session.spmd(lambda group: (group.rank, group.hosts[group.rank]))  # doctest: +SKIP
+        [(0, 'node1'), (1, 'node1'), (2, 'node2'), (3, 'node2')]
+        """
+        from dask_gpu_mpi.gang.spmd import spmd
+
+        if self.closed:
+            raise InputError("spmd: the cluster of this session has ended (expected a session that is open)")
+        limits = {"workers": workers, "timeout": timeout, "start_timeout": start_timeout, "grace": grace}
+        results: list[Any] = spmd(self._own_client(), fn, *args, **limits)  # type: ignore[arg-type]
+        return results
+
     def time_left(self) -> float | None:
         """Seconds until the batch system ends the job; None where it does not report that."""
         return self._walltime.time_left()
@@ -217,6 +246,23 @@ class Session:
         self.close()
 
     # -- inside -----------------------------------------------------------------------------------------------------------------
+
+    def _own_client(self) -> Client:
+        """The script's present client of this cluster, or one that lives as long as the session."""
+        from distributed import Client
+
+        with contextlib.suppress(ValueError):  # there is none
+            present: Client = Client.current()
+            if (
+                present.scheduler is not None
+                and present.scheduler.address == self.address
+                and not present.asynchronous
+            ):
+                return present
+        with self._lock:
+            if self._client is None or self._client.status != "running":
+                self._client = self.client(set_as_default=False)
+            return self._client
 
     def _open(self) -> None:
         """Let a plain ``Client()`` find the cluster, and watch over it while the script runs."""

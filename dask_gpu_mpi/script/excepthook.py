@@ -32,7 +32,7 @@ class ExceptHook:
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         """Report the error; SystemExit after one of ours."""
         outcome.note(outcome.of_error(error))
-        if self._retired or not isinstance(error, DaskGpuMpiError):
+        if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
             if not self._retired and (label := self._label()) is not None:
                 say(label)
             self._before(kind, error, traceback)

@@ -49,6 +49,10 @@ WITHOUT_FIX = {
     "{called} paused": "an event that top shows",
     "{called} continues": "an event that top shows",
     "top: the scheduler at": "the cluster has ended",
+    "the gang is cancelled: {why}": "the reason follows: what another rank raised",
+    "spmd: rank {rank} (worker": "what the user's function raised",
+    "spmd: the connection to the scheduler is lost": "the cluster is lost: the job's own line has the reason",
+    "has not returned from a gang": "an event: the process is restarted",
     "no worker yet": "a part of what top draws",
     "one row per node": "a part of what top draws",
 }

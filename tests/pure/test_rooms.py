@@ -27,6 +27,7 @@ ELSEWHERE = {
     "diagnostics/report_plots": "figures of the page: tests/pure/diagnostics/test_report_page.py",
     "diagnostics/report_tabs": "parts of the page: tests/pure/diagnostics/test_report_page.py",
     "diagnostics/report_work_tabs": "parts of the page: tests/pure/diagnostics/test_report_page.py",
+    "gang/messages": "plain data, no logic",
     "mpi/launcher_table": "plain data; tests/pure/mpi/test_launchers.py",
     "startup/bringup": "starts MPI: tests/mpi, tests/faults/test_starts.py",
     "startup/messages": "plain data, no logic",

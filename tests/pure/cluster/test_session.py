@@ -251,3 +251,50 @@ def test_its_card_in_a_notebook(member: Member) -> None:
     session.close()
     assert "(closed)" in session._repr_html_()
     assert "localhost" not in session._repr_html_()
+
+
+class Client:
+    """Dask's, as far as `spmd` needs it."""
+
+    asynchronous = False
+    status = "running"
+    current_one: Any = None
+
+    def __init__(self, address: str) -> None:
+        self.scheduler = SimpleNamespace(address=address)
+
+    @classmethod
+    def current(cls) -> Any:
+        if cls.current_one is None:
+            raise ValueError("there is none")
+        return cls.current_one
+
+
+@pytest.mark.parametrize(
+    ("address", "asynchronous", "taken"),
+    [("tls://nowhere", False, True), ("tls://another", False, False), ("tls://nowhere", True, False)],
+)
+def test_the_client_of_gangs(
+    member: Member, monkeypatch: pytest.MonkeyPatch, address: str, asynchronous: bool, taken: bool
+) -> None:
+    """The script's, where it fits; else one of the session's own, which stays until it is closed."""
+    import distributed
+
+    present, session = Client(address), make(member)
+    present.asynchronous = asynchronous
+    monkeypatch.setattr(distributed, "Client", Client)
+    monkeypatch.setattr(Client, "current_one", present)
+    monkeypatch.setattr(session, "client", lambda **_: Client("tls://nowhere"))
+    found = session._own_client()
+    assert (found is present) == taken
+    assert session._own_client() is found
+    monkeypatch.setattr(found, "status", "closed")
+    if not taken:
+        assert session._own_client() is not found
+
+
+def test_a_session_that_has_ended_has_no_gangs(member: Member) -> None:
+    session = make(member)
+    session.close()
+    with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
+        session.spmd(print)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, SpmdError
 from dask_gpu_mpi.script import excepthook
 
 
@@ -40,6 +40,16 @@ def test_errors_of_ours_are_one_line(seen: list[BaseException], capsys: pytest.C
     assert seen == [other]
     excepthook.retire()
     assert sys.excepthook is before
+
+
+def test_what_a_gangs_function_raises_has_its_traceback(
+    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    excepthook.install(lambda: None)
+    error = SpmdError("spmd: rank 0 raised ValueError()")
+    report(error)
+    assert seen == [error]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_hook_around_ours_stays_and_runs_once(

@@ -1,0 +1,189 @@
+"""The gang as its function sees it: who it is among the members, and what they tell each other."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from dask_gpu_mpi.errors import GangCancelledError
+
+from .members import Member
+from .messages import State
+
+__all__ = ["MAX_OBJECT", "OPERATION_TIMEOUT", "Group"]
+
+#: Bytes of a pickled object that `Group.broadcast` and `Group.allgather` take: it passes through the scheduler.
+MAX_OBJECT = 1 << 20
+#: Seconds that a member waits for the others in one operation, unless it says otherwise.
+OPERATION_TIMEOUT = 1800.0
+
+
+class Group:
+    """The members of a gang, as one of them sees it: the first argument of the function that `spmd` runs.
+
+    Attributes
+    ----------
+    rank : int
+        This member, from 0.
+    size : int
+        Number of members.
+    local_rank, local_size : int
+        The same among the members on this node.
+    node_rank : int
+        This node among the nodes of the gang, from 0.
+    hosts : tuple of str
+        The host name of each member, in rank order.
+    device : int or None
+        The index by which this process knows its own GPU, for ``torch.cuda.set_device``: 0, since each GPU worker sees its own
+        GPU first. None on a CPU worker.
+    master_addr : str
+        Address of rank 0's node, on the cluster's network.
+    master_port : int
+        A TCP port there that was free when the gang started.
+
+    Examples
+    --------
+    >>> def members(group):  # doctest: +SKIP
+    ...     return group.allgather((group.rank, group.hosts[group.rank]))
+    >>> session.spmd(members)[0]  # doctest: +SKIP
+    [(0, 'node1'), (1, 'node1'), (2, 'node2'), (3, 'node2')]
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        hosts: tuple[str, ...],
+        master: tuple[str, int],
+        device: int | None,
+        call: Callable[[str, float, dict[str, Any]], dict[str, Any]],
+        cancelled: threading.Event,
+    ) -> None:
+        self.rank = member.rank
+        self.size = len(hosts)
+        self.local_rank = member.local_rank
+        self.local_size = member.local_size
+        self.node_rank = member.node_rank
+        self.hosts = hosts
+        self.device = device
+        self.master_addr, self.master_port = master
+        self._call = call
+        self._cancelled = cancelled
+        self._round = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Group rank={self.rank}({self.size}) local_rank={self.local_rank}({self.local_size}) "
+            f"host={self.hosts[self.rank]} device={self.device} master={self.master_addr}:{self.master_port}>"
+        )
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the gang is over: a loop that asks this, and returns, spares its worker a restart."""
+        return self._cancelled.is_set()
+
+    def barrier(self, timeout: float = OPERATION_TIMEOUT) -> None:
+        """Wait until all members are here.
+
+        Parameters
+        ----------
+        timeout : float
+            Seconds.
+
+        Raises
+        ------
+        GangCancelledError
+            Another member has failed, or the gang is over for another reason.
+        TimeoutError
+            Some members have not come in time.
+        """
+        self._exchange("barrier", b"", timeout)
+
+    def broadcast(self, obj: Any = None, root: int = 0, timeout: float = OPERATION_TIMEOUT) -> Any:
+        """Give all members an object of one of them; all call this, and wait for all.
+
+        The id of a NCCL communicator, for example: ``group.broadcast(nccl.get_unique_id() if group.rank == 0 else None)``.
+
+        Parameters
+        ----------
+        obj : object
+            What `root` gives, pickled 1 MiB at most; ignored on the others.
+        root : int
+            Whose object it is.
+        timeout : float
+            Seconds.
+
+        Returns
+        -------
+        object
+            What `root` gave.
+
+        Raises
+        ------
+        ValueError
+            The object is too large, or there is no such rank.
+        GangCancelledError, TimeoutError
+            As `barrier`.
+        """
+        if not 0 <= root < self.size:
+            raise ValueError(f"broadcast: no rank {root} (expected 0 to {self.size - 1})")
+        part = _pickled(obj, "broadcast") if self.rank == root else b""
+        return pickle.loads(self._exchange(f"broadcast from rank {root}", part, timeout)[root])
+
+    def allgather(self, obj: Any, timeout: float = OPERATION_TIMEOUT) -> list[Any]:
+        """Give all members the objects of all.
+
+        Parameters
+        ----------
+        obj : object
+            What this member gives, pickled 1 MiB at most.
+        timeout : float
+            Seconds.
+
+        Returns
+        -------
+        list
+            The objects in rank order.
+
+        Raises
+        ------
+        ValueError
+            The object is too large.
+        GangCancelledError, TimeoutError
+            As `barrier`.
+        """
+        parts = self._exchange("allgather", _pickled(obj, "allgather"), timeout)
+        return [pickle.loads(part) for part in parts]
+
+    def _exchange(self, operation: str, part: bytes, timeout: float) -> list[bytes]:
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"{operation}: invalid timeout {timeout!r} (expected seconds above 0)")
+        with self._lock:
+            number, self._round = self._round, self._round + 1
+            content = {"number": number, "operation": operation, "part": part, "timeout": timeout}
+            answer = self._call("exchange", timeout, content)
+        match answer["state"]:
+            case State.GOOD:
+                parts: list[bytes] = answer["parts"]
+                return parts
+            case State.LATE:
+                missing = ", ".join(map(str, answer["missing"]))
+                raise TimeoutError(f"{operation}: rank(s) {missing} have not come within {timeout:g} s")
+        self._cancelled.set()
+        raise GangCancelledError(f"{operation}: the gang is cancelled: {answer['why']}")
+
+
+def _pickled(obj: Any, operation: str) -> bytes:
+    """An object as bytes, by value where it is of the script's ``__main__``."""
+    import cloudpickle
+
+    data: bytes = cloudpickle.dumps(obj)
+    if len(data) > MAX_OBJECT:
+        raise ValueError(
+            f"{operation}: the object has {len(data)} bytes (expected {MAX_OBJECT} at most: it passes through the scheduler). "
+            "Fix: pass it through torch.distributed, NCCL, or a Dask future"
+        )
+    return data

@@ -1,0 +1,111 @@
+"""One member of a gang: the task that runs in its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Worker, get_worker
+from distributed.comm.addressing import get_address_host
+from distributed.core import error_message
+
+from dask_gpu_mpi.errors import GangCancelledError
+from dask_gpu_mpi.network.interfaces import list_interfaces
+
+from .group import Group
+from .members import Member
+from .messages import CANCEL, State
+from .variables import applied, device_of, variables_of
+
+__all__ = ["run_member"]
+
+#: Seconds beyond those that the scheduler itself waits, until its answer must be here.
+ANSWER_SLACK = 30.0
+#: The events that end the members in this process, by gang.
+_cancelled: dict[str, threading.Event] = {}
+
+
+def run_member(
+    gang: str, member: Member, size: int, start_timeout: float, fn: Callable[..., Any], *args: Any
+) -> Any:
+    """Wait for the other members, run `fn`, and report how that went; returns what it returned.
+
+    What `fn` raises goes to the scheduler, which compares it with what other members have met, and not into Dask's state of
+    tasks: None is returned then.
+    """
+    worker: Any = get_worker()
+    call = _Calls(worker, gang, member.rank)
+    cancelled = _cancelled[gang] = threading.Event()
+    worker.stream_handlers[CANCEL] = _on_cancel
+    try:
+        host = get_address_host(worker.address)
+        port = free_port(host) if member.rank == 0 else 0
+        joined = call("join", start_timeout, {"host": socket.gethostname(), "port": port})
+        if joined["state"] != State.GOOD:
+            return None
+        hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(joined["master_port"]))
+        device = device_of(worker.state.total_resources, os.environ)
+        group = Group(member, hosts, master, device, call, cancelled)
+        with applied(variables_of(member, size, *master, interface_of(host))):
+            failure, result = _run(fn, group, args)
+        call("leave", 0.0, {"failure": failure})
+        return result
+    finally:
+        _cancelled.pop(gang, None)
+
+
+def _run(fn: Callable[..., Any], group: Group, args: tuple[Any, ...]) -> tuple[dict[str, Any] | None, Any]:
+    """What went wrong, if anything did, and the result."""
+    try:
+        return None, fn(group, *args)
+    # SystemExit as well: a member that ends is one that has failed
+    except BaseException as error:
+        if isinstance(error, GangCancelledError) and group.cancelled:
+            return None, None  # not this member's failure
+        message = error_message(error)
+        kept = ("exception", "traceback", "exception_text", "traceback_text")
+        return {key: message[key] for key in kept}, None  # type: ignore[literal-required]
+
+
+def _on_cancel(gang: str) -> None:
+    """From the scheduler, in the worker's event loop."""
+    if (event := _cancelled.get(gang)) is not None:
+        event.set()
+
+
+class _Calls:
+    """Calls of a member to the scheduler, from the task's thread, over the worker's own connections."""
+
+    def __init__(self, worker: Worker, gang: str, rank: int) -> None:
+        self._worker: Any = worker
+        self._who = {"gang": gang, "rank": rank}
+
+    def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
+        """Call, and wait; `timeout` is what the scheduler itself keeps to."""
+        method = getattr(self._worker.scheduler, f"gang_{name}")
+        limit = timeout + ANSWER_SLACK
+
+        async def answer() -> Any:
+            return await asyncio.wait_for(method(**self._who, **content), limit)
+
+        loop = self._worker.loop.asyncio_loop
+        result: dict[str, Any] = asyncio.run_coroutine_threadsafe(answer(), loop).result(limit + ANSWER_SLACK)
+        return result
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free at this address of this node now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface of this node that has this address."""
+    return next((found.name for found in list_interfaces() if found.address == host), None)

@@ -1,0 +1,56 @@
+"""The collective operations of a gang, as the scheduler sees them: each is a round to which every member brings its part."""
+
+from __future__ import annotations
+
+__all__ = ["MismatchError", "Rounds"]
+
+
+class MismatchError(ValueError):
+    """Members of a gang call different operations where they have to call the same."""
+
+
+class Rounds:
+    """The rounds of one gang: the first call of each member belongs to round 0, the second to round 1, and so on.
+
+    Parameters
+    ----------
+    size : int
+        Members of the gang.
+
+    Examples
+    --------
+    >>> rounds = Rounds(2)
+    >>> rounds.put(0, 1, "allgather", b"of rank 1")
+    >>> rounds.put(0, 0, "allgather", b"of rank 0")
+    [b'of rank 0', b'of rank 1']
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        #: Rounds that have begun: the operation, who brought it first, and each member's part.
+        self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
+
+    def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
+        """A member's part of a round; returns all parts in rank order with the last one, which ends the round.
+
+        Raises
+        ------
+        MismatchError
+            Another member has called another operation in this round.
+        """
+        first, by, parts = self._open.setdefault(number, (operation, rank, {}))
+        if first != operation:
+            raise MismatchError(
+                f"rank {rank} calls {operation} where rank {by} calls {first} (expected the same calls in the same "
+                "order on all ranks)"
+            )
+        parts[rank] = part
+        if len(parts) < self._size:
+            return None
+        del self._open[number]
+        return [parts[rank] for rank in range(self._size)]
+
+    def missing(self, number: int) -> list[int]:
+        """The ranks that have not come to a round that has begun."""
+        parts = self._open[number][2] if number in self._open else {}
+        return [rank for rank in range(self._size) if rank not in parts]

@@ -1,0 +1,269 @@
+"""Gangs (`spmd`) whose members are killed, stopped or hang at every stage: one error, and the cluster is usable afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from faultjobs import end, start
+from harness import Mpi
+
+GANGS = """
+import ctypes, subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dask_gpu_mpi import GangCancelledError, SpmdError, SpmdTimeoutError, spmd
+
+pool = ThreadPoolExecutor(4)
+
+def stages():
+    def find(dask_scheduler):
+        plugin = dask_scheduler.plugins.get("dask_gpu_mpi-gangs")
+        return [] if plugin is None else [stage.name for gang in plugin._gangs.values() for stage in gang.stages]
+    return client.run_on_scheduler(find)
+
+def pids():
+    return dict(client.run(lambda dask_worker: (str(dask_worker.name), os.getpid())).values())
+
+def names():
+    return [str(worker["name"]) for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+
+def usable(size):
+    assert sorted(names()) == [str(rank) for rank in range(size)], names()
+    futures = [client.submit(pow, 2, 3, workers=[address], pure=False) for address in client.nthreads()]
+    assert client.gather(futures) == [8] * size
+    assert session.spmd(lambda group: group.allgather(group.rank), timeout=60) == [list(range(size))] * size
+    assert stages() == []
+
+def everybody_waits(group):
+    mark(f"runs-{group.rank}")
+    group.barrier()
+
+def is_here(stage):
+    return all(marked(f"{stage}-{rank}") for rank in range(3))
+
+def clear():
+    for name in os.listdir(HERE):
+        if name.startswith("mark-") and name[5:] not in ("up", "end"):
+            os.remove(os.path.join(HERE, name))
+
+def failure(fn, when, victim, number=signal.SIGKILL, **limits):
+    "The error of a gang in which the victim is sent a signal at this moment."
+    clear()
+    target = pids()[victim]
+    gang = pool.submit(session.spmd, fn, **limits)
+    wait_until(when)
+    os.kill(target, number)
+    error = gang.exception(60)
+    assert isinstance(error, SpmdError), error
+    return error
+
+def is_named(error, text):
+    assert (error.rank, error.worker) == (1, "1"), vars(error)
+    assert text in str(error) and "rank 1 (worker 1 on " in str(error), str(error)
+"""
+
+
+def test_member_killed_at_every_stage(mpirun: Mpi) -> None:
+    body = (
+        GANGS
+        + """
+# before the start: its worker has no thread for it, and the other members wait
+def hold():
+    mark("held")
+    time.sleep(600)
+address = next(a for a, name in client.run(lambda dask_worker: dask_worker.name).items() if name == 1)
+busy = [client.submit(hold, workers=[address], pure=False) for _ in range(client.nthreads()[address])]
+wait_until(lambda: marked("held"))
+error = failure(everybody_waits, lambda: sorted(stages()) == ["CALLED", "JOINED", "JOINED"], "1")
+is_named(error, "died before the gang started")
+client.cancel(busy)
+assert not any(marked(f"runs-{rank}") for rank in range(3))
+usable(3)
+
+# inside the function, while others are in a barrier
+def rank_1_works(group):
+    mark(f"runs-{group.rank}")
+    if group.rank == 1:
+        time.sleep(600)
+    try:
+        group.barrier()
+    except GangCancelledError:
+        assert group.cancelled
+        mark(f"cancelled-{group.rank}")
+        raise
+error = failure(rank_1_works, lambda: is_here("runs"), "1")
+is_named(error, "died while the gang ran")
+assert marked("cancelled-0") and marked("cancelled-2")
+usable(3)
+
+# inside a barrier, for which rank 2 is late
+def rank_2_is_late(group):
+    mark(f"runs-{group.rank}")
+    while group.rank == 2 and not group.cancelled:
+        time.sleep(0.01)
+    group.barrier()
+error = failure(rank_2_is_late, lambda: is_here("runs"), "1")
+is_named(error, "died while the gang ran")
+usable(3)
+
+# while the caller collects: the result of rank 1 takes long to be sent
+class Slow:
+    def __reduce__(self):
+        mark("collects-1")
+        time.sleep(600)
+def slow_result(group):
+    return Slow() if group.rank == 1 else None
+error = failure(slow_result, lambda: marked("collects-1"), "1")
+is_named(error, "died while the gang ran")
+usable(3)
+mark()
+sys.exit(3)
+"""
+    )
+    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
+
+
+def test_member_that_hangs_is_restarted(mpirun: Mpi) -> None:
+    """In C code, with and without Python's lock, and stopped by a signal; the others are not restarted."""
+    body = (
+        GANGS
+        + """
+for library, lock in ((ctypes.CDLL, "released"), (ctypes.PyDLL, "held")):
+    before = pids()
+    def hang(group, library=library):
+        if group.rank == 1:
+            library(None).pause()
+        group.barrier()
+    def others_wait(group):
+        group.barrier()
+        if group.rank == 0:
+            raise ValueError("rank 0 fails")
+        hang(group)
+    try:
+        session.spmd(others_wait, grace=0.5, timeout=60)
+    except SpmdError as error:
+        assert (error.rank, type(error.__cause__)) == (0, ValueError), error
+    else:
+        raise AssertionError("no error")
+    usable(3)
+    after = pids()
+    assert {name for name in before if before[name] != after[name]} <= {"1"}, lock
+    clear()
+
+def rank_1_is_late(group):
+    mark(f"runs-{group.rank}")
+    while group.rank == 1:
+        time.sleep(0.01)
+    group.barrier()
+error = failure(rank_1_is_late, lambda: is_here("runs"), "1", signal.SIGSTOP, timeout=5, grace=0.5)
+assert isinstance(error, SpmdTimeoutError) and isinstance(error, TimeoutError), error
+usable(3)
+mark()
+sys.exit(3)
+"""
+    )
+    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)
+
+
+@pytest.mark.one_mpi
+def test_caller_that_is_killed_or_interrupted(mpirun: Mpi) -> None:
+    body = (
+        GANGS
+        + """
+# another client, killed
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, sys, time
+from dask_gpu_mpi import connect, spmd
+HERE = sys.argv[1]
+def wait(group):
+    open(os.path.join(HERE, f"mark-runs-{group.rank}"), "w")
+    group.barrier()
+    while not group.cancelled:
+        time.sleep(0.01)
+    open(os.path.join(HERE, f"mark-cancelled-{group.rank}"), "w")
+spmd(connect(), wait)
+''', HERE])
+wait_until(lambda: is_here("runs"))
+child.kill()
+child.wait()
+wait_until(lambda: is_here("cancelled"))
+usable(3)
+clear()
+
+# this one, interrupted
+def wait(group):
+    mark(f"runs-{group.rank}")
+    while not group.cancelled:
+        time.sleep(0.01)
+    mark(f"cancelled-{group.rank}")
+def interrupt():
+    wait_until(lambda: is_here("runs"))
+    os.kill(os.getpid(), signal.SIGINT)
+pool.submit(interrupt)
+try:
+    session.spmd(wait)
+except KeyboardInterrupt:
+    pass
+wait_until(lambda: is_here("cancelled"))
+wait_until(lambda: not stages())
+usable(3)
+mark()
+sys.exit(3)
+"""
+    )
+    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=90)
+
+
+def test_scheduler_is_lost_during_a_gang(mpirun: Mpi) -> None:
+    body = (
+        GANGS
+        + """
+target = client.run_on_scheduler(os.getpid)
+def kill():
+    wait_until(lambda: is_here("runs"))
+    mark()
+    os.kill(target, signal.SIGKILL)
+pool.submit(kill)
+def forever(group):
+    everybody_waits(group)
+    time.sleep(600)
+session.spmd(forever)
+"""
+    )
+    job = start(mpirun, "initialize", body, ranks=3)
+    end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
+
+
+@pytest.mark.one_mpi
+def test_gangs_that_overlap_do_not_wait_for_each_other(mpirun: Mpi) -> None:
+    """Twenty times two at the same time, of two threads and two clients, some of which fail."""
+    body = (
+        GANGS
+        + """
+other = session.client(set_as_default=False)
+
+def meet(group, number):
+    group.barrier()
+    if number % 5 == 4 and group.rank == 0:
+        raise ValueError(number)
+    return group.allgather(number)
+
+def outcome(of, number, workers):
+    try:
+        return spmd(of, meet, number, workers=workers, timeout=60, start_timeout=60)
+    except SpmdError as error:
+        return [str(error.__cause__)]
+
+for number in range(20):
+    gangs = [
+        pool.submit(outcome, client, number, ["0", "1"]),
+        pool.submit(outcome, other, number, ["2", "1"]),
+        pool.submit(outcome, client, number, None),
+    ]
+    expected = [[str(number)]] * 3 if number % 5 == 4 else [[[number] * size] * size for size in (2, 2, 3)]
+    assert [gang.result(100) for gang in gangs] == expected
+usable(3)
+mark()
+sys.exit(3)
+"""
+    )
+    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=110)

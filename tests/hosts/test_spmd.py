@@ -1,0 +1,85 @@
+"""A gang of sixteen workers on three hosts: its ranks, its network, and a member that is killed on another host."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts
+from harness import Mpi, TestBed
+from simulated.nvml import GIB, SimHost, make_gpus, simulated_environ
+
+SCRIPT = (
+    TELL
+    + """
+import signal, socket
+from dask_gpu_mpi import SpmdError, current_session
+from distributed import Client
+
+session = current_session()
+
+def look(group):
+    group.barrier()
+    # a ring over the cluster's network: the gang's master is reached from everywhere
+    listener = socket.create_server((group.master_addr, group.master_port)) if group.rank == 0 else None
+    group.barrier()
+    socket.create_connection((group.master_addr, group.master_port), timeout=10).close()
+    group.barrier()
+    return {"rank": group.rank, "size": group.size, "local": group.local_rank, "local_size": group.local_size,
+            "node": group.node_rank, "host": os.uname().nodename, "hosts": group.hosts, "device": group.device,
+            "gathered": group.allgather(group.rank), "master": group.master_addr,
+            "interface": os.environ["GLOO_SOCKET_IFNAME"], "nccl": os.environ["NCCL_SOCKET_IFNAME"]}
+
+def killed(group):
+    group.barrier()
+    if group.rank == 15:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+
+tell(first=session.spmd(look, timeout=60))
+try:
+    session.spmd(killed, timeout=60)
+except SpmdError as error:
+    tell(error=[error.rank, error.worker, error.host, str(error)])
+tell(second=session.spmd(look, timeout=60))
+with Client() as client:
+    tell(alive=sorted(client.run(lambda dask_worker: dask_worker.name).values()))
+sys.exit(7)
+"""
+)
+
+
+@pytest.mark.slow
+def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Path, tmp_path: Path) -> None:
+    count = {"h1": 6, "h2": 5, "h3": 5}
+    gpus = {host: SimHost(make_gpus(number, host=host, memory=80 * GIB)) for host, number in count.items()}
+    env: dict[str, str | None] = {
+        "CUDA_VISIBLE_DEVICES": None,
+        "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        **simulated_environ(libdir, gpus, {}),
+    }
+    (tmp_path / "script.py").write_text(SCRIPT)
+    line = [*COMMAND, str(tmp_path / "script.py")]
+    told = facts(mpirun.run(line, 3, bed=hosts, env=env, timeout=110).check(7))
+    names = [host for host, number in count.items() for _ in range(number)]
+    for found in (told["first"], told["second"]):
+        assert [row["rank"] for row in found] == list(range(16))
+        assert [row["host"] for row in found] == names
+        assert all(row["hosts"] == names and row["gathered"] == list(range(16)) for row in found)
+        assert [row["local"] for row in found] == [*range(6), *range(5), *range(5)]
+        assert {(row["host"], row["node"], row["local_size"]) for row in found} == {
+            ("h1", 0, 6),
+            ("h2", 1, 5),
+            ("h3", 2, 5),
+        }
+        assert {row["device"] for row in found} == {0}
+        masters = {row["master"] for row in found}
+        assert len(masters) == 1
+        assert not masters.pop().startswith("127.")
+        assert all(row["nccl"] == f"={row['interface']}" != "=lo" for row in found)
+    rank, worker, host, text = told["error"]
+    assert (rank, worker, host) == (15, "2-4", "h3")
+    assert text == "spmd: rank 15 (worker 2-4 on h3) died while the gang ran"
+    assert len(told["alive"]) == 16

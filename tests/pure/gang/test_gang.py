@@ -1,0 +1,93 @@
+"""The bookkeeping of one gang: it starts with its last member, its first failure counts, and it knows who still runs."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from dask_gpu_mpi.gang.gang import Failure, Gang, Kind, Stage
+from dask_gpu_mpi.gang.members import Candidate, rank_members
+from dask_gpu_mpi.gang.rounds import MismatchError
+
+WORKERS = [Candidate(str(i), f"tls://10.0.0.{i}:1", f"10.0.0.{i}") for i in range(3)]
+
+
+def made() -> Gang:
+    gang = Gang("g", "client", 5.0)
+    gang.assign(rank_members(WORKERS))
+    return gang
+
+
+def test_it_starts_with_its_last_member() -> None:
+    async def run() -> None:
+        gang = made()
+        assert gang.hosts == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+        for rank in (2, 0):
+            gang.join(rank, f"h{rank}", 4000 + rank)
+            assert not gang.started.done()
+        gang.join(1, "h1", 0)
+        assert gang.started.done()
+        assert gang.hosts == ["h0", "h1", "h2"]
+        assert gang.master == ("10.0.0.0", 4000)
+        assert gang.rank_of("tls://10.0.0.1:1") == 1
+        assert gang.rank_of("tls://10.0.0.9:1") is None
+
+    asyncio.run(run())
+
+
+def test_the_first_failure_counts() -> None:
+    async def run() -> None:
+        gang = made()
+        assert gang.fail(Failure(Kind.RAISED, "first", 1))
+        assert not gang.fail(Failure(Kind.DIED, "second", 2))
+        assert gang.over.result().text == "first"
+
+    asyncio.run(run())
+
+
+def test_who_runs_until_when() -> None:
+    async def run() -> None:
+        gang = made()
+        for rank in range(3):
+            gang.join(rank, "h", 1)
+        gang.leave(0)
+        gang.die(1)
+        gang.leave(1)  # the answer to its call comes after its death
+        assert [member.rank for member in gang.running()] == [2]
+        assert [member.rank for member in gang.dead()] == [1]
+        assert gang.stages == [Stage.LEFT, Stage.DEAD, Stage.JOINED]
+        gang.fail(Failure(Kind.DIED, "died", 1))
+        waiting = asyncio.ensure_future(gang.wait_for_end(60))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gang.leave(2)
+        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(gang.wait_for_end(60), 10)
+
+    asyncio.run(run())
+
+
+def test_the_wait_for_its_end_has_one() -> None:
+    async def run() -> None:
+        gang = made()
+        gang.join(0, "h", 1)
+        gang.fail(Failure(Kind.TIMEOUT, "late"))
+        await asyncio.wait_for(gang.wait_for_end(0.01), 10)
+        assert [member.rank for member in gang.running()] == [0]
+
+    asyncio.run(run())
+
+
+def test_rounds() -> None:
+    async def run() -> None:
+        gang = made()
+        first = gang.put(0, 0, "barrier", b"0")
+        assert gang.put(0, 1, "barrier", b"1") is first
+        assert gang.missing(0) == [2]
+        assert not first.done()
+        with pytest.raises(MismatchError):
+            gang.put(0, 2, "allgather", b"")
+        assert gang.put(0, 2, "barrier", b"2").result() == [b"0", b"1", b"2"]
+
+    asyncio.run(run())

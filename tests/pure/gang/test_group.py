@@ -1,0 +1,81 @@
+"""A group's operations: what they send, what they make of the answers, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import GangCancelledError
+from dask_gpu_mpi.gang.group import Group
+from dask_gpu_mpi.gang.members import Candidate, Member
+from dask_gpu_mpi.gang.messages import State
+
+
+class Scheduler:
+    """Answers as one that has the parts of all others."""
+
+    def __init__(self, *others: Any, answer: dict[str, Any] | None = None) -> None:
+        self.others = [pickle.dumps(other) for other in others]
+        self.answer = answer
+        self.asked: list[tuple[str, int, str]] = []
+
+    def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
+        self.asked.append((name, content["number"], content["operation"]))
+        assert content["timeout"] == timeout
+        return self.answer or {"state": State.GOOD, "parts": [content["part"], *self.others]}
+
+
+def group(scheduler: Scheduler, rank: int = 0) -> Group:
+    member = Member(rank, Candidate("0", "", ""), 0, 1, 0, 2)
+    return Group(member, ("h1", "h2"), ("10.0.0.1", 4000), 0, scheduler, threading.Event())
+
+
+def test_operations_are_numbered() -> None:
+    scheduler = Scheduler("theirs")
+    mine = group(scheduler)
+    mine.barrier()
+    assert mine.allgather("mine") == ["mine", "theirs"]
+    assert mine.broadcast("mine") == "mine"
+    assert mine.broadcast("mine", root=1) == "theirs"
+    assert scheduler.asked == [
+        ("exchange", 0, "barrier"),
+        ("exchange", 1, "allgather"),
+        ("exchange", 2, "broadcast from rank 0"),
+        ("exchange", 3, "broadcast from rank 1"),
+    ]
+    assert repr(mine) == ("<Group rank=0(2) local_rank=0(1) host=h1 device=0 master=10.0.0.1:4000>")
+
+
+def test_what_only_the_root_gives_is_not_pickled_elsewhere() -> None:
+    assert group(Scheduler("theirs")).broadcast(threading.Lock(), root=1) == "theirs"
+
+
+def test_the_end_of_the_gang() -> None:
+    mine = group(Scheduler(answer={"state": State.OVER, "why": "rank 1 raised ValueError()"}))
+    assert not mine.cancelled
+    with pytest.raises(GangCancelledError, match=r"^barrier: the gang is cancelled: rank 1 raised"):
+        mine.barrier()
+    assert mine.cancelled
+
+
+def test_members_that_are_late() -> None:
+    mine = group(Scheduler(answer={"state": State.LATE, "missing": (1, 3)}))
+    with pytest.raises(TimeoutError, match=r"allgather: rank\(s\) 1, 3 have not come within 2 s"):
+        mine.allgather(None, timeout=2)
+    assert not mine.cancelled
+
+
+def test_what_is_refused() -> None:
+    scheduler = Scheduler()
+    mine = group(scheduler)
+    with pytest.raises(ValueError, match="expected 1048576 at most"):
+        mine.allgather(bytes(1 << 20))
+    with pytest.raises(ValueError, match="no rank 2"):
+        mine.broadcast(1, root=2)
+    for timeout in (0, -1, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="invalid timeout"):
+            mine.barrier(timeout=timeout)
+    assert scheduler.asked == []

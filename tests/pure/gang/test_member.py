@@ -1,0 +1,74 @@
+"""What a member does around the user's function; whole members run in tests/mpi/test_spmd.py."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import pytest
+from distributed.core import clean_exception
+
+from dask_gpu_mpi.errors import GangCancelledError
+from dask_gpu_mpi.gang import member
+from dask_gpu_mpi.gang.group import Group
+from dask_gpu_mpi.gang.members import Candidate, Member
+from dask_gpu_mpi.network.interfaces import list_interfaces
+
+
+def group(cancelled: threading.Event) -> Group:
+    place = Member(0, Candidate("0", "", ""), 0, 1, 0, 1)
+    return Group(place, ("h1",), ("10.0.0.1", 4000), None, lambda *_: {}, cancelled)
+
+
+def test_result() -> None:
+    def function(group: Group, *args: Any) -> Any:
+        return group.rank, *args
+
+    assert member._run(function, group(threading.Event()), (1, 2)) == (None, (0, 1, 2))
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
+def test_every_exception_is_a_failure(error: BaseException) -> None:
+    def function(group: Group) -> None:
+        raise error
+
+    failure, result = member._run(function, group(threading.Event()), ())
+    assert result is None
+    assert failure is not None
+    assert failure["exception_text"] == repr(error)
+    carried = clean_exception(failure["exception"].data, failure["traceback"].data)
+    assert repr(carried[1]) == repr(error)
+    assert carried[2] is not None
+
+
+def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
+    def function(group: Group) -> None:
+        raise GangCancelledError("it is over")
+
+    over, running = threading.Event(), threading.Event()
+    over.set()
+    assert member._run(function, group(over), ()) == (None, None)
+    assert member._run(function, group(running), ())[0] is not None
+
+
+def test_only_a_gang_of_this_process_hears_of_its_end() -> None:
+    event = member._cancelled["mine"] = threading.Event()
+    try:
+        member._on_cancel("another")
+        assert not event.is_set()
+        member._on_cancel("mine")
+        assert event.is_set()
+    finally:
+        del member._cancelled["mine"]
+
+
+def test_free_port_can_be_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", member.free_port("127.0.0.1"))) as server:
+        assert server.getsockname()[1] > 0
+
+
+def test_interface_of_an_address() -> None:
+    loopback = next(found for found in list_interfaces() if found.address == "127.0.0.1")
+    assert member.interface_of("127.0.0.1") == loopback.name
+    assert member.interface_of("203.0.113.7") is None

@@ -1,0 +1,256 @@
+"""The scheduler's part of gangs, with a scheduler that is not there: leases, starts, failures and the end of members."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from dask_gpu_mpi.gang import scheduler_plugin
+from dask_gpu_mpi.gang.messages import CANCEL, PLUGIN, State
+from dask_gpu_mpi.gang.scheduler_plugin import Gangs
+
+LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}
+
+
+class Cluster:
+    """What the plugin uses of a scheduler; its nannies restart a worker when they are asked to kill one."""
+
+    def __init__(self, *names: str, nannies: bool = True) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.clients = {"client": object()}
+        self.workers: dict[str, Any] = {}
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.killed: list[str] = []
+        self.restarts = True
+        self.plugin = Gangs()
+        for name in names:
+            self.add(name, nanny=nannies)
+
+    def add(self, name: str, *, nanny: bool = True, generation: int = 1) -> None:
+        address = f"tls://10.0.0.{name}:{generation}"
+        worker = SimpleNamespace(
+            name=name, address=address, nanny=f"nanny-{name}" if nanny else None, resources={}
+        )
+        self.workers[address] = worker
+
+    def remove(self, name: str) -> None:
+        address = next(address for address, worker in self.workers.items() if worker.name == name)
+        del self.workers[address]
+        self.plugin.remove_worker(self, address)  # type: ignore[arg-type]
+
+    def worker_send(self, address: str, message: dict[str, Any]) -> None:
+        self.sent.append((address, message))
+
+    def rpc(self, nanny: str) -> Any:
+        async def kill(**_: Any) -> None:
+            name = nanny.removeprefix("nanny-")
+            self.killed.append(name)
+            self.remove(name)
+            if self.restarts:
+                self.add(name, generation=2)
+
+        return SimpleNamespace(kill=kill)
+
+    async def begin(self) -> Gangs:
+        await self.plugin.start(self)  # type: ignore[arg-type]
+        return self.plugin
+
+    async def opened(self, gang: str, *workers: str, **limits: Any) -> dict[str, Any]:
+        wanted = list(workers) or None
+        return await asyncio.wait_for(self.plugin.open(gang, "client", wanted, **{**LIMITS, **limits}), 10)
+
+    def joining(self, gang: str, *ranks: int) -> list[asyncio.Task[dict[str, Any]]]:
+        return [asyncio.create_task(self.plugin.join(gang, rank, f"h{rank}", 4000)) for rank in ranks]
+
+
+Test = Callable[[], Coroutine[Any, Any, None]]
+
+
+def in_loop(test: Test) -> Callable[[], None]:
+    def run() -> None:
+        asyncio.run(asyncio.wait_for(test(), 30))
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_loop
+async def test_members_start_together() -> None:
+    cluster = Cluster("1", "2")
+    await cluster.begin()
+    opened = await cluster.opened("g")
+    assert [name for name, _ in opened["members"]] == ["1", "2"]
+    [first] = cluster.joining("g", 0)
+    await asyncio.sleep(0.01)
+    assert not first.done()
+    [second] = cluster.joining("g", 1)
+    for answer in (await first, await second):
+        assert answer == {
+            "state": State.GOOD,
+            "hosts": ["h0", "h1"],
+            "master_addr": "10.0.0.1",
+            "master_port": 4000,
+        }
+
+
+@in_loop
+async def test_the_second_gang_waits_for_the_first() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("first", "1")
+    second = asyncio.create_task(cluster.opened("second"))
+    await asyncio.sleep(0.01)
+    assert not second.done()
+    await plugin.close_gang("first")
+    assert (await second)["state"] == State.GOOD
+    await plugin.close_gang("second")
+    await plugin.close_gang("second")
+
+
+@in_loop
+async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
+    cluster = Cluster("1", "2")
+    await cluster.begin()
+    await cluster.opened("first", "1")
+    late = await cluster.opened("late", start_timeout=0.05)
+    assert (late["state"], late["kind"]) == (State.OVER, "timeout")
+    assert late["why"] == "not started within 0.05 s: another gang has its workers"
+    assert (await cluster.opened("third", "2"))["state"] == State.GOOD
+    missing = await cluster.opened("missing", "7", start_timeout=0.05)
+    assert missing["why"] == "not started within 0.05 s: no worker 7"
+
+
+@in_loop
+async def test_members_that_do_not_come_in_time() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g", start_timeout=0.05)
+    [joining] = cluster.joining("g", 0)
+    watched = await plugin.watch("g")
+    assert watched["why"] == "not started within 0.05 s: worker(s) 2 have other tasks"
+    assert (await joining)["state"] == State.OVER
+    assert (await cluster.joining("g", 1)[0])["state"] == State.OVER
+
+
+@in_loop
+async def test_a_worker_that_comes_back_is_waited_for() -> None:
+    cluster = Cluster("1")
+    await cluster.begin()
+    opening = asyncio.create_task(cluster.opened("g", "1", "2"))
+    await asyncio.sleep(0.01)
+    cluster.add("2")
+    assert len((await opening)["members"]) == 2
+
+
+@in_loop
+async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g")
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    waiting = asyncio.create_task(plugin.exchange("g", 0, 0, "barrier", b"", 60))
+    await asyncio.sleep(0.01)
+    cluster.remove("2")
+    answer = await waiting
+    assert (answer["state"], answer["why"]) == (State.OVER, "rank 1 died while the gang ran")
+    assert cluster.sent == [("tls://10.0.0.1:1", {"op": CANCEL, "gang": "g"})]
+    assert (await plugin.watch("g"))["host"] == "h1"
+    plugin.leave("g", 0, None)
+    closing = asyncio.create_task(plugin.close_gang("g"))
+    await asyncio.sleep(0.1)
+    assert not closing.done()
+    cluster.add("2", generation=2)
+    await closing
+    assert cluster.killed == []
+
+
+@in_loop
+async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g")
+    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
+    try:
+        cluster.remove("2")
+        assert (await plugin.watch("g"))["why"] == "rank 1 died before the gang started"
+        await plugin.close_gang("g")
+    finally:
+        scheduler_plugin.RETURN_TIMEOUT = before
+    assert len((await cluster.opened("next"))["members"]) == 1
+
+
+@in_loop
+async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
+    cluster = Cluster("1", "2", "3")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.05)
+    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    error = {"exception_text": "ValueError()"}
+    plugin.leave("g", 1, error)
+    plugin.leave("g", 2, {"exception_text": "a later one"})
+    watched = await plugin.watch("g")
+    assert (watched["rank"], watched["text"], watched["error"]) == (1, "raised ValueError()", error)
+    await plugin.close_gang("g")
+    assert cluster.killed == ["1"]
+    assert len((await cluster.opened("next"))["members"]) == 3
+
+
+@in_loop
+async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
+    cluster = Cluster("1")
+    plugin = await cluster.begin()
+    await cluster.opened("g")
+    waiting = asyncio.create_task(cluster.opened("waits"))
+    await asyncio.sleep(0.01)
+    plugin.remove_client(cluster, "another")  # type: ignore[arg-type]
+    assert not waiting.done()
+    plugin.remove_client(cluster, "client")  # type: ignore[arg-type]
+    assert (await waiting)["why"] == "its client is gone"
+    assert (await cluster.opened("next"))["state"] == State.GOOD
+    del cluster.clients["client"]
+    assert (await cluster.opened("gone"))["state"] == State.REFUSED
+
+
+@in_loop
+async def test_time_for_the_run() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g", timeout=0.05, grace=0.0)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    plugin.leave("g", 0, None)
+    assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"
+
+
+@in_loop
+async def test_operations() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.0)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    late = await plugin.exchange("g", 0, 0, "barrier", b"", 0.01)
+    assert late == {"state": State.LATE, "missing": [1]}
+    assert (await plugin.exchange("g", 1, 0, "barrier", b"", 60))["parts"] == [b"", b""]
+    first = asyncio.create_task(plugin.exchange("g", 0, 1, "barrier", b"", 60))
+    await asyncio.sleep(0.01)
+    wrong = await plugin.exchange("g", 1, 1, "allgather", b"", 60)
+    assert "rank 1 calls allgather where rank 0 calls barrier" in wrong["why"]
+    assert (await first)["state"] == State.OVER
+    assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == State.OVER
+
+
+@in_loop
+async def test_without_nannies_there_is_no_gang() -> None:
+    cluster = Cluster("1", nannies=False)
+    await cluster.begin()
+    refused = await cluster.opened("g")
+    assert refused["state"] == State.REFUSED
+    assert refused["why"].startswith("worker(s) 1 without a nanny")
+    cluster.add("2")
+    assert (await cluster.opened("other", "2"))["state"] == State.GOOD
+
+
+def test_a_second_registration_forgets_nothing() -> None:
+    assert Gangs.idempotent is True
+    assert Gangs.name == PLUGIN

@@ -1,0 +1,84 @@
+"""The client's side of `spmd`: which values are refused, and which error an answer stands for."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from distributed.core import error_message
+
+from dask_gpu_mpi.errors import InputError, SpmdError, SpmdTimeoutError
+from dask_gpu_mpi.gang import spmd as module
+from dask_gpu_mpi.gang.spmd import spmd
+
+
+class Client:
+    """Runs nothing; keeps what was asked."""
+
+    def sync(self, function: Any) -> Any:
+        return function.__self__.limits
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("timeout", 0),
+        ("timeout", float("nan")),
+        ("start_timeout", "5"),
+        ("start_timeout", True),
+        ("grace", -1),
+        ("grace", None),
+        ("workers", []),
+        ("workers", "0-0"),
+    ],
+)
+def test_refused(name: str, value: Any) -> None:
+    with pytest.raises(InputError, match=rf"^spmd: {name}: invalid value .* \(expected "):
+        spmd(Client(), print, **{name: value})
+    with pytest.raises(InputError, match="^spmd: fn: invalid value 5"):
+        spmd(Client(), 5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("limits", "start"), [({}, 300.0), ({"timeout": 7}, 7), ({"timeout": 7, "start_timeout": 2}, 2)]
+)
+def test_until_when_it_starts(limits: dict[str, Any], start: float) -> None:
+    found = spmd(Client(), print, workers=[0, "1-0"], **limits)
+    assert found == {
+        "workers": ["0", "1-0"],
+        "timeout": limits.get("timeout"),
+        "start_timeout": start,
+        "grace": 5.0,
+    }
+
+
+def answer(**more: Any) -> dict[str, Any]:
+    named = {"rank": 3, "worker": "1-1", "host": "h2", "text": "raised ValueError('bad')"}
+    return {"state": "over", "kind": "raised", "why": "", "error": None, **named, **more}
+
+
+def test_a_members_error_is_the_cause() -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError as error:
+        message = error_message(error)
+    carried = {"exception": message["exception"].data, "traceback": message["traceback"].data}
+    found = module._error(answer(error=carried))
+    assert str(found) == "spmd: rank 3 (worker 1-1 on h2) raised ValueError('bad')"
+    assert (found.rank, found.worker, found.host) == (3, "1-1", "h2")
+    assert repr(found.__cause__) == "ValueError('bad')"
+    assert found.__cause__ is not None
+    assert found.__cause__.__traceback__ is not None
+    copy = pickle.loads(pickle.dumps(found))
+    assert (str(copy), copy.rank, copy.worker, copy.host) == (str(found), 3, "1-1", "h2")
+
+
+def test_errors_of_the_whole_gang() -> None:
+    late = module._error(answer(kind="timeout", rank=None, why="not ended within 3 s"))
+    assert isinstance(late, SpmdTimeoutError)
+    assert isinstance(late, TimeoutError)
+    assert str(late) == "spmd: not ended within 3 s"
+    other = module._error({"state": "over", "why": "it is over"})
+    assert type(other) is SpmdError
+    assert (other.rank, other.__cause__) == (None, None)
