@@ -54,6 +54,9 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
 
     _check_modules(plan, options)
     _make_directory(plan, options.get("rmm_log_directory"))
+    # CUDAWorker gives its nannies variables of its own, and no one else's
+    options = dict(options)
+    variables = options.pop("env", None) or {}
     switched = any(options.get(switch) is not None for switch in SWITCHES)
     # CUDAWorker sets it in this process, too, where it would make a context
     with visible_device(plan.devices[0]), users_config():
@@ -68,7 +71,7 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
         for nanny in worker.nannies:
             nanny.config = _workers_config(nanny.config, switched=switched)
     for nanny in worker.nannies:
-        nanny.env = {**nanny.env, **shown_transports(), VISIBLE_DEVICES: plan.device}
+        nanny.env = {**nanny.env, **variables, **shown_transports(), VISIBLE_DEVICES: plan.device}
         own = nanny.worker_kwargs.get("plugins", set())
         for plugin in own:
             if isinstance(plugin, CPUAffinity):

@@ -58,10 +58,13 @@ def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) ->
 
 def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
     before = (
-        "from dask_gpu_mpi import initialize\ninitialize(worker_class='dask_cuda.CUDAWorker', nthreads=2)\n"
+        "from dask_gpu_mpi import initialize\n"
+        "initialize(worker_class='dask_cuda.CUDAWorker', nthreads=2, worker_options={'env': {'MINE': 'yes'}})\n"
     )
-    done = mpirun.run(before + SCRIPT, 2, env=gpu_environ(libdir, GPUS)).check()
+    after = "tell(mine=sorted(client.run(os.environ.get, 'MINE').values()))\n"
+    done = mpirun.run(before + SCRIPT + after, 2, env=gpu_environ(libdir, GPUS)).check()
     told = facts(done)
+    assert told["mine"] == ["yes"] * 4
     rows = check_workers(told, GPUS, {f"{index // 2}-{index}": [gpu] for index, gpu in enumerate(GPUS)})
     assert {row["nthreads"] for row in rows.values()} == {2}
     assert told["steered"].keys() == {"GPU"}

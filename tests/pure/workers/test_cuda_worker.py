@@ -79,6 +79,15 @@ def test_a_worker_as_planned() -> None:
     assert nanny.env == {"OWN": "1", "UCX_TLS": "tcp,cuda_copy", "CUDA_VISIBLE_DEVICES": "GPU-x,GPU-y"}
 
 
+def test_variables_of_the_user_are_the_nannys() -> None:
+    """CUDAWorker can't take them: it gives its nannies an `env` of its own."""
+    worker = made(env={"MINE": "2", "CUDA_VISIBLE_DEVICES": "7"})
+    assert "env" not in worker.given
+    (nanny,) = worker.nannies
+    assert nanny.env["MINE"] == "2"
+    assert nanny.env["CUDA_VISIBLE_DEVICES"] == "GPU-x,GPU-y"
+
+
 def test_the_plans_cores_and_our_plugins() -> None:
     (nanny,) = made().nannies
     found = {type(plugin).__name__: plugin for plugin in nanny.worker_kwargs["plugins"]}
