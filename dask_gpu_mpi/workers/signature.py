@@ -14,9 +14,10 @@ from .worker_class import is_dasks
 __all__ = ["TAKEN", "accepted_options", "sets_itself"]
 
 #: What a class passes to the next one itself, so that it would be passed twice
-#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested).
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's own `env` is not among them: `cuda_worker`
+#: adds the user's to it.
 TAKEN = {
-    "CUDAWorker": frozenset({"config", "data", "env", "http_prefix", "plugins", "scheduler_ip"}),
+    "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),
     "Nanny": frozenset({"nanny"}),
     "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
 }

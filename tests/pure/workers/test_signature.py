@@ -30,7 +30,7 @@ def test_what_a_class_says_itself_is_what_its_source_says() -> None:
     own = set(inspect.signature(CUDAWorker.__init__).parameters)
     # the scheduler is the first argument, without a name; dask-cuda 25.10 sets listen_address as a default, which may be passed
     called = calls_of(CUDAWorker, "Nanny") - own | {"scheduler_ip"}
-    assert called - {"listen_address"} == TAKEN["CUDAWorker"] | {"preload_argv"} - own
+    assert called - {"listen_address"} == TAKEN["CUDAWorker"] | {"preload_argv", "env"} - own
     own = set(inspect.signature(Worker.__init__).parameters)
     assert calls_of(Worker, "ServerNode.__init__") - own == TAKEN["Worker"]
 

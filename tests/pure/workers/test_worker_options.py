@@ -52,8 +52,9 @@ def test_what_we_set_ourselves(cls: type, name: str) -> None:
 
 
 def test_what_the_class_sets_itself() -> None:
-    assert refused(CUDAWorker, env={}).endswith("CUDAWorker sets 'env' itself. Fix: leave it out")
-    check_worker_options(Nanny, {"env": {"A": "1"}}, where="worker_options")
+    assert refused(CUDAWorker, data={}).endswith("CUDAWorker sets 'data' itself. Fix: leave it out")
+    for cls in (CUDAWorker, Nanny):
+        check_worker_options(cls, {"env": {"A": "1"}}, where="worker_options")
 
 
 class Picky:
