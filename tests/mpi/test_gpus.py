@@ -61,7 +61,7 @@ def test_two_ranks_share_the_gpus(mpirun: Mpi, libdir: Path) -> None:
         "from dask_gpu_mpi import initialize\n"
         "initialize(worker_class='dask_cuda.CUDAWorker', nthreads=2, worker_options={'env': {'MINE': 'yes'}})\n"
     )
-    after = "tell(mine=sorted(client.run(os.environ.get, 'MINE').values()))\n"
+    after = "tell(mine=sorted(client.run(os.getenv, 'MINE').values()))\n"
     done = mpirun.run(before + SCRIPT + after, 2, env=gpu_environ(libdir, GPUS)).check()
     told = facts(done)
     assert told["mine"] == ["yes"] * 4

@@ -87,7 +87,7 @@ def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
 
 
 def test_what_a_class_passes_on_itself() -> None:
-    assert [sets_itself(cls, "env") for cls in CLASSES] == [True, False, False]
+    assert [sets_itself(cls, "data") for cls in CLASSES] == [True, False, False]
     assert [sets_itself(cls, "nanny") for cls in CLASSES] == [True, True, False]
     assert [sets_itself(cls, "handlers") for cls in CLASSES] == [True, True, True]
     assert not sets_itself(CUDAWorker, "nthreads")
