@@ -46,6 +46,7 @@ TOPICS = {
         "worker_options",
         "gpus_per_worker",
         "cpu_workers",
+        "default_workers",
         "name",
         "local_directory",
         "require_idle_gpus",
@@ -59,12 +60,13 @@ TOPICS = {
         "walltime_signal",
     ),
     "Network and security": ("interface", "protocol", "security", "scheduler_port"),
-    "Dashboard, logs and timeline": (
+    "Dashboard, logs and report": (
         "dashboard",
         "dashboard_address",
         "log_level",
         "log_directory",
         "timeline",
+        "report",
     ),
     "Other clusters": ("scheduler_file", "scheduler", "scheduler_address"),
     "As in dask-mpi": ("exclusive_workers", "nanny"),
