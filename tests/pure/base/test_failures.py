@@ -47,7 +47,13 @@ def test_every_class_arrives(kind: type[DaskGpuMpiError]) -> None:
 
 def test_no_class_is_left_out() -> None:
     found = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
-    assert found == {kind.__name__ for kind in KINDS} | {"DaskGpuMpiError", "ClusterLostError"}
+    of_scripts = {
+        "ClusterLostError",
+        "SpmdError",
+        "SpmdTimeoutError",
+        "GangCancelledError",
+    }  # no rank sends them
+    assert found == {kind.__name__ for kind in KINDS} | of_scripts | {"DaskGpuMpiError"}
 
 
 def test_dask_mpis_exception_arrives() -> None:
