@@ -6,6 +6,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
 . ci/stages.sh
 environments
-stage "faults: Open MPI" job_tests openmpi tests/faults
-stage "faults: MPICH" job_tests mpich tests/faults
+both faults mpi tests/faults
 summary

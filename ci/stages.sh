@@ -74,13 +74,17 @@ job_tests() {
   return "$rc"
 }
 
-# both NAME MARKED PYTEST-ARGUMENT...: the tests that are MARKED, under either MPI. Where the MPI makes no difference (one_mpi), under
-# MPICH alone, whose jobs start sooner.
+# both NAME MARKED PYTEST-ARGUMENT...: the tests that are MARKED, under either MPI, beside each other: jobs wait for much of their time.
+# Where the MPI makes no difference (one_mpi), under MPICH alone, whose jobs start sooner.
 both() {
-  local name=$1 marked=$2
+  local name=$1 marked=$2 log other
   shift 2
-  stage "$name: Open MPI" job_tests openmpi -m "not one_mpi and $marked" "$@"
+  log=$(mktemp)
+  job_tests openmpi -m "not one_mpi and $marked" "$@" > "$log" 2>&1 &
+  other=$!
   stage "$name: MPICH" job_tests mpich -m "$marked" "$@"
+  stage "$name: Open MPI, the rest" made_beside "$other" "$log"
+  rm "$log"
 }
 
 # ucx MARKED: UCX's packages, which there are for Linux alone, and tests/ucx with them

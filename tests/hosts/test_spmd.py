@@ -18,6 +18,8 @@ import signal, socket
 from dask_gpu_mpi import SpmdError, current_session
 from distributed import Client
 
+pytestmark = pytest.mark.one_mpi
+
 session = current_session()
 
 def look(group):

@@ -13,7 +13,7 @@ from clusters import COMMAND, TELL, facts
 from harness import Mpi
 from jobs import CompletedJob
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.one_mpi]
 
 #: Each function is one test's; what it raises is that test's failure.
 SCRIPT = (

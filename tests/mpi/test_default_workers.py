@@ -13,7 +13,10 @@ from gpujobs import gpu_environ
 from harness import Mpi
 from simulated.nvml import GIB, make_gpus
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
+pytestmark = [
+    pytest.mark.one_mpi,
+    pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
+]
 
 SCRIPT = (
     TELL

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from clusters import COMMAND
 from harness import Mpi
+
+pytestmark = pytest.mark.one_mpi
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -22,6 +22,7 @@ from simulated.nvml import GIB, make_gpus
 from terminals import Tmux
 
 pytestmark = [
+    pytest.mark.one_mpi,
     pytest.mark.mpi,
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
 ]
