@@ -11,23 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # the slurm-wlm-* plugins come with slurm-wlm; libpmix-dev has the libpmix.so that Slurm's PMIx plugin loads
 packages=(slurm-wlm slurm-client munge libpmix-dev iproute2 util-linux gcc libc6-dev openmpi-bin mpich)
-missing=()
-for package in "${packages[@]}"; do
-  [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null) == installed ]] || missing+=("$package")
-done
-if [[ ${#missing[@]} -gt 0 ]]; then
-  echo "slurm: installing ${missing[*]}"
-  export DEBIAN_FRONTEND=noninteractive
-  apt-get -qq update
-  # their daemons are not to be started: the tests have their own. A policy that is there already stays.
-  policy=/usr/sbin/policy-rc.d
-  if [[ ! -e $policy ]]; then
-    printf '#!/bin/sh\nexit 101\n' > "$policy"
-    chmod +x "$policy"
-    trap 'rm -f "$policy"' EXIT
-  fi
-  apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null
-fi
+install_packages "${packages[@]}"
 
 export DASK_GPU_MPI_TEST_SLURM=required
 environments

@@ -33,6 +33,28 @@ make_environment() {
   bash ci/env.sh "$1" ".venv/$1" "${extras[@]}"
 }
 
+# install_packages PACKAGE...: Debian's packages, those that are missing; as root
+install_packages() {
+  local package missing=() policy=/usr/sbin/policy-rc.d made=
+  for package in "$@"; do
+    [[ $(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2> /dev/null) == installed ]] || missing+=("$package")
+  done
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  echo "installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get -qq update || return 1
+  # their daemons are not to be started: the tests have their own. A policy that is there already stays.
+  if [[ ! -e $policy ]]; then
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod +x "$policy"
+    made=yes
+  fi
+  local rc=0
+  apt-get -qq install --yes --no-install-recommends "${missing[@]}" > /dev/null || rc=$?
+  if [[ -n $made ]]; then rm -f "$policy"; fi
+  return "$rc"
+}
+
 # made_beside PID LOG: waits for a process in the background, and prints what it wrote
 made_beside() {
   local rc=0
