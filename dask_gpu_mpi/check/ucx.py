@@ -189,14 +189,21 @@ class _Trial:
         # what is sent here need not be what another node sends
         await self._exchange(UcxPeer("", self._ucx.address, tag, tag), check=True)
         _tell(address=self._ucx.address.hex())
-        failed = await asyncio.gather(*(self._with_next_peer() for _ in range(self._order.peers)))
+        lines: asyncio.Queue[str] = asyncio.Queue()
+        # one reader: a text stream is not for several threads
+        threading.Thread(target=_read_lines, args=(asyncio.get_running_loop(), lines), daemon=True).start()
+        failed = await asyncio.gather(*(self._with_next_peer(lines) for _ in range(self._order.peers)))
         if self._order.peers:
             await asyncio.sleep(0.3)  # what the others have not acknowledged yet
         return [each for each in failed if each is not None]
 
-    async def _with_next_peer(self) -> tuple[str, str] | None:
+    async def _with_next_peer(self, lines: asyncio.Queue[str]) -> tuple[str, str] | None:
         """The next peer that stdin names, and why UCX does not work with it; None: it works, or is not tried."""
-        line = await asyncio.to_thread(sys.stdin.readline)
+        try:
+            async with asyncio.timeout(max(0.0, self._deadline - time.monotonic())):
+                line = await lines.get()
+        except TimeoutError:  # rank 0 knows of no such peer, which is that one's failure
+            return None
         if not line.strip():
             return None
         told = json.loads(line)
@@ -224,6 +231,13 @@ class _Trial:
         await asyncio.gather(endpoint.send(sent), endpoint.receive(received))
         if check and (received.tobytes() if self._order.device else bytes(received)) != self._data:
             raise ValueError("what came is not what was sent")
+
+
+def _read_lines(loop: asyncio.AbstractEventLoop, lines: asyncio.Queue[str]) -> None:
+    """Put what stdin says into the queue, until it ends."""
+    for line in sys.stdin:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(lines.put_nowait, line)
 
 
 def _tell(**facts: Any) -> None:

@@ -125,7 +125,10 @@ def split_command(words: tuple[str, ...]) -> tuple[str, tuple[str, ...]]:
     >>> split_command(("plan", "--json")), split_command(("analysis.py", "plan"))
     (('plan', ('--json',)), ('run', ('analysis.py', 'plan')))
     """
-    if words and words[0] in RANK_COMMANDS and not os.path.exists(words[0]):
+    is_script = bool(words) and (
+        os.path.isfile(words[0]) or os.path.isfile(os.path.join(words[0], "__main__.py"))
+    )
+    if words and words[0] in RANK_COMMANDS and not is_script:
         return words[0], words[1:]
     return "run", words
 

@@ -9,23 +9,36 @@ from typing import Any
 __all__ = ["LEFT_OUT", "scrub", "scrub_options"]
 
 LEFT_OUT = "[left out]"
-_WORDS = r"token|passw(?:or)?d|passphrase|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
+_WORDS = r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
 _NAME = re.compile(_WORDS, re.IGNORECASE)
+_VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
+#: Every repetition that something follows is bounded: else a long text takes time that grows with its square.
 _TEXTS = (
     (
         re.compile(
-            r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL
+            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+            re.DOTALL,
         ),
         LEFT_OUT,
     ),
     (
         re.compile(
-            rf"((?:{_WORDS})\w*[\"']?\s*[=:]\s*[\"']?(?:(?:bearer|basic)\s+)?)[^\s&,;\"'#)\]}}]+",
+            rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
             re.IGNORECASE,
         ),
         rf"\1{LEFT_OUT}",
     ),
-    (re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@"), rf"\1{LEFT_OUT}@"),
+    # words of a command line, and of a sentence
+    (
+        re.compile(rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}", re.IGNORECASE),
+        rf"\1{LEFT_OUT}",
+    ),
+    (re.compile(rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}", re.IGNORECASE), rf"\1{LEFT_OUT}"),
+    (
+        re.compile(rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}", re.IGNORECASE),
+        rf"\1{LEFT_OUT}",
+    ),
+    (re.compile(r"(\b\w{1,20}://)[^\s/]{1,300}@"), rf"\1{LEFT_OUT}@"),
 )
 
 
@@ -33,7 +46,7 @@ def scrub(data: Any) -> Any:
     """Plain data with secrets left out of all its texts.
 
     >>> scrub({"link": "http://localhost:8787/status?token=abc#top", "log": ["password: xyz, ftp://me:pw@host/"]})
-    {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://me:[left out]@host/']}
+    {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
     """
     if isinstance(data, str):
         for pattern, instead in _TEXTS:

@@ -85,6 +85,8 @@ class Gang:
         self._rounds = Rounds(0)
         self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
         self._all_left = asyncio.Event()
+        #: Fires where it has not started in time.
+        self.start_timer: asyncio.TimerHandle | None = None
 
     def assign(self, members: Sequence[Member]) -> None:
         """It has its workers."""
@@ -135,6 +137,10 @@ class Gang:
             del self._complete[number]
             complete.set_result(parts)
         return complete
+
+    def give_up(self, number: int, rank: int) -> None:
+        """A member no longer waits for a round: whoever comes to it later ends the gang."""
+        self._rounds.give_up(number, rank)
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to a round."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pickle
 import threading
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any
 from dask_gpu_mpi.errors import GangCancelledError
 
 from .members import Member
-from .messages import State
+from .messages import MOST_SECONDS, State
 
 __all__ = ["MAX_OBJECT", "OPERATION_TIMEOUT", "Group"]
 
@@ -159,8 +158,10 @@ class Group:
         return [pickle.loads(part) for part in parts]
 
     def _exchange(self, operation: str, part: bytes, timeout: float) -> list[bytes]:
-        if not (timeout > 0 and math.isfinite(timeout)):
-            raise ValueError(f"{operation}: invalid timeout {timeout!r} (expected seconds above 0)")
+        if not 0 < timeout <= MOST_SECONDS:
+            raise ValueError(
+                f"{operation}: invalid timeout {timeout!r} (expected seconds above 0, at most {MOST_SECONDS})"
+            )
         with self._lock:
             number, self._round = self._round, self._round + 1
             content = {"number": number, "operation": operation, "part": part, "timeout": timeout}

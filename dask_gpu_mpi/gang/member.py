@@ -18,7 +18,7 @@ from dask_gpu_mpi.network.interfaces import list_interfaces
 
 from .group import Group
 from .members import Member
-from .messages import CANCEL, State
+from .messages import CANCEL, State, no_result
 from .variables import applied, device_of, variables_of
 
 __all__ = ["run_member"]
@@ -35,7 +35,7 @@ def run_member(
     """Wait for the other members, run `fn`, and report how that went; returns what it returned.
 
     What `fn` raises goes to the scheduler, which compares it with what other members have met, and not into Dask's state of
-    tasks: None is returned then.
+    tasks: `no_result` is returned then.
     """
     worker: Any = get_worker()
     call = _Calls(worker, gang, member.rank)
@@ -46,29 +46,31 @@ def run_member(
         port = free_port(host) if member.rank == 0 else 0
         joined = call("join", start_timeout, {"host": socket.gethostname(), "port": port})
         if joined["state"] != State.GOOD:
-            return None
+            return no_result(gang)
         hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(joined["master_port"]))
         device = device_of(worker.state.total_resources, os.environ)
         group = Group(member, hosts, master, device, call, cancelled)
         with applied(variables_of(member, size, *master, interface_of(host))):
-            failure, result = _run(fn, group, args)
+            ended, failure, result = _run(fn, group, args)
         call("leave", 0.0, {"failure": failure})
-        return result
+        return result if ended else no_result(gang)
     finally:
         _cancelled.pop(gang, None)
 
 
-def _run(fn: Callable[..., Any], group: Group, args: tuple[Any, ...]) -> tuple[dict[str, Any] | None, Any]:
-    """What went wrong, if anything did, and the result."""
+def _run(
+    fn: Callable[..., Any], group: Group, args: tuple[Any, ...]
+) -> tuple[bool, dict[str, Any] | None, Any]:
+    """Whether the function has returned, what went wrong, if anything did, and the result."""
     try:
-        return None, fn(group, *args)
+        return True, None, fn(group, *args)
     # SystemExit as well: a member that ends is one that has failed
     except BaseException as error:
         if isinstance(error, GangCancelledError) and group.cancelled:
-            return None, None  # not this member's failure
+            return False, None, None  # not this member's failure
         message = error_message(error)
         kept = ("exception", "traceback", "exception_text", "traceback_text")
-        return {key: message[key] for key in kept}, None  # type: ignore[literal-required]
+        return False, {key: message[key] for key in kept}, None  # type: ignore[literal-required]
 
 
 def _on_cancel(gang: str) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["CANCEL", "PLUGIN", "State"]
+__all__ = ["CANCEL", "MOST_SECONDS", "PLUGIN", "State", "no_result"]
 
+#: Most seconds of a limit: clocks and timers take three years everywhere.
+MOST_SECONDS = 100_000_000
 #: The scheduler's plugin.
 PLUGIN = "dask_gpu_mpi-gangs"
 #: What the scheduler sends a member's worker when the gang is over.
 CANCEL = "dask_gpu_mpi_gang_cancel"
+
+
+def no_result(gang: str) -> str:
+    """What a member's task returns where its function has returned nothing, since it failed or the gang is over."""
+    return f"dask_gpu_mpi: no result of a member of gang {gang}"
 
 
 class State(StrEnum):

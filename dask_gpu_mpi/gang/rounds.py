@@ -29,6 +29,8 @@ class Rounds:
         self._size = size
         #: Rounds that have begun: the operation, who brought it first, and each member's part.
         self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
+        #: The first round in which somebody has stopped waiting, and who.
+        self._given_up: tuple[int, int] | None = None
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
         """A member's part of a round; returns all parts in rank order with the last one, which ends the round.
@@ -36,8 +38,12 @@ class Rounds:
         Raises
         ------
         MismatchError
-            Another member has called another operation in this round.
+            Another member has called another operation in this round, or has stopped waiting: its next call would meet this one.
         """
+        if self._given_up is not None and number >= self._given_up[0]:
+            raise MismatchError(
+                f"rank {rank} calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
+            )
         first, by, parts = self._open.setdefault(number, (operation, rank, {}))
         if first != operation:
             raise MismatchError(
@@ -49,6 +55,11 @@ class Rounds:
             return None
         del self._open[number]
         return [parts[rank] for rank in range(self._size)]
+
+    def give_up(self, number: int, rank: int) -> None:
+        """A member no longer waits for this round."""
+        if self._given_up is None:
+            self._given_up = (number, rank)
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to a round that has begun."""

@@ -70,7 +70,7 @@ class Gangs(SchedulerPlugin):
         made = self._gangs[gang] = Gang(gang, client, grace)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + start_timeout
-        loop.call_at(deadline, self._too_late, made, start_timeout)
+        made.start_timer = loop.call_at(deadline, self._too_late, made, start_timeout)
         getting = asyncio.ensure_future(self._get_workers(made, workers))
         waiting: set[asyncio.Future[Any]] = {getting, made.over}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -147,6 +147,7 @@ class Gangs(SchedulerPlugin):
             return {"state": State.GOOD, "parts": complete.result()}
         if found.over.done():
             return self._answer_over(found)
+        found.give_up(number, rank)
         return {"state": State.LATE, "missing": found.missing(number)}
 
     def leave(self, gang: str, rank: int, failure: dict[str, Any] | None) -> None:
@@ -265,6 +266,8 @@ class Gangs(SchedulerPlugin):
         deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT
         while not self._are_back(gang) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_INTERVAL)
+        if gang.start_timer is not None:
+            gang.start_timer.cancel()  # it would keep the gang, and what a member has raised
         del self._gangs[gang.name]
         self._grant(self._leases.release(gang.name))
         self._granted.pop(gang.name, None)
@@ -275,7 +278,8 @@ class Gangs(SchedulerPlugin):
         say(
             f"warning: spmd: worker {member.worker.name} has not returned from a gang that is over; restarting its process"
         )
-        await self._scheduler.rpc(member.worker.nanny).kill(timeout=KILL_TIMEOUT, reason="gang-is-over")
+        killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=KILL_TIMEOUT, reason="gang-is-over")
+        await asyncio.wait_for(killing, KILL_TIMEOUT + 3)  # the nanny's process may be stopped itself
 
     def _are_back(self, gang: Gang) -> bool:
         """Whether no member runs, and workers that have died are there again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
 
 from .members import Candidate, Member
-from .messages import State
+from .messages import MOST_SECONDS, State, no_result
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -21,6 +22,8 @@ __all__ = ["spmd"]
 
 #: Seconds until a gang must have started, where neither `timeout` nor `start_timeout` is given.
 START_TIMEOUT = 300.0
+#: Whether a thread is in a call.
+_thread = threading.local()
 #: Dask's tasks of members come before all others.
 PRIORITY = 1_000_000
 
@@ -81,10 +84,14 @@ def spmd(
     >>> losses = dask_gpu_mpi.spmd(client, train, 10)  # doctest: +SKIP
     """
     for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
-        if value is not None and not (_is_number(value) and value > 0):
-            raise InputError(f"spmd: {name}: invalid value {value!r} (expected seconds above 0, or None)")
-    if not (_is_number(grace) and grace >= 0):
-        raise InputError(f"spmd: grace: invalid value {grace!r} (expected seconds, 0 or more)")
+        if value is not None and not (_is_number(value) and 0 < value <= MOST_SECONDS):
+            raise InputError(
+                f"spmd: {name}: invalid value {value!r} (expected seconds above 0, at most {MOST_SECONDS}, or None)"
+            )
+    if not (_is_number(grace) and 0 <= grace <= MOST_SECONDS):
+        raise InputError(
+            f"spmd: grace: invalid value {grace!r} (expected seconds, 0 or more, at most {MOST_SECONDS})"
+        )
     if workers is not None and (isinstance(workers, str) or not workers):
         raise InputError(
             f"spmd: workers: invalid value {workers!r} (expected a list of names or addresses, or None)"
@@ -97,7 +104,21 @@ def spmd(
         "start_timeout": start_timeout or timeout or START_TIMEOUT,
         "grace": grace,
     }
-    return client.sync(_Call(client, fn, args, limits).run)
+    call = _Call(client, fn, args, limits)
+    if client.asynchronous:
+        return client.sync(call.run)
+    if getattr(
+        _thread, "calls", False
+    ):  # in a signal's handler: the other one can't go on before this one ends
+        raise InputError(
+            "spmd: another call of this thread has not ended (expected one at a time in a thread). Fix: write a checkpoint in "
+            "the members, or call it in another thread"
+        )
+    _thread.calls = True
+    try:
+        return client.sync(call.run)
+    finally:
+        _thread.calls = False
 
 
 def _is_number(value: Any) -> bool:
@@ -153,9 +174,13 @@ class _Call:
             await asyncio.wait({watching, all_fetched}, return_when=asyncio.FIRST_COMPLETED)
             if not watching.done():
                 failed = [task.exception() if task.done() else None for task in fetching]
-                if not any(failed):
-                    return all_fetched.result()
-                await self._report(failed)
+                if any(failed):
+                    await self._report(failed)
+                else:
+                    results = all_fetched.result()
+                    # A member that has failed tells the scheduler first; the answer of `watch` may still be on its way.
+                    if not any(isinstance(each, str) and each == no_result(self._name) for each in results):
+                        return results
             raise _error(await watching)
         finally:
             watching.cancel()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from dask_gpu_mpi.base.printable import printable
+
 from . import exit_codes
 
 __all__ = ["Outcome", "note", "noted", "of_error", "of_signal"]
@@ -23,9 +25,10 @@ def of_error(error: BaseException | None) -> Outcome:
     if error is None:
         return "the script ended", 0
     if isinstance(error, SystemExit):
-        known = error.code is None or isinstance(error.code, int)
-        return "the script called sys.exit", (error.code or 0) if known else exit_codes.FAILED  # type: ignore[return-value]
-    first = str(error).strip().partition("\n")[0][:300]
+        if error.code is None or isinstance(error.code, int):
+            return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
+        return "the script called sys.exit", exit_codes.FAILED
+    first = printable(str(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", exit_codes.of_exception(error)
 
 

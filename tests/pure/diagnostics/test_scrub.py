@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from dask_gpu_mpi.diagnostics.scrub import LEFT_OUT, scrub, scrub_options
@@ -20,6 +22,16 @@ PEM = "-----BEGIN PRIVATE KEY-----\nMIIabc\n-----END PRIVATE KEY-----"
         "AWS_SECRET_ACCESS_KEY=S3CRET",
         "s3://user:S3CRET@host/x",
         "-----BEGIN RSA PRIVATE KEY-----\nS3CRET",
+        "run --password S3CRET x",
+        "PGPASS S3CRET",
+        "password S3CRET of the database",
+        "DB_PWD=S3CRET",
+        "HF_TOKEN is S3CRET",
+        "https://S3CRET@github.com/x",
+        "ftp://me:p@S3CRET@host",
+        'password = "correct S3CRET battery"',
+        "Authorization: Token S3CRET",
+        '"password": ["S3CRET"]',
     ],
 )
 def test_what_looks_like_a_secret(text: str) -> None:
@@ -33,6 +45,15 @@ def test_what_looks_like_a_secret(text: str) -> None:
 @pytest.mark.parametrize("text", ["", "a token ring", "tcp://host:8786", "key=1", "x = y", "monkey: 3"])
 def test_what_does_not(text: str) -> None:
     assert scrub(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, "token" * 40_000, "token " * 30_000, "a://" * 50_000, "pwd" + " " * 200_000]
+)
+def test_long_texts_take_no_time(text: str) -> None:
+    began = time.process_time()
+    scrub(text)
+    assert time.process_time() - began < 5  # with repetitions without a bound it is minutes
 
 
 def test_numbers_and_none_stay() -> None:

@@ -25,7 +25,7 @@ def test_result() -> None:
     def function(group: Group, *args: Any) -> Any:
         return group.rank, *args
 
-    assert member._run(function, group(threading.Event()), (1, 2)) == (None, (0, 1, 2))
+    assert member._run(function, group(threading.Event()), (1, 2)) == (True, None, (0, 1, 2))
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
@@ -33,8 +33,8 @@ def test_every_exception_is_a_failure(error: BaseException) -> None:
     def function(group: Group) -> None:
         raise error
 
-    failure, result = member._run(function, group(threading.Event()), ())
-    assert result is None
+    ended, failure, result = member._run(function, group(threading.Event()), ())
+    assert (ended, result) == (False, None)
     assert failure is not None
     assert failure["exception_text"] == repr(error)
     carried = clean_exception(failure["exception"].data, failure["traceback"].data)
@@ -48,8 +48,8 @@ def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
 
     over, running = threading.Event(), threading.Event()
     over.set()
-    assert member._run(function, group(over), ()) == (None, None)
-    assert member._run(function, group(running), ())[0] is not None
+    assert member._run(function, group(over), ()) == (False, None, None)
+    assert member._run(function, group(running), ())[1] is not None
 
 
 def test_only_a_gang_of_this_process_hears_of_its_end() -> None:

@@ -229,15 +229,30 @@ async def test_operations() -> None:
     plugin = await cluster.begin()
     await cluster.opened("g", grace=0.0)
     await asyncio.gather(*cluster.joining("g", 0, 1))
-    late = await plugin.exchange("g", 0, 0, "barrier", b"", 0.01)
-    assert late == {"state": State.LATE, "missing": [1]}
-    assert (await plugin.exchange("g", 1, 0, "barrier", b"", 60))["parts"] == [b"", b""]
+    both = await asyncio.gather(
+        plugin.exchange("g", 0, 0, "barrier", b"", 60), plugin.exchange("g", 1, 0, "barrier", b"", 60)
+    )
+    assert [each["parts"] for each in both] == [[b"", b""]] * 2
     first = asyncio.create_task(plugin.exchange("g", 0, 1, "barrier", b"", 60))
     await asyncio.sleep(0.01)
     wrong = await plugin.exchange("g", 1, 1, "allgather", b"", 60)
     assert "rank 1 calls allgather where rank 0 calls barrier" in wrong["why"]
     assert (await first)["state"] == State.OVER
     assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == State.OVER
+
+
+@in_loop
+async def test_a_member_that_has_stopped_waiting() -> None:
+    """Who comes later must not meet another call of the one that has gone on: epochs would be mixed up."""
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.0)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    late = await plugin.exchange("g", 0, 0, "barrier", b"", 0.01)
+    assert late == {"state": State.LATE, "missing": [1]}
+    over = await plugin.exchange("g", 1, 0, "barrier", b"", 60)
+    assert over["state"] == State.OVER
+    assert "rank 0 has stopped waiting" in over["why"]
 
 
 @in_loop

@@ -16,6 +16,8 @@ from dask_gpu_mpi.gang.spmd import spmd
 class Client:
     """Runs nothing; keeps what was asked."""
 
+    asynchronous = False
+
     def sync(self, function: Any) -> Any:
         return function.__self__.limits
 
