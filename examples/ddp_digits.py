@@ -1,0 +1,85 @@
+"""One model trained on all GPUs by PyTorch's DistributedDataParallel, on scikit-learn's digits, with a checkpoint each epoch.
+
+    dask-gpu-mpi launch -n 2 examples/ddp_digits.py [EPOCHS]
+
+Training continues from the checkpoint, in the working directory, after a worker was lost, and in the next job after the walltime:
+exit code 75, and `launch --requeue 10` has the job run again. Exit code 1: the losses are not those of a single process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from torch.nn.parallel import DistributedDataParallel
+
+from dask_gpu_mpi import SpmdError, current_session
+
+
+def fit(group: Any, epochs: int, file: str) -> list[float]:
+    """Train, each member with its share of each batch of 200; return the loss of each epoch."""
+    device = torch.device("cpu" if group.device is None else f"cuda:{group.device}")
+    x, y = (torch.tensor(column, device=device) for column in load_digits(return_X_y=True))
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    model = DistributedDataParallel(network.to(device, x.dtype))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    if os.path.exists(file):
+        losses, *states = torch.load(file, map_location=device)
+        model.load_state_dict(states[0])
+        optimizer.load_state_dict(states[1])
+        print(f"rank {group.rank} of {group.size} continues after epoch {len(losses)}", flush=True)
+    for epoch in range(len(losses), epochs):
+        total = x.new_zeros(())
+        for batch in torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch)).split(200):
+            own = batch[group.rank :: group.size]
+            loss = torch.nn.functional.cross_entropy(model(x[own] / 16), y[own], reduction="sum")
+            optimizer.zero_grad()
+            (loss * group.size / len(batch)).backward()  # DDP takes the mean over the members
+            optimizer.step()
+            total += loss.detach()
+        dist.all_reduce(total)
+        losses.append(float(total) / len(x))
+        if group.rank == 0:
+            torch.save((losses, model.state_dict(), optimizer.state_dict()), f"{file}.new")
+            os.replace(f"{file}.new", file)
+    return losses
+
+
+def train(group: Any, epochs: int, file: str) -> list[float]:
+    """A member; runs on all workers at once. `fit` has freed its model before the process group ends: later, PyTorch may hang."""
+    dist.init_process_group("gloo" if group.device is None else "nccl")
+    try:
+        return fit(group, epochs, file)
+    finally:
+        dist.destroy_process_group()
+
+
+def main() -> int:
+    """Train on all workers, again where one was lost, and on one; compare the losses, and return the exit code."""
+    session, epochs = current_session(), int(sys.argv[1]) if sys.argv[1:] else 20
+    session.on_walltime(lambda: print("time is up: the next job continues"), before=60)
+    losses: list[float] = []
+    while not losses:
+        try:
+            losses = session.spmd(train, epochs, os.path.abspath("digits.pt"))[0]
+        except SpmdError as error:
+            if error.__cause__ is not None:  # not a lost worker
+                raise
+            print(f"{error}; starting again")
+    alone = session.spmd(train, epochs, os.path.abspath("alone.pt"), workers=[session.plan.workers[0].name])[0]
+    error = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+    if not error < 1e-4:
+        print(f"WRONG: the losses differ by {error:.1e} from those of a single process", file=sys.stderr)
+        return 1
+    print(f"right: the losses of {epochs} epochs are those of a single process, the last is {losses[-1]:.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
