@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from sklearn.datasets import load_digits
 from torch.nn.parallel import DistributedDataParallel
 
-from dask_gpu_mpi import SpmdError, current_session
+from dask_gpu_mpi import Group, SpmdError, current_session
 
 
-def fit(group: Any, epochs: int, file: str) -> list[float]:
+def fit(group: Group, epochs: int, file: str) -> list[float]:
     """Train, each member with its share of each batch of 200; return the loss of each epoch."""
     device = torch.device("cpu" if group.device is None else f"cuda:{group.device}")
     x, y = (torch.tensor(column, device=device) for column in load_digits(return_X_y=True))
@@ -43,7 +41,7 @@ def fit(group: Any, epochs: int, file: str) -> list[float]:
             (loss * group.size / len(batch)).backward()  # DDP takes the mean over the members
             optimizer.step()
             total += loss.detach()
-        dist.all_reduce(total)
+        torch.distributed.all_reduce(total)
         losses.append(float(total) / len(x))
         if group.rank == 0:
             torch.save((losses, model.state_dict(), optimizer.state_dict()), f"{file}.new")
@@ -51,17 +49,17 @@ def fit(group: Any, epochs: int, file: str) -> list[float]:
     return losses
 
 
-def train(group: Any, epochs: int, file: str) -> list[float]:
+def train(group: Group, epochs: int, file: str) -> list[float]:
     """A member; runs on all workers at once. `fit` has freed its model before the process group ends: later, PyTorch may hang."""
-    dist.init_process_group("gloo" if group.device is None else "nccl")
+    torch.distributed.init_process_group("gloo" if group.device is None else "nccl")
     try:
         return fit(group, epochs, file)
     finally:
-        dist.destroy_process_group()
+        torch.distributed.destroy_process_group()
 
 
-def main() -> int:
-    """Train on all workers, again where one was lost, and on one; compare the losses, and return the exit code."""
+def main() -> None:
+    """Train on all workers, again where one was lost, and on one; compare the losses."""
     session, epochs = current_session(), int(sys.argv[1]) if sys.argv[1:] else 20
     session.on_walltime(lambda: print("time is up: the next job continues"), before=60)
     losses: list[float] = []
@@ -71,15 +69,15 @@ def main() -> int:
         except SpmdError as error:
             if error.__cause__ is not None:  # not a lost worker
                 raise
-            print(f"{error}; starting again")
-    alone = session.spmd(train, epochs, os.path.abspath("alone.pt"), workers=[session.plan.workers[0].name])[0]
-    error = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
-    if not error < 1e-4:
-        print(f"WRONG: the losses differ by {error:.1e} from those of a single process", file=sys.stderr)
-        return 1
+            print(f"{error}; starting again", flush=True)
+    alone = session.spmd(train, epochs, os.path.abspath("alone.pt"), workers=[session.plan.workers[0].name])[
+        0
+    ]
+    difference = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+    if not difference < 1e-4:
+        sys.exit(f"WRONG: the losses differ by {difference:.1e} from those of a single process")
     print(f"right: the losses of {epochs} epochs are those of a single process, the last is {losses[-1]:.4f}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -192,7 +192,7 @@ class Driver:
     """A Python process that holds a client of a cluster and evaluates what it is asked."""
 
     LOOP = """
-import json, sys
+import json, os, sys
 import dask_gpu_mpi
 client = dask_gpu_mpi.connect(sys.argv[1])
 print(json.dumps("connected"), flush=True)

@@ -34,6 +34,7 @@ EXAMPLES = {
     "jax_regression": Example(
         ("--worker-options", '{"env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}'), ("sklearn", "jax")
     ),
+    "ddp_digits": Example(packages=("sklearn", "torch")),
     "migration/squares": Example(),
 }
 

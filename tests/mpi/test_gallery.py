@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND
+from clusters import COMMAND, Driver, ranks_of, until
 from gallery import EXAMPLES, right, sections, skip_without
 from gpujobs import gpu_environ
 from harness import ROOT, Mpi
@@ -77,6 +79,53 @@ def test_interactive(mpirun: Mpi, tmp_path: Path) -> None:
     assert right(done.stdout) == right(sections()["interactive.py"])
     first.wait(30).check()
     second.wait(30).check()
+
+
+@pytest.mark.slow
+def test_training_continues_after_a_worker_was_killed(mpirun: Mpi, tmp_path: Path) -> None:
+    skip_without(*EXAMPLES["ddp_digits"].packages)
+    file = tmp_path / "cluster.json"
+    command = [
+        *COMMAND,
+        "--no-dashboard",
+        "--scheduler-file",
+        str(file),
+        str(FOLDER / "ddp_digits.py"),
+        "400",
+    ]
+    job = mpirun.start(command, 2, cwd=tmp_path)
+    job.wait_for("2 workers on 1 host", stream="stderr")
+    with Driver(file) as driver:
+        pids = driver.ask("dict(client.run(lambda dask_worker: (dask_worker.name, os.getpid())).values())")
+    until((tmp_path / "digits.pt").exists, 60)
+    os.kill(pids["1"], signal.SIGKILL)
+    done = job.wait(110).check()
+    assert (
+        len(re.findall(r"^spmd: rank 1 \(worker 1 on .*\) died while the gang ran", done.stdout, re.M)) == 1
+    )
+    assert len(continued(done.stdout, 200)) == 1
+    assert len(right(done.stdout)) == 1
+
+
+@pytest.mark.slow
+def test_training_continues_after_the_walltime(mpirun: Mpi, tmp_path: Path) -> None:
+    skip_without(*EXAMPLES["ddp_digits"].packages)
+    command = [*COMMAND, "--no-dashboard", str(FOLDER / "ddp_digits.py"), "200"]
+    job = mpirun.start(command, 2, cwd=tmp_path)
+    until((tmp_path / "digits.pt").exists, 60)
+    os.kill(ranks_of(job)[0], signal.SIGTERM)
+    done = job.wait(30).check(75)
+    assert "time is up: the next job continues\n" in done.stdout
+    done = mpirun.run(command, 2, cwd=tmp_path, timeout=80).check()
+    assert len(continued(done.stdout, 200)) == 1
+    assert len(right(done.stdout)) == 1
+
+
+def continued(output: str, epochs: int) -> set[int]:
+    """After which epoch the two ranks continued, of a training that had begun and not ended."""
+    found = {int(epoch) for epoch in re.findall(r"rank [01] of 2 continues after epoch (\d+)", output)}
+    assert all(0 < epoch < epochs for epoch in found)
+    return found
 
 
 MIGRATION = FOLDER / "migration"
