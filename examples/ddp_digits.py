@@ -62,7 +62,7 @@ def main() -> None:
     """Train on all workers, again where one was lost, and on one; compare the losses."""
     session, epochs = current_session(), int(sys.argv[1]) if sys.argv[1:] else 20
     session.on_walltime(lambda: print("time is up: the next job continues"), before=60)
-    losses: list[float] = []
+    losses, first = [], session.plan.workers[0].name
     while not losses:
         try:
             losses = session.spmd(train, epochs, os.path.abspath("digits.pt"))[0]
@@ -70,11 +70,8 @@ def main() -> None:
             if error.__cause__ is not None:  # not a lost worker
                 raise
             print(f"{error}; starting again", flush=True)
-    alone = session.spmd(train, epochs, os.path.abspath("alone.pt"), workers=[session.plan.workers[0].name])[
-        0
-    ]
-    difference = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
-    if not difference < 1e-4:
+    alone = session.spmd(train, epochs, os.path.abspath("alone.pt"), workers=[first])[0]
+    if not (difference := max(abs(a - b) for a, b in zip(losses, alone, strict=True))) < 1e-4:
         sys.exit(f"WRONG: the losses differ by {difference:.1e} from those of a single process")
     print(f"right: the losses of {epochs} epochs are those of a single process, the last is {losses[-1]:.4f}")
 

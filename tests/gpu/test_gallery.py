@@ -53,3 +53,13 @@ def test_a_trial_for_each_gpu(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
 def test_cpu_workers_beside_gpu_workers(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     told = output(mpirun, tmp_path, "cpu_and_gpu")
     assert re.search(r"loaded by \['0-cpu-0'\], computed by \['0-\d", told)
+
+
+def test_ddp(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    """By NCCL, where there are several GPUs as well as where there is one."""
+    skip_without("torch")
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch is built without CUDA")
+    assert "the losses of 20 epochs" in output(mpirun, tmp_path, "ddp_digits")

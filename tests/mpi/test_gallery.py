@@ -85,14 +85,8 @@ def test_interactive(mpirun: Mpi, tmp_path: Path) -> None:
 def test_training_continues_after_a_worker_was_killed(mpirun: Mpi, tmp_path: Path) -> None:
     skip_without(*EXAMPLES["ddp_digits"].packages)
     file = tmp_path / "cluster.json"
-    command = [
-        *COMMAND,
-        "--no-dashboard",
-        "--scheduler-file",
-        str(file),
-        str(FOLDER / "ddp_digits.py"),
-        "400",
-    ]
+    options = ["--no-dashboard", "--scheduler-file", str(file)]
+    command = [*COMMAND, *options, str(FOLDER / "ddp_digits.py"), "200"]
     job = mpirun.start(command, 2, cwd=tmp_path)
     job.wait_for("2 workers on 1 host", stream="stderr")
     with Driver(file) as driver:
