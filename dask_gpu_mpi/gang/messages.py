@@ -16,7 +16,7 @@ CANCEL = "dask_gpu_mpi_gang_cancel"
 
 def no_result(gang: str) -> str:
     """What a member's task returns where its function has returned nothing, since it failed or the gang is over."""
-    return f"dask_gpu_mpi: no result of a member of gang {gang}"
+    return f"__dask_gpu_mpi_no_result__{gang}"
 
 
 class State(StrEnum):

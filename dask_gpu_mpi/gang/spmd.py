@@ -112,7 +112,7 @@ def spmd(
     ):  # in a signal's handler: the other one can't go on before this one ends
         raise InputError(
             "spmd: another call of this thread has not ended (expected one at a time in a thread). Fix: write a checkpoint in "
-            "the members, or call it in another thread"
+            "the function itself, or call it in another thread"
         )
     _thread.calls = True
     try:

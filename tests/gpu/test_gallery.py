@@ -56,7 +56,7 @@ def test_cpu_workers_beside_gpu_workers(mpirun: Mpi, gpus: Any, tmp_path: Path) 
 
 
 def test_ddp(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
-    """By NCCL, where there are several GPUs as well as where there is one."""
+    """By NCCL."""
     skip_without("torch")
     import torch
 
