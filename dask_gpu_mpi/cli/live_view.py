@@ -8,13 +8,16 @@ import os
 import signal
 import sys
 import termios
+import time
 import tty
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from dask_gpu_mpi.diagnostics.link import NoAnswerError
 from dask_gpu_mpi.diagnostics.snapshot import Snapshot
 from dask_gpu_mpi.diagnostics.top_table import room_for_rows, screen
 from dask_gpu_mpi.diagnostics.top_view import View, keys_of, press
@@ -33,7 +36,13 @@ class Source(Protocol):
     """What samples come from."""
 
     async def sample(self) -> Snapshot:
-        """The cluster now."""
+        """The cluster now.
+
+        Raises
+        ------
+        NoAnswerError
+            It does not answer, but may do so again.
+        """
 
     def close(self) -> None:
         """There will be no more."""
@@ -99,6 +108,10 @@ class _Session:
         self._wake = asyncio.Event()
         self._view = View()
         self._snapshot: Snapshot | None = None
+        #: When it came, by `time.monotonic`.
+        self._sampled = 0.0
+        #: Whether there was no answer since.
+        self._silent = False
         self._code: int | None = None
 
     @contextlib.contextmanager
@@ -141,7 +154,12 @@ class _Session:
 
     async def _sample(self, source: Source, interval: float) -> None:
         while True:
-            self._snapshot = await source.sample()
+            try:
+                self._snapshot = await source.sample()
+            except NoAnswerError:
+                self._silent = True
+            else:
+                self._sampled, self._silent = time.monotonic(), False
             self._wake.set()
             await asyncio.sleep(interval)
 
@@ -150,7 +168,10 @@ class _Session:
             self._terminal.draw("connecting ...  (q quits)")
             return
         width, height = self._terminal.console.size
-        self._terminal.draw(screen(self._snapshot, self._view, width, height))
+        age = time.monotonic() - self._sampled
+        now = replace(self._snapshot, time=self._snapshot.time + age)  # for the time left
+        silence = age if self._silent else None
+        self._terminal.draw(screen(now, self._view, width, height, silence))
 
     def _end(self, code: int) -> None:
         self._code = code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
@@ -13,12 +14,16 @@ from dask_gpu_mpi.network.scheduler_file import Target
 from .job_watch import OPERATION
 from .snapshot import Snapshot, snapshot_of, with_rates
 
-__all__ = ["Link"]
+__all__ = ["Link", "NoAnswerError"]
 
-#: Seconds for the connection, and for each answer.
-TIMEOUT = 10.0
+#: Seconds for each answer, and of these for the connection: while it is refused, distributed tries it again until then.
+TIMEOUT, CONNECT_TIMEOUT = 10.0, 5.0
 #: Nothing that the scheduler sends is unpickled: plain data is all that is asked for.
 PLAIN = ("msgpack",)
+
+
+class NoAnswerError(ClusterLostError):
+    """A scheduler that has answered before does not now: it is busy, or can't be reached. Another sample may succeed."""
 
 
 class Link:
@@ -41,7 +46,7 @@ class Link:
         connection = Security().get_connection_args("client")
         self._scheduler: Any = rpc(
             target.address,
-            timeout=TIMEOUT,
+            timeout=CONNECT_TIMEOUT,
             connection_args=connection,
             serializers=PLAIN,
             deserializers=PLAIN,
@@ -55,8 +60,10 @@ class Link:
 
         Raises
         ------
+        NoAnswerError
+            The scheduler has answered before, and does not within `TIMEOUT`.
         ClusterLostError
-            The scheduler does not answer.
+            It refuses the connection or has closed it, or never answered.
         InputError
             Its certificate is not valid by this node's clock.
         """
@@ -79,12 +86,23 @@ class Link:
     def _lost(self, error: Exception) -> ClusterLostError | InputError:
         if problem := clock_problem(f"{error} {error.__cause__}"):
             return InputError(f"top: {problem}")
-        if self._last is not None:
-            return ClusterLostError(
-                f"top: the scheduler at {self._address} is gone: the cluster has ended, or its node can't be reached any more"
+        timed_out = any(isinstance(cause, TimeoutError) for cause in _causes(error))
+        if self._last is not None and timed_out:
+            return NoAnswerError(
+                f"top: the scheduler at {self._address} has not answered within {TIMEOUT:g} s: it is busy, or its node can't be "
+                "reached any more. Fix: try again"
             )
+        if self._last is not None:
+            return ClusterLostError(f"top: the scheduler at {self._address} is gone: the cluster has ended")
         reason = "no response" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
         return ClusterLostError(
             f"top: the scheduler at {self._address} can't be reached ({reason[:200]}). Fix: run it where the cluster's network "
             "can be reached, such as in the allocation, and only while the cluster runs"
         )
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and what it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__

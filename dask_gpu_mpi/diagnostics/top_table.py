@@ -177,10 +177,12 @@ def room_for_rows(snapshot: Snapshot, height: int) -> int:
     return max(1, height - 5 - len(_warnings(snapshot)))
 
 
-def screen(snapshot: Snapshot, view: View, width: int, height: int) -> RenderableType:
-    """The whole screen."""
+def screen(
+    snapshot: Snapshot, view: View, width: int, height: int, silence: float | None = None
+) -> RenderableType:
+    """The whole screen; `silence`: for how many seconds the scheduler has not answered, if it does not."""
     page = page_of(view, snapshot.rows, room_for_rows(snapshot, height))
-    lines = [Text(fit(line, width, keep_end=False)) for line in _head(snapshot)]
+    lines = [Text(fit(line, width, keep_end=False)) for line in _head(snapshot, silence)]
     warnings = [Text(fit(line, width, keep_end=False), style="yellow") for line in _warnings(snapshot)]
     status = Text(fit(_status(view, page), width, keep_end=False), style="dim")
     keys = Text(fit(KEYS, width, keep_end=False), style="dim")
@@ -194,14 +196,15 @@ def plain(snapshot: Snapshot, width: int | None) -> RenderableType:
     return Group(*shown[:2], table(snapshot.rows, width), *shown[2:])
 
 
-def _head(snapshot: Snapshot) -> list[str]:
+def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
     """The job, and its sums."""
     rows = snapshot.rows
     gpus = sum(row.device is not None or row.gpu_use is not None for row in rows)
     workers, nodes = len({row.worker for row in rows}), len({row.node for row in rows})
     left = "" if snapshot.time_left is None else f"{clock(snapshot.time_left)} left, "
     lost = len({row.worker for row in rows if row.status == "lost"})
-    title = f"{left}nodes {nodes}, GPUs {gpus}, workers {workers}{f' ({lost} lost)' if lost else ''}"
+    silent = "" if silence is None else f"no answer for {silence:.0f} s, "
+    title = f"{silent}{left}nodes {nodes}, GPUs {gpus}, workers {workers}{f' ({lost} lost)' if lost else ''}"
     if not rows:
         return [f"{title}  {snapshot.scheduler}", "no worker yet"]
     (total,) = folded([_everywhere(row) for row in rows])

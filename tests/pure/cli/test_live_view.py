@@ -27,6 +27,8 @@ PROGRAM = """
 import asyncio, sys
 sys.path.insert(0, "tests")
 from dask_gpu_mpi.cli.live_view import check_terminal, watch
+from dataclasses import replace
+from dask_gpu_mpi.diagnostics.link import NoAnswerError
 from dask_gpu_mpi.diagnostics.snapshot import snapshot_of
 from snapshots import cluster
 
@@ -41,7 +43,11 @@ class Source:
             raise RuntimeError("broken")
         if sys.argv[1] == "hangs":
             await asyncio.sleep(3600)
-        return snapshot_of(*cluster(64, 8), 7.0)
+        if sys.argv[1] == "busy" and self.samples in (2, 3, 4):
+            raise NoAnswerError("busy")
+        if sys.argv[1] == "slow" and self.samples == 2:
+            await asyncio.sleep(3600)
+        return replace(snapshot_of(*cluster(64, 8), 7.0), end=7.0 + 3600 * self.samples)
     def close(self):
         print("closed", flush=True)
 
@@ -140,6 +146,21 @@ def test_keys_work_while_it_waits_for_a_sample() -> None:
     with view("hangs") as one:
         one.wait_for("connecting")
         os.write(one.fd, b"sq")
+        assert one.check_end(0) == ""
+
+
+def test_a_scheduler_that_does_not_answer_is_asked_again() -> None:
+    with view("busy") as one:
+        one.wait_for("no answer for ")
+        one.wait_for("4:59:5")  # the fifth sample's time left
+        one.read()
+        one.shown = one.shown[one.shown.rfind("\x1b[H") :]
+        os.write(one.fd, b"s")
+        one.wait_for("sort: GPU use")
+        assert "no answer" not in one.shown
+    with view("slow") as one:  # the time left goes on between samples
+        one.wait_for("0:59:58 left, nodes 64")
+        os.write(one.fd, b"q")
         assert one.check_end(0) == ""
 
 

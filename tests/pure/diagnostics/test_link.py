@@ -14,7 +14,7 @@ from distributed import Scheduler, Worker
 
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.diagnostics.job_watch import JobWatch
-from dask_gpu_mpi.diagnostics.link import Link
+from dask_gpu_mpi.diagnostics.link import Link, NoAnswerError
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.scheduler_file import Target
 
@@ -118,6 +118,39 @@ def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(ClusterLostError, match="can't be reached"):
         asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        await link.sample()
+        identity = scheduler.handlers["identity"]
+        freed = asyncio.Event()
+
+        async def busy(**kwargs: Any) -> Any:
+            await freed.wait()
+            return identity(**kwargs)
+
+        scheduler.handlers["identity"] = busy
+        monkeypatch.setattr("dask_gpu_mpi.diagnostics.link.TIMEOUT", 0.2)
+        with pytest.raises(NoAnswerError, match=r"has not answered within 0\.2 s"):
+            await link.sample()
+        monkeypatch.setattr("dask_gpu_mpi.diagnostics.link.TIMEOUT", 30.0)
+        freed.set()
+        assert (await link.sample()).scheduler == scheduler.address
+
+    linked(body)
+
+
+def test_a_new_connection_that_is_not_accepted_in_time_is_no_end_either() -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        await link.sample()
+        late = OSError("Timed out trying to connect")
+        late.__cause__ = TimeoutError()
+        assert isinstance(link._lost(late), NoAnswerError)
+        late.__cause__ = ConnectionRefusedError()
+        assert not isinstance(link._lost(late), NoAnswerError)
+
+    linked(body)
 
 
 def test_clocks_that_differ_are_the_users_to_set() -> None:
