@@ -23,6 +23,8 @@ OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
+#: How distributed calls that a worker goes because somebody has asked for it, or the worker itself.
+INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
 
 class JobWatch(SchedulerPlugin):
@@ -43,7 +45,10 @@ class JobWatch(SchedulerPlugin):
         self._hosts = {row.worker: row.host for row in facts.rows}
         #: How messages call the workers that are there, by address.
         self._workers: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._lost: set[str] = set()
+        #: Names of those that went because that was asked for.
+        self._retired: set[str] = set()
         #: Addresses of those that have said that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
@@ -80,8 +85,9 @@ class JobWatch(SchedulerPlugin):
         Returns
         -------
         dict
-            `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"end"``: when the batch system ends
-            the job, or None, and ``"now"``, all in seconds since the epoch by the scheduler's clock.
+            `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"retired"``: names of workers that
+            are gone because that was asked for, ``"end"``: when the batch system ends the job, or None, and ``"now"``; times are
+            in seconds since the epoch by the scheduler's clock.
         """
         if self._end is None:
             # Some batch systems are asked by a command of theirs: once, and only where somebody wants to know.
@@ -89,6 +95,7 @@ class JobWatch(SchedulerPlugin):
         return {
             **self.facts.as_data(),
             "events": [[warning.time, warning.text] for warning in self.warnings],
+            "retired": sorted(self._retired),
             "end": await asyncio.shield(self._end),
             "now": time.time(),
         }
@@ -103,17 +110,21 @@ class JobWatch(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
+        self._retired.discard(name)
+        self._names[worker] = name
         self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
         if called in self._lost:
             self._lost.remove(called)
             self.warn(f"{called} restarted")
 
-    def remove_worker(self, scheduler: Any, worker: str, **kwargs: Any) -> None:
-        """Called by distributed when a worker is gone."""
+    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
+        """Called by distributed when a worker is gone; the stimulus says why."""
         called = self._workers.pop(worker, f"worker at {worker}")
+        name = self._names.pop(worker, "")
         self._paused.discard(worker)
-        if worker in self._leaving:
-            self._leaving.remove(worker)
+        if worker in self._leaving or stimulus_id.startswith(INTENDED):
+            self._leaving.discard(worker)
+            self._retired.add(name)
             return
         self._lost.add(called)
         self.warn(f"{called} lost: its connection ended without a message")

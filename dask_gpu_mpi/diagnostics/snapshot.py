@@ -29,7 +29,7 @@ class Row:
     worker: str
     #: Of the worker; None: it is not there.
     address: str | None = None
-    #: distributed's word (``"running"``, ``"paused"``...), or ``"lost"``.
+    #: distributed's word (``"running"``, ``"paused"``...); of one that is not there ``"lost"``, or ``"closed"``: as was asked for.
     status: str = "lost"
     gpu_index: int | None = None
     device: str | None = None
@@ -88,12 +88,15 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     """
     facts = JobFacts() if job is None else JobFacts.from_data(job)
     workers = {str(worker["name"]): (address, worker) for address, worker in identity["workers"].items()}
+    retired = set(job.get("retired", ())) if job is not None else set()
     planned: dict[str, list[PlannedRow]] = {}
     for row in facts.rows:
         planned.setdefault(row.worker, []).append(row)
     rows: list[Row] = []
     for name, places in planned.items():
-        rows += _rows_of(places, *workers.pop(name, (None, None)))
+        rows += _rows_of(
+            places, *workers.pop(name, (None, None)), absent="closed" if name in retired else "lost"
+        )
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
         joined += _rows_of([PlannedRow(name, str(worker.get("host", "")), "")], address, worker)
@@ -134,7 +137,9 @@ def _rate(new: int | None, old: int | None, seconds: float) -> float | None:
     return None if new is None or old is None else max(0, new - old) / seconds
 
 
-def _rows_of(places: Sequence[PlannedRow], address: str | None, worker: Any) -> Iterator[Row]:
+def _rows_of(
+    places: Sequence[PlannedRow], address: str | None, worker: Any, absent: str = "lost"
+) -> Iterator[Row]:
     own = _of_worker(worker) if address is not None else {}
     gpus = _gpus_of(worker) if address is not None else []
     for number, place in enumerate(places):
@@ -142,7 +147,7 @@ def _rows_of(places: Sequence[PlannedRow], address: str | None, worker: Any) -> 
             node=printable(place.host),
             worker=printable(place.worker),
             address=None if address is None else printable(address),
-            status=printable(str(worker.get("status", "running"))) if address is not None else "lost",
+            status=printable(str(worker.get("status", "running"))) if address is not None else absent,
             gpu_index=place.gpu_index,
             device=place.device,
             **(own if number == 0 else {}),

@@ -10,7 +10,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Scheduler, Worker
+from distributed import Client, Scheduler, Worker
 from distributed.core import rpc
 
 from dask_gpu_mpi.diagnostics import job_watch
@@ -64,6 +64,27 @@ def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
         async with worker(scheduler, "a"):
             await until(lambda: len(watch.warnings) == 2)
             assert texts(watch)[1] == "worker a on n1 restarted"
+
+    watched(body)
+
+
+def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
+    async def retired(scheduler: Any) -> list[str]:
+        async with rpc(scheduler.address) as remote:
+            return list((await getattr(remote, OPERATION)())["retired"])
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        one, two = await worker(scheduler, "a"), await worker(scheduler, "b")
+        async with Client(scheduler.address, asynchronous=True) as client:
+            await client.retire_workers([one.address])
+        await one.finished()
+        assert await retired(scheduler) == ["a"]
+        await two.close_gracefully()
+        await until(lambda: not scheduler.workers)
+        assert await retired(scheduler) == ["a", "b"]
+        async with worker(scheduler, "a"):
+            assert await retired(scheduler) == ["b"]
+        assert texts(watch) == []
 
     watched(body)
 

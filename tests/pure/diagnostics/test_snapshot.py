@@ -92,6 +92,11 @@ def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> No
     ]
 
 
+def test_a_worker_that_was_retired_is_not_lost() -> None:
+    (row,) = snapshot_of(identity_of({}), {**job([GPU]), "retired": ["0-0"]}, 7.0).rows
+    assert (row.worker, row.status) == ("0-0", "closed")
+
+
 def test_a_cluster_that_is_not_ours() -> None:
     snapshot = snapshot_of(identity_of({0: metrics(use=50), 1: metrics(use=None)}), None, 7.0)
     assert [(row.node, row.worker, row.gpu_use) for row in snapshot.rows] == [
