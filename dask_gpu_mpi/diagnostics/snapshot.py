@@ -29,7 +29,7 @@ class Row:
     worker: str
     #: Of the worker; None: it is not there.
     address: str | None = None
-    #: distributed's word (``"running"``, ``"paused"``...); of one that is not there ``"lost"``, or ``"closed"``: as was asked for.
+    #: distributed's word (``"running"``, ``"paused"``...); if it is gone ``"lost"``, or ``"closed"`` where that was asked for.
     status: str = "lost"
     gpu_index: int | None = None
     device: str | None = None

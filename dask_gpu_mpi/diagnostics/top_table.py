@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .snapshot import Row, Snapshot
-from .top_view import Page, View, folded, page_of, share
+from .top_view import Page, View, folded, page_of, share, troubles
 
 __all__ = ["clock", "fit", "pair", "plain", "room_for_rows", "screen", "short", "table"]
 
@@ -57,7 +57,7 @@ def _style(part: float | None) -> str:
 def _worker(row: Row) -> tuple[str, str]:
     if row.status == "running":
         return row.worker, ""
-    return f"{row.worker} {row.status}", "yellow" if row.status == "paused" else "red"
+    return f"{row.worker} {row.status}", "red" if "lost" in row.status else "yellow"
 
 
 def _number(value: float | None) -> str:
@@ -142,12 +142,12 @@ def fit(text: str, width: int, *, keep_end: bool = True) -> str:
 
 def table(rows: Sequence[Row], width: int | None) -> Table:
     """The rows in so many columns of the screen; None: as wide as they are."""
-    columns = list(COLUMNS)
+    columns = [c for c in COLUMNS if c.title != "GPU" or any(row.gpu_index is not None for row in rows)]
     while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
         columns.remove(max(columns, key=lambda column: column.rank))
     cells = [[column.cell(row) for column in columns] for row in rows]
     widths = [column.width for column in columns]
-    for place, column in enumerate(columns):
+    for place, column in reversed([*enumerate(columns)]):  # a long name of a node is no loss
         if column.grows or width is None:
             longest = max((len(line[place][0]) for line in cells), default=0)
             spare = longest if width is None else width - _width(columns, widths)
@@ -202,9 +202,9 @@ def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
     gpus = sum(row.device is not None or row.gpu_use is not None for row in rows)
     workers, nodes = len({row.worker for row in rows}), len({row.node for row in rows})
     left = "" if snapshot.time_left is None else f"{clock(snapshot.time_left)} left, "
-    lost = len({row.worker for row in rows if row.status == "lost"})
+    others = troubles(rows)
     silent = "" if silence is None else f"no answer for {silence:.0f} s, "
-    title = f"{silent}{left}nodes {nodes}, GPUs {gpus}, workers {workers}{f' ({lost} lost)' if lost else ''}"
+    title = f"{silent}{left}nodes {nodes}, GPUs {gpus}, workers {workers}{f' {others}' if others else ''}"
     if not rows:
         return [f"{title}  {snapshot.scheduler}", "no worker yet"]
     (total,) = folded([_everywhere(row) for row in rows])

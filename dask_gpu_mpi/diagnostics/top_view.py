@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .snapshot import Row
 
-__all__ = ["SORTS", "Page", "View", "folded", "keys_of", "page_of", "press", "share"]
+__all__ = ["SORTS", "Page", "View", "folded", "keys_of", "page_of", "press", "share", "troubles"]
 
 
 def share(used: int | None, total: int | None) -> float | None:
@@ -162,12 +163,22 @@ def _fold(node: str, rows: Sequence[Row]) -> Row:
     for name in _SUMMED:
         known = [value for row in rows if (value := getattr(row, name)) is not None]
         sums[name] = sum(known) if known else None
-    troubles = [row.status for row in rows if row.status != "running"]
     workers = {row.worker for row in rows}
     return Row(
         node=node,
         worker=str(len(workers)),
-        status=troubles[0] if troubles else "running",
+        status=troubles(rows) or "running",
         gpu_use=sum(uses) / len(uses) if uses else None,
         **sums,
     )
+
+
+def troubles(rows: Iterable[Row]) -> str:
+    """How many workers do not run, by their status; empty: all run.
+
+    >>> troubles([Row(node="n", worker="0"), Row(node="n", worker="1", status="running")])
+    '(1 lost)'
+    """
+    # a worker of several GPUs has a row for each
+    statuses = Counter({row.worker: row.status for row in rows if row.status != "running"}.values())
+    return f"({', '.join(f'{count} {status}' for status, count in statuses.items())})" if statuses else ""

@@ -44,9 +44,15 @@ def test_512_gpus_are_folded_to_their_nodes() -> None:
     lines = drawn(screen(LARGE, View(), 80, 24))
     assert len(lines) == 24
     assert lines[0].startswith("nodes 64, GPUs 512, workers 512")
-    assert lines[3] == "node0000 8          -    4  80/640G 8.0/320G  16/512G  16   56     -     -    88"
+    assert lines[3] == "node0000 8           4  80/640G 8.0/320G  16/512G  16   56     -     -    88"
     assert "rows 1-19 of 64" in lines[-2]
     assert "one row per node" in lines[-2]
+
+
+def test_one_lost_worker_of_a_folded_node_is_not_all_of_them() -> None:
+    rows = (Row(node="node0000", worker="0-0"), *LARGE.rows[1:])
+    lines = drawn(screen(replace(LARGE, rows=rows), View(), 80, 24))
+    assert lines[3].startswith("node0000 8 (1 lost) ")
 
 
 @given(st.integers(10, 200), st.integers(8, 60), st.booleans())
@@ -73,7 +79,7 @@ def test_a_worker_that_does_not_run_says_so() -> None:
     assert "0-0 paused" in lines[3]
     assert "0-1 lost" in lines[4]
     assert lines[4].split()[3:] == ["-"] * 10
-    assert "workers 4 (1 lost)" in lines[0]
+    assert "workers 4 (1 paused, 1 lost)" in lines[0]
 
 
 def test_the_time_left_and_the_last_warnings() -> None:

@@ -74,7 +74,7 @@ def test_a_node_has_sums_and_the_mean_of_the_use() -> None:
     (one, *_) = folded(
         [replace(ROWS[0], gpu_use=None), replace(ROWS[1], status="paused", rmm_used=None), *ROWS[2:]]
     )
-    assert (one.node, one.worker, one.status) == ("node0000", "2", "paused")
+    assert (one.node, one.worker, one.status) == ("node0000", "2", "(1 paused)")
     assert (one.gpu_use, one.gpu_memory, one.gpu_memory_total) == (1, 20 * GIB, 160 * GIB)
     assert (one.rmm_used, one.rmm_total) == (GIB, 80 * GIB)
     assert (one.running, one.waiting, one.host_memory) == (4, 14, 4 * GIB)
