@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Card", "time_text"]
+from dask_gpu_mpi.base.durations import clock
+
+__all__ = ["Card"]
 
 #: The notebook's own colours of text and borders, so that it is legible on a light page and on a dark one.
 STYLE = "border: 1px solid currentColor; border-radius: 4px; padding: 8px 12px; display: inline-block; color: inherit"
@@ -37,7 +39,8 @@ class Card:
             ("Scheduler", escape(self.address)),
         ]
         if not self.closed:
-            rows += [("Dashboard", _link(self.dashboard)), ("Time left", time_text(self.seconds_left))]
+            left = "unknown" if self.seconds_left is None else clock(self.seconds_left)
+            rows += [("Dashboard", _link(self.dashboard)), ("Time left", left)]
         lines = "".join(
             f'<tr style="background: none"><th style="{CELL}">{name}</th><td style="{CELL}">{value}</td></tr>'
             for name, value in rows
@@ -47,18 +50,6 @@ class Card:
             f'<div style="{STYLE}"><strong>dask-gpu-mpi session</strong> ({state})'
             f'<table style="border: none; margin: 4px 0 0 0">{lines}</table></div>'
         )
-
-
-def time_text(seconds: float | None) -> str:
-    """The time left, for people.
-
-    >>> time_text(None), time_text(59.6), time_text(3600.0 * 25 + 61)
-    ('unknown', '0:00:59', '25:01:01')
-    """
-    if seconds is None:
-        return "unknown"
-    minutes, rest = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _names(nodes: tuple[str, ...], shown: int = 4) -> str:

@@ -6,9 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dask_gpu_mpi.base.names import natural
+from dask_gpu_mpi.base.printable import printable
+
 from .job_facts import JobFacts, PlannedRow, RunWarning
 
-__all__ = ["Row", "Snapshot", "as_json", "printable", "snapshot_of", "with_rates"]
+__all__ = ["Row", "Snapshot", "as_json", "snapshot_of", "with_rates"]
 
 #: Key of our own metric in a worker's (`workers.figures`).
 METRIC = "gpu_mpi"
@@ -100,7 +103,7 @@ def snapshot_of(identity: Mapping[str, Any], job: Mapping[str, Any] | None, now:
     joined: list[Row] = []
     for name, (address, worker) in workers.items():  # from another job, or not started by us
         joined += _rows_of([PlannedRow(name, str(worker.get("host", "")), "")], address, worker)
-    rows += sorted(joined, key=lambda row: (row.node, _natural(row.worker)))
+    rows += sorted(joined, key=lambda row: (row.node, natural(row.worker)))
     job = job or {}
     return Snapshot(
         time=job.get("now", now),
@@ -209,24 +212,6 @@ def _sum(tasks: Any, states: Sequence[str]) -> int | None:
     if not isinstance(tasks, Mapping):
         return None
     return sum(_integer(tasks.get(state)) or 0 for state in states)
-
-
-def _natural(name: str) -> tuple[Any, ...]:
-    """A name as what it is sorted by.
-
-    >>> sorted(["10", "9", "9-1"], key=_natural)
-    ['9', '9-1', '10']
-    """
-    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split("-"))
-
-
-def printable(text: str) -> str:
-    r"""Without characters that a terminal obeys: names and log lines are others' texts.
-
-    >>> printable("n1\x1b[2J\n")
-    'n1?[2J?'
-    """
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from dask_gpu_mpi.base.durations import clock
+
 from .snapshot import Row, Snapshot
 from .top_view import Page, View, folded, page_of, share, troubles
 
-__all__ = ["clock", "fit", "pair", "plain", "room_for_rows", "screen", "short", "table"]
+__all__ = ["fit", "pair", "plain", "room_for_rows", "screen", "short", "table"]
 
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"
 #: Lines for warnings on the screen.
@@ -116,16 +118,6 @@ def _unit(number: float) -> tuple[str, float]:
 
 def _digits(value: float) -> str:
     return f"{value:.1f}" if 0 < value < 9.95 else f"{value:.0f}"
-
-
-def clock(seconds: float) -> str:
-    """A duration.
-
-    >>> clock(3725), clock(90061)
-    ('1:02:05', '25:01:01')
-    """
-    minutes, second = divmod(int(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
 def fit(text: str, width: int, *, keep_end: bool = True) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from dask_gpu_mpi.base.names import natural
 
 __all__ = ["Candidate", "Member", "choose", "rank_members"]
 
@@ -69,7 +70,7 @@ def rank_members(workers: Iterable[Candidate]) -> list[Member]:
     [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
     """
     nodes: dict[str, list[Candidate]] = {}
-    for worker in sorted(workers, key=lambda worker: _natural(worker.name)):
+    for worker in sorted(workers, key=lambda worker: natural(worker.name)):
         nodes.setdefault(worker.node, []).append(worker)
     placed = list(_places(nodes))
     return [Member(rank, *place) for rank, place in enumerate(placed)]
@@ -79,10 +80,3 @@ def _places(nodes: Mapping[str, Sequence[Candidate]]) -> Iterable[tuple[Candidat
     for node_rank, there in enumerate(nodes.values()):
         for local_rank, worker in enumerate(there):
             yield worker, local_rank, len(there), node_rank, len(nodes)
-
-
-def _natural(name: str) -> list[tuple[bool, int, str]]:
-    """A key by which ``2-0`` comes before ``10-0``."""
-    return [
-        (not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)
-    ]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.diagnostics import snapshot as module
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow, RunWarning
-from dask_gpu_mpi.diagnostics.snapshot import as_json, printable, snapshot_of, with_rates
+from dask_gpu_mpi.diagnostics.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import figures
 from snapshots import GIB, cluster, identity_of, metrics
 
@@ -134,12 +134,6 @@ def test_64_nodes_of_8_gpus() -> None:
     assert len({row.node for row in snapshot.rows}) == 64
     assert snapshot.rows[-1].worker == "63-7"
     assert json.loads(json.dumps(as_json(snapshot)))["rows"][511]["device"] == "GPU-63-7"
-
-
-@given(st.text())
-def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
-    assert printable(text).isprintable()
-    assert len(printable(text)) == len(text)
 
 
 _ANY = (

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dask_gpu_mpi.diagnostics.job_facts import RunWarning
 from dask_gpu_mpi.diagnostics.snapshot import Row, Snapshot, snapshot_of
-from dask_gpu_mpi.diagnostics.top_table import clock, fit, pair, plain, room_for_rows, screen, short
+from dask_gpu_mpi.diagnostics.top_table import fit, pair, plain, room_for_rows, screen, short
 from dask_gpu_mpi.diagnostics.top_view import View
 from snapshots import GIB, cluster
 
@@ -122,6 +122,5 @@ def test_a_pair(used: int | None, total: int | None, text: str) -> None:
     assert pair(used, total) == text
 
 
-def test_durations_and_cuts() -> None:
-    assert clock(59.9) == "0:00:59"
+def test_cuts() -> None:
     assert [fit("abcdef", width) for width in (6, 5, 3, 1, 0)] == ["abcdef", "..def", "..f", ".", ""]
