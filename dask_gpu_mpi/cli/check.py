@@ -21,7 +21,7 @@ __all__ = ["check"]
 @run_help(
     "mpirun -np 4 python -m dask_gpu_mpi check analysis.py",
     "dask-gpu-mpi launch check --expect-gpus 4",
-    own=("kernel", "expect_gpus", "as_json"),
+    short=("kernel", "expect_gpus", "as_json", "local_directory"),
 )
 @click.command(
     cls=RunCommand,

@@ -75,7 +75,7 @@ def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list
 
 
 @help_of(
-    short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "modules", "output", "submits"),
+    short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "output", "submits"),
     examples=(
         "dask-gpu-mpi jobscript slurm -N 2 --gpus-per-node 4 -t 01:00:00 -- analysis.py",
         "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 --submit -- analysis.py",

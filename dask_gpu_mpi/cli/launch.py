@@ -61,8 +61,7 @@ RANK_COMMANDS = ("check", "plan")
 @run_help(
     "dask-gpu-mpi launch analysis.py --input data",
     "dask-gpu-mpi launch -n 2 --check -m package.module",
-    "dask-gpu-mpi launch plan",
-    own=("ranks", "preflight", "restarts", "hosts", "dry_run"),
+    short=("ranks", "preflight", "restarts", "hosts", "dry_run"),
 )
 @click.command(
     cls=RunCommand,
@@ -91,8 +90,8 @@ def launch(
 ) -> None:
     """Start MPI ranks and run SCRIPT on the cluster that they become: in a job of Slurm, PBS, LSF or Flux, or on this machine.
 
-    Finds the launcher that fits the MPI library of mpi4py and the batch system, and its options. Options of `run` come before
-    SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the allocation and start no cluster.
+    Options of `run` come before SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the
+    allocation and start no cluster.
     """
     from dask_gpu_mpi.launch.command import Request
 

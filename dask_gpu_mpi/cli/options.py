@@ -72,15 +72,7 @@ TOPICS = {
     "As in dask-mpi": ("exclusive_workers", "nanny"),
 }
 #: Those that ``--help`` shows.
-MOST_USED = (
-    "nthreads",
-    "memory_limit",
-    "gpus_per_worker",
-    "local_directory",
-    "interface",
-    "scheduler_file",
-    "log_directory",
-)
+MOST_USED = ("nthreads", "memory_limit", "scheduler_file", "report")
 #: An address instead of a script: it has a protocol, or a host and a port.
 _ADDRESS = re.compile(r"[a-z]+://\S+|[^\s/]+:\d+")
 
@@ -202,9 +194,9 @@ def run_parameters(function: Any) -> Any:
     return option_decorators()(program(function))
 
 
-def run_help(*examples: str, own: Sequence[str] = ()) -> Callable[[Any], Any]:
-    """The help of a command that takes what `run` takes: `own` are those of its own options that ``--help`` shows."""
-    return help_of(short=(*own, *MOST_USED[: len(MOST_USED) - len(own)]), topics=TOPICS, examples=examples)
+def run_help(*examples: str, short: Sequence[str] = MOST_USED) -> Callable[[Any], Any]:
+    """The help of a command that takes what `run` takes: `short` are the options that ``--help`` shows."""
+    return help_of(short=short, topics=TOPICS, examples=examples)
 
 
 def parse_run(arguments: Sequence[str]) -> dict[str, Any]:

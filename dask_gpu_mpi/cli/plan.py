@@ -22,7 +22,7 @@ __all__ = ["plan"]
 
 
 @help_of(
-    short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "cpu_workers", "layout", "as_json"),
+    short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg", "html"),
     topics=TOPICS,
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
 )

@@ -15,7 +15,6 @@ __all__ = ["top"]
 
 
 @help_of(
-    short=("scheduler_file", "once", "as_json", "interval"),
     examples=("dask-gpu-mpi top --scheduler-file FILE", "dask-gpu-mpi top --scheduler-file FILE --json"),
 )
 @click.command(cls=HelpCommand, short_help="Show GPUs, workers and tasks of a running cluster.")

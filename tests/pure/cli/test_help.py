@@ -38,8 +38,14 @@ def test_the_first_page_fits_24_lines_and_names_every_command() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen_and_help_all_has_every_option(command: str) -> None:
-    short, full = help_text(command, "--help").splitlines(), help_text(command, "--help-all").splitlines()
-    assert len(short) <= 40
+    short = help_text(command, "--help").splitlines()
+    # without that option the first help has them all
+    full = (
+        help_text(command, "--help-all").splitlines()
+        if any("--help-all" in line for line in short)
+        else short
+    )
+    assert len(short) <= 24
     assert max(map(len, [*short, *full])) <= 80
     assert "Examples:" in short
     flags = {
