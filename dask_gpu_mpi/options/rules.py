@@ -219,7 +219,7 @@ def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
     if not (values["dashboard"] and values["scheduler"]) or address is None or _is_loopback(address):
         return []
     port = address.rpartition(":")[2]
-    tunnel = f"ssh -L {port}:localhost:{port} NODE"
+    tunnel = f"ssh -N -L {port}:127.0.0.1:{port} NODE"
     return [
         f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: the token that opens it "
         f"crosses that in clear. Fix: leave the option out, and use a tunnel ({tunnel})"
