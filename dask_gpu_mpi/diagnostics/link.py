@@ -89,7 +89,7 @@ class Link:
         timed_out = any(isinstance(cause, TimeoutError) for cause in _causes(error))
         if self._last is not None and timed_out:
             return NoAnswerError(
-                f"top: the scheduler at {self._address} has not answered within {TIMEOUT:g} s: it is busy, or its node can't be "
+                f"top: no response from the scheduler at {self._address} within {TIMEOUT:g} s: it is busy, or its node can't be "
                 "reached any more. Fix: try again"
             )
         if self._last is not None:

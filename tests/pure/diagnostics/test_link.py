@@ -132,7 +132,7 @@ def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -
 
         scheduler.handlers["identity"] = busy
         monkeypatch.setattr("dask_gpu_mpi.diagnostics.link.TIMEOUT", 0.2)
-        with pytest.raises(NoAnswerError, match=r"has not answered within 0\.2 s"):
+        with pytest.raises(NoAnswerError, match=r"no response from the scheduler at .* within 0\.2 s"):
             await link.sample()
         monkeypatch.setattr("dask_gpu_mpi.diagnostics.link.TIMEOUT", 30.0)
         freed.set()
