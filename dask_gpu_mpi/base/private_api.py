@@ -406,6 +406,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the test of this module fails: nothing would ask for it",
     ),
     *_of(
+        "distributed.protocol.core",
+        "pickle",
+        "diagnostics/link",
+        _DISTRIBUTED,
+        why="replaced: what a stranger at the address of a cluster without encryption sends `top` is not unpickled",
+        without="the test of this module fails",
+    ),
+    *_of(
         "distributed.worker_state_machine",
         "TaskState.exception",
         "workers/plugins",

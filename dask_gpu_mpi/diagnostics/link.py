@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,19 +40,12 @@ class Link:
     def __init__(self, target: Target) -> None:
         import dask
         from distributed import Security
-        from distributed.core import rpc
 
         self._address = target.address
         # UCX reads it later, and once.
         dask.config.set(target.config)
-        connection = Security().get_connection_args("client")
-        self._scheduler: Any = rpc(
-            target.address,
-            timeout=CONNECT_TIMEOUT,
-            connection_args=connection,
-            serializers=PLAIN,
-            deserializers=PLAIN,
-        )
+        self._connection = Security().get_connection_args("client")
+        self._comm: Any = None
         #: Whether the scheduler is one of ours; None: not known yet.
         self._ours: bool | None = None
         self._last: Snapshot | None = None
@@ -69,19 +64,36 @@ class Link:
         """
         try:
             async with asyncio.timeout(TIMEOUT):
-                identity = await self._scheduler.identity(n_workers=-1)
+                identity = await self._ask("identity", n_workers=-1)
+                if not isinstance(identity, dict) or "workers" not in identity:
+                    raise ValueError("its answer is not a scheduler's")
                 # A scheduler of others' logs a warning where it is asked what it does not know: so only once.
-                job = await getattr(self._scheduler, OPERATION)() if self._ours is not False else None
-            self._ours = isinstance(job, dict)
+                job = await self._ask(OPERATION) if self._ours is not False else None
+            self._ours = isinstance(job, dict) and "status" not in job
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:
+            self.close()  # an answer may still come, and not be the next one's
             raise self._lost(error) from error
         self._last = with_rates(snapshot, self._last)
         return self._last
 
+    async def _ask(self, operation: str, **arguments: Any) -> Any:
+        """The scheduler's answer. Not by distributed's `rpc`, which unpickles the exceptions in answers."""
+        from distributed.comm.core import connect
+
+        with _without_pickle():
+            if self._comm is None or self._comm.closed():
+                self._comm = await connect(
+                    self._address, timeout=CONNECT_TIMEOUT, deserialize=False, **self._connection
+                )
+            await self._comm.write({"op": operation, "reply": True, **arguments}, serializers=PLAIN)
+            return await self._comm.read(deserializers=PLAIN)
+
     def close(self) -> None:
         """Close the connection."""
-        self._scheduler.close_comms()
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            comm.abort()
 
     def _lost(self, error: Exception) -> ClusterLostError | InputError:
         if problem := clock_problem(f"{error} {error.__cause__}"):
@@ -99,6 +111,23 @@ class Link:
             f"top: the scheduler at {self._address} can't be reached ({reason[:200]}). Fix: run it where the cluster's network "
             "can be reached, such as in the allocation, and only while the cluster runs"
         )
+
+
+@contextlib.contextmanager
+def _without_pickle() -> Iterator[None]:
+    """Have distributed unpickle nothing: it does with what says that it is pickled, whatever deserializers are allowed."""
+    from distributed.protocol import core
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ValueError("pickled data, which is not taken")
+
+    protocol: Any = core
+    before = protocol.pickle
+    protocol.pickle = types.SimpleNamespace(**{**vars(before), "loads": refuse})
+    try:
+        yield
+    finally:
+        protocol.pickle = before
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

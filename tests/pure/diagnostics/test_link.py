@@ -51,7 +51,7 @@ def test_a_job_of_ours() -> None:
             assert (
                 len(scheduler.clients) == 1
             )  # its own, for what is fired and forgotten: nobody has come as a client
-            assert len(link._scheduler.comms) == 1
+            assert not link._comm.closed()
 
     linked(body, JobWatch(FACTS))
 
@@ -175,3 +175,41 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 
     linked(body)
     assert not (tmp_path / "ran").exists()
+
+
+class Bomb:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["answer", "exception", "handshake"])
+def test_nothing_that_a_stranger_sends_is_unpickled(how: str, tmp_path: Path) -> None:
+    """At the address of a cluster that has ended, say, and was not encrypted."""
+    from distributed.comm import listen
+    from distributed.protocol import ToPickle, to_serialize
+
+    fuse = tmp_path / "unpickled"
+
+    async def stranger(comm: Any) -> None:
+        await comm.read()
+        if how == "answer":
+            await comm.write({"workers": ToPickle(Bomb(fuse)), "more": to_serialize(Bomb(fuse))})
+        else:
+            await comm.write({"status": "uncaught-error", "exception": ToPickle(Bomb(fuse)), "text": "x"})
+
+    async def run() -> None:
+        extra = {"handshake_overrides": {"more": to_serialize(Bomb(fuse))}} if how == "handshake" else {}
+        listener: Any = listen("tcp://127.0.0.1:0", stranger, **extra)
+        async with listener:
+            link = Link(Target(listener.contact_address))
+            with pytest.raises((ClusterLostError, InputError)):
+                await link.sample()
+            link.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not fuse.exists()
