@@ -55,19 +55,22 @@ class Reporter:
         self._started = started
         self._ready = ready
         self._comm: Any = None
+        self._connecting: asyncio.Future[None] | None = None
         self._record: Mapping[str, Any] | None = None
+        #: Whether the scheduler has answered when it was asked last; and whether that was before it was shut down.
+        self._answered = self._was_last = False
         self._writing: concurrent.futures.Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True).start()
-        self._connecting = self._submit(self._connect)
+        self._submit(self._connected)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     def _submit(
-        self, function: Callable[..., Coroutine[Any, Any, None]], *details: Any
-    ) -> concurrent.futures.Future[None]:
+        self, function: Callable[..., Coroutine[Any, Any, Any]], *details: Any
+    ) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(function(*details), self._loop)
 
     async def _connect(self) -> None:
@@ -77,25 +80,67 @@ class Reporter:
         arguments = {} if self._security is None else self._security.get_connection_args("client")
         self._comm = await connect(address, timeout=CONNECTING, **arguments)
 
+    async def _connected(self) -> Any:
+        """The connection; a new one where there is none any more."""
+        if self._comm is None or self._comm.closed():
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect())
+            # who gives up to wait for it does not end it: the next one needs it
+            await asyncio.shield(self._connecting)
+        return self._comm
+
     async def _ask(self) -> None:
         from distributed.core import send_recv
 
-        await asyncio.wrap_future(self._connecting)
-        record = await send_recv(self._comm, op=OPERATION)
+        if self._was_last and (self._comm is None or self._comm.closed()):
+            return  # it has been shut down, and nothing has happened since it was asked
+        comm = await self._connected()
+        try:
+            record = await send_recv(comm, op=OPERATION)
+        except BaseException:
+            self._comm = None  # an answer that comes late would be taken for the next one
+            comm.abort()
+            raise
         if (
             isinstance(record, Mapping) and "series" in record
         ):  # else the cluster's scheduler is another job's
             self._record = record
 
-    def fetch(self, timeout: float = ASKING) -> None:
-        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept."""
-        asking = self._submit(self._ask)
-        with contextlib.suppress(Exception):
-            asking.result(timeout)
-        asking.cancel()
+    def fetch(self, timeout: float = ASKING, *, last: bool = False) -> bool:
+        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept.
 
-    def begin(self, path: str, outcome: Outcome) -> None:
-        """Begin to make the report and to write it."""
+        Parameters
+        ----------
+        last : bool
+            The scheduler is about to be shut down.
+
+        Returns
+        -------
+        bool
+            Whether it has answered.
+        """
+        asking = self._submit(self._ask)
+        try:
+            asking.result(timeout)
+            self._answered = True
+        except Exception:
+            asking.cancel()
+            self._answered = False
+        self._was_last = self._answered and (last or self._was_last)
+        return self._answered
+
+    def begin(self, path: str, outcome: Outcome, *, fetch: bool) -> None:
+        """Begin to make the report and to write it; `fetch`: ask the scheduler before."""
+        if fetch and not self.fetch():
+            has = (
+                "has nothing of its work"
+                if self._record is None
+                else f"tells of its work until {_clock(self._record)}"
+            )
+            say(
+                f"warning: the scheduler did not answer within {ASKING:g} s at the end; the report {has}. Fix: let the script "
+                "end when the scheduler has no work left"
+            )
         self._writing = self._submit(self._write, path, self._job(outcome))
 
     async def _write(self, path: str, job: Job) -> None:
@@ -118,6 +163,7 @@ class Reporter:
             transport=joined.cluster.transport,
             hosts=joined.cluster.hosts,
             steps=steps,
+            answered=self._answered,
         )
 
     def finish(self) -> None:
@@ -145,8 +191,12 @@ class Reporter:
 
     def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
         """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
-        if ask:
-            self.fetch(CONNECTING)
+        if ask and not self.fetch(CONNECTING):
+            self._submit(self._connected)  # for the end: that can't start a thread to look up an address
+            raise TimeoutError(
+                f"session.report: the scheduler did not answer within {CONNECTING:g} s, and {path!r} was not written. Fix: call "
+                "it again when the scheduler has less work"
+            )
         self.wait(self._submit(self._write, path, self._job(outcome)))
 
     def close(self) -> None:
@@ -158,3 +208,7 @@ class Reporter:
         if self._comm is not None:
             self._comm.abort()
         self._loop.stop()
+
+
+def _clock(record: Mapping[str, Any]) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(record["until"]))

@@ -59,6 +59,8 @@ class Job:
     #: How it has ended, in words; and its exit code, None where that is not known here.
     how: str
     exit_code: int | None
+    #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
+    answered: bool = True
     #: Each one line.
     warnings: Sequence[str] = ()
     #: How workers exchange data.
@@ -90,6 +92,7 @@ def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
             "how": job.how,
             "exit_code": job.exit_code,
             "transport": job.transport,
+            "scheduler_answered": job.answered,
         },
         "warnings": list(job.warnings),
         "plan": job.plan.as_json(),

@@ -52,9 +52,10 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
             ["workers at the end", f"{len(record['alive'])} of {len(data['plan']['workers'])} planned"]
         )
     warnings = list(data["warnings"]) or ["none"]
+    missing = LOST if record is None else "" if job["scheduler_answered"] else _until(record)
     return [
         text(
-            note(LOST, "bad") if record is None else "",
+            note(missing, "bad") if missing else "",
             "<h2>Job</h2>",
             table(["", ""], facts),
             "<h2>Warnings</h2>",
@@ -74,6 +75,10 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
             ),
         )
     ]
+
+
+def _until(record: Mapping[str, Any]) -> str:
+    return f"The scheduler did not answer at the end of the job: nothing is known of its work after {record['until']:.1f} s."
 
 
 def _value(value: Any) -> str:
