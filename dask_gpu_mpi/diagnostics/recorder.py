@@ -19,11 +19,12 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 
+from .heartbeat import measured
 from .series import Series
 from .task_stream import TaskStream
 from .transfers import Transfers
 
-__all__ = ["Recorder", "measured", "recorder_of"]
+__all__ = ["Recorder", "recorder_of"]
 
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
@@ -167,28 +168,6 @@ class Recorder(SchedulerPlugin):
             "deaths": [[at, *_death(message)] for at, message in scheduler.get_events(DEATHS_TOPIC)],
             "transitions": int(scheduler.transition_counter),
         }
-
-
-def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a heartbeat tells of a worker; what its Dask does not report is left out.
-
-    >>> measured({"cpu": 50.0, "memory": 1000, "managed_bytes": 10, "spilled_bytes": {"memory": 7, "disk": 5}})
-    {'cpu': 50.0, 'memory': 1000, 'managed': 10, 'spilled': 5}
-    >>> measured({"gpu_utilization": 9, "gpu_memory_used": 8, "rmm": {"rmm-used": 7, "rmm-total": None}})
-    {'gpu': 9, 'gpu_memory': 8, 'rmm': 7}
-    """
-    get = metrics.get
-    found = {
-        "cpu": get("cpu"),
-        "memory": get("memory"),
-        "managed": get("managed_bytes"),
-        "spilled": (get("spilled_bytes") or {}).get("disk"),
-        "gpu": get("gpu_utilization"),
-        "gpu_memory": get("gpu_memory_used"),
-        "rmm": (get("rmm") or {}).get("rmm-used"),
-        "cudf_spilled": (get("cudf") or {}).get("cudf-spilled"),
-    }
-    return {quantity: value for quantity, value in found.items() if value is not None}
 
 
 def _reason(stimulus: str) -> str:

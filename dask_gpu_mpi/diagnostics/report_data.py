@@ -178,7 +178,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
     hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
     gpus = {gpu.uuid: gpu.memory for host in job.plan.hosts for gpu in host.gpus}
     devices = {
-        str(worker.name): gpus.get(worker.devices[0], 0) for worker in job.plan.workers if worker.devices
+        str(worker.name): [gpus.get(device, 0) for device in worker.devices] for worker in job.plan.workers
     }
     by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
     by_node = record["transfers"]["by"] == "node"
@@ -192,7 +192,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
             {
                 **worker,
                 "host": hosts[worker["name"]],
-                "device_memory": devices.get(worker["name"], 0),
+                "device_memory": devices.get(worker["name"], []),
                 "peaks": dict(record["peaks"].get(worker["name"], {})),
             }
             for worker in record["workers"]

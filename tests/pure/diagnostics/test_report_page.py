@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bokeh.models import Div
 
 from dask_gpu_mpi.diagnostics.report_data import SCHEMA
 from dask_gpu_mpi.diagnostics.report_page import TABS, page
@@ -93,3 +94,18 @@ def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=60)
     assert data["job"]["how"] in (tmp_path / "r.html").read_text()
+
+
+def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
+    job = made_up(1, 1, 3, 0)
+    state = next(iter(job.workers.values()))
+    told = {"gpus": [[10, 2**30, 2**33], [70, 2**31, 2**33]], "spilled": 3 * 2**30}
+    state.metrics = {"memory": 1, "spilled_bytes": {"disk": 0}, "gpu_mpi": told}
+    job.now += 5
+    job.recorder.sample()
+    made = TABS["GPUs"](job.report())
+    text = " ".join(model.text for model in made if isinstance(model, Div))
+    assert re.findall(r"0-0(?: GPU 2)?</td>", text) == ["0-0</td>", "0-0 GPU 2</td>"]
+    assert "3.00 GiB" in text
+    titles = {model.title.text for model in made if not isinstance(model, Div)}
+    assert "spilled from the GPU" in titles
