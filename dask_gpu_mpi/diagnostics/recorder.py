@@ -20,6 +20,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 
 from .heartbeat import measured
+from .job_watch import JobWatch
 from .series import Series
 from .task_stream import TaskStream
 from .transfers import Transfers
@@ -166,6 +167,7 @@ class Recorder(SchedulerPlugin):
             "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
             "events": [list(event) for event in self._events],
             "deaths": [[at, *_death(message)] for at, message in scheduler.get_events(DEATHS_TOPIC)],
+            "warnings": _warnings(scheduler.plugins.get(JobWatch.name)),
             "transitions": int(scheduler.transition_counter),
         }
 
@@ -182,6 +184,11 @@ def _reason(stimulus: str) -> str:
 def _death(message: Any) -> tuple[str, str, str]:
     get = message.get if isinstance(message, dict) else {}.get
     return str(get("worker", "")), str(get("how", "")), str(get("output", ""))
+
+
+def _warnings(watch: JobWatch | None) -> list[tuple[float, str]]:
+    """Of the run, the last ones; None: the scheduler is not one of ours."""
+    return [] if watch is None else [(warning.time, warning.text) for warning in watch.warnings]
 
 
 def _groups(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -213,6 +213,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
                 for row in record["transfers"]["rows"]
             ],
         },
+        "warnings": [{"at": _seconds(at - began), "text": text} for at, text in record["warnings"]],
         "events": sorted(
             [
                 *(_event(at - began, what, worker, why) for at, what, worker, why in record["events"]),

@@ -51,7 +51,9 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
         facts.append(
             ["workers at the end", f"{len(record['alive'])} of {len(data['plan']['workers'])} planned"]
         )
-    warnings = list(data["warnings"]) or ["none"]
+    warnings = list(data["warnings"])
+    if record is not None:
+        warnings += [f"after {each['at']:.1f} s: {each['text']}" for each in record["warnings"]]
     missing = LOST if record is None else "" if job["scheduler_answered"] else _until(record)
     return [
         text(
@@ -59,7 +61,7 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
             "<h2>Job</h2>",
             table(["", ""], facts),
             "<h2>Warnings</h2>",
-            items(warnings),
+            items(warnings or ["none"]),
             "<h2>Plan</h2>",
             image(data["plan_picture"], "the plan"),
             preformatted(data["plan_table"]),

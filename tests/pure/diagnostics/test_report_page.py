@@ -109,3 +109,13 @@ def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
     assert "3.00 GiB" in text
     titles = {model.title.text for model in made if not isinstance(model, Div)}
     assert "spilled from the GPU" in titles
+
+
+def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:
+    job = made_up(1, 1, 3, 0)
+    job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
+    data = job.report()
+    assert data["record"]["warnings"][-1]["text"].startswith("worker 0-0 on h1 paused")
+    (overview,) = TABS["Overview"](data)
+    assert ">a warning<" in overview.text
+    assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview.text
