@@ -29,8 +29,8 @@ __all__ = ["Recorder", "recorder_of"]
 
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
-#: Arrivals and departures of workers, and groups of tasks, that are kept.
-MOST_EVENTS, MOST_GROUPS = 2_000, 500
+#: Arrivals and departures of workers, and prefixes of tasks, that are kept.
+MOST_EVENTS, MOST_SHOWN = 2_000, 500
 #: Prefixes whose results are counted.
 MOST_PREFIXES = 5_000
 
@@ -163,7 +163,7 @@ class Recorder(SchedulerPlugin):
             "series": self._series.packed(),
             "peaks": self._peaks,
             "tasks": {**self._stream.packed(self._since), "failed": self._failed},
-            "groups": _groups(scheduler.task_prefixes, self._sizes),
+            "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
             "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
             "events": [list(event) for event in self._events],
             "deaths": [[at, *_death(message)] for at, message in scheduler.get_events(DEATHS_TOPIC)],
@@ -191,7 +191,7 @@ def _warnings(watch: JobWatch | None) -> list[tuple[float, str]]:
     return [] if watch is None else [(warning.time, warning.text) for warning in watch.warnings]
 
 
-def _groups(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Tasks by Dask's prefix of their names, those that took longest first."""
     found = sorted(prefixes.values(), key=lambda prefix: prefix.duration, reverse=True)
     return [
@@ -203,7 +203,7 @@ def _groups(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[
             "bytes": int(sizes.get(prefix.name, 0)),
             "longest_running": float(prefix.max_exec_time) if prefix.max_exec_time > 0 else 0.0,
         }
-        for prefix in found[:MOST_GROUPS]
+        for prefix in found[:MOST_SHOWN]
     ]
 
 

@@ -199,7 +199,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
         ],
         "series": _series(record["series"], began),
         "tasks": _tasks(record["tasks"], offset),
-        "groups": [dict(group) for group in record["groups"]],
+        "prefixes": [dict(prefix) for prefix in record["prefixes"]],
         "transfers": {
             "by": record["transfers"]["by"],
             "rows": [

@@ -11,7 +11,7 @@ from .heartbeat import MOST_GPUS, of_gpu
 from .report_html import legend, note, size, table
 from .report_tabs import LOST, MOST_ROWS, text, workers_of
 
-__all__ = ["gpus", "groups", "memory", "task_stream", "transfers"]
+__all__ = ["gpus", "memory", "prefixes", "task_stream", "transfers"]
 
 #: Bars that are shown.
 MOST_BARS = 25
@@ -169,35 +169,35 @@ def task_stream(data: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def groups(data: Mapping[str, Any]) -> list[Any]:
-    """Time by group of tasks."""
+def prefixes(data: Mapping[str, Any]) -> list[Any]:
+    """Time by prefix of tasks."""
     record = data["record"]
     if record is None:
         return [text(note(LOST, "bad"))]
-    groups = record["groups"]
-    if not groups:
+    prefixes = record["prefixes"]
+    if not prefixes:
         return [text(note("There were no tasks."))]
-    first = groups[:MOST_BARS]
+    first = prefixes[:MOST_BARS]
     actions = sorted(
-        {action for group in first for action in group["seconds"]}, key=lambda action: action != "compute"
+        {action for prefix in first for action in prefix["seconds"]}, key=lambda action: action != "compute"
     )
     rows = [
         [
-            group["name"],
-            group["tasks"],
-            group["failed"],
-            *(round(group["seconds"].get(action, 0.0), 3) for action in actions),
-            round(1e3 * group["seconds"].get("compute", 0.0) / group["tasks"], 3) if group["tasks"] else 0,
-            size(group["bytes"]),
+            prefix["name"],
+            prefix["tasks"],
+            prefix["failed"],
+            *(round(prefix["seconds"].get(action, 0.0), 3) for action in actions),
+            round(1e3 * prefix["seconds"].get("compute", 0.0) / prefix["tasks"], 3) if prefix["tasks"] else 0,
+            size(prefix["bytes"]),
         ]
-        for group in groups[:MOST_ROWS]
+        for prefix in prefixes[:MOST_ROWS]
     ]
-    parts = {action: [group["seconds"].get(action, 0.0) for group in first] for action in actions}
+    parts = {action: [prefix["seconds"].get(action, 0.0) for prefix in first] for action in actions}
     header = ["tasks", "number", "failed", *(f"{action}, s" for action in actions), "mean, ms", "results"]
     return [
-        text(note("Tasks by the first part of their names, those that took longest first.")),
+        text(note("Tasks by Dask's prefix of their names, those that took longest first.")),
         *(
-            [plots.stacks("time by group of tasks", [group["name"] for group in first], parts)]
+            [plots.stacks("time by prefix of tasks", [prefix["name"] for prefix in first], parts)]
             if actions
             else []
         ),

@@ -43,7 +43,7 @@ def test_it_is_json_and_every_field_is_documented() -> None:
     documented = set(re.findall(r"^\| `([\w.\[\]]+)` \|", PAGE.read_text(), re.MULTILINE))
     # by worker, by action, by package; and what has a schema of its own
     free = re.compile(
-        r"(versions|record\.series\.workers|record\.groups\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"
+        r"(versions|record\.series\.workers|record\.prefixes\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"
     )
     found = {name for name in keys(data) if not free.fullmatch(name) and not name.startswith("plan.")}
     assert found - documented == set()
