@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from dask_gpu_mpi.base.recording import OPERATION
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.diagnostics.report_data import Job, assemble
-from dask_gpu_mpi.diagnostics.report_file import write_report
+from dask_gpu_mpi.diagnostics.report_file import is_page, write_report
 from dask_gpu_mpi.script.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
 
@@ -25,6 +26,8 @@ __all__ = ["Reporter"]
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 1.0, 10.0
+#: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
+PREPARING = 5.0
 #: Seconds for a report to be made and written, beyond which the job ends without it.
 WRITING = 30.0
 
@@ -63,6 +66,8 @@ class Reporter:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True).start()
         self._submit(self._connected)
+        if joined.options.report is not None and is_page(joined.options.report):
+            self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -208,6 +213,17 @@ class Reporter:
         if self._comm is not None:
             self._comm.abort()
         self._loop.stop()
+
+
+def _prepare() -> None:
+    """Import what makes the page; not in the reporter's thread, where an answer of the scheduler would wait for it."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and no thread can start
+        threading.Thread(target=_import_page, name="dask_gpu_mpi report page", daemon=True).start()
+
+
+def _import_page() -> None:
+    with contextlib.suppress(Exception):  # told when the report is made
+        importlib.import_module("dask_gpu_mpi.diagnostics.report_page")
 
 
 def _clock(record: Mapping[str, Any]) -> str:

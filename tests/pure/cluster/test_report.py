@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -50,7 +51,10 @@ class SlowScheduler:
         return self.job.recorder.record()
 
     def call(self, function: Any) -> None:
-        self.loop.call_soon_threadsafe(function)
+        """In its event loop; returns when it is done."""
+        done = threading.Event()
+        self.loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(20)
 
 
 @pytest.fixture
@@ -106,6 +110,7 @@ def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
     path = tmp_path / "report.json"
     reporter.begin(str(path), ("the script ended", 0), fetch=True)
     reporter.finish()
+    assert (scheduler.asked, scheduler.idle.is_set()) == (2, False)
     assert seen(path) == (False, 3)
     told = capfd.readouterr().err
     assert told.count("warning: the scheduler did not answer within 1 s at the end; the report tells of") == 1
@@ -126,3 +131,27 @@ def test_what_was_fetched_before_a_shutdown_is_all(
     reporter.finish()
     assert seen(path) == (True, 3)
     assert "warning" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False), (None, False)])
+def test_what_makes_a_page_is_imported_before_the_end(
+    path: str | None, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(module, "PREPARING", 0.0)
+    monkeypatch.setattr(module, "_import_page", done.set)
+    cluster = SimpleNamespace(address=scheduler.address)
+    joined: Any = SimpleNamespace(cluster=cluster, options=Options(report=path))
+    reporter = Reporter(joined, None, (), started=100.0, ready=101.0)
+    try:
+        assert reporter.fetch(20.0)
+        assert done.wait(20.0 if imported else 0.1) is imported
+    finally:
+        reporter.close()
+
+
+def test_the_import_is_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "dask_gpu_mpi.diagnostics.report_page"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module._import_page()
+    assert name in sys.modules
