@@ -26,6 +26,8 @@ from typing import Any
 from common import default_launcher, introduce, machine, middle, parser_for, write
 
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.diagnostics.job_facts import JobFacts, RunWarning
+from dask_gpu_mpi.diagnostics.job_watch import JobWatch
 from dask_gpu_mpi.diagnostics.recorder import Recorder
 from dask_gpu_mpi.diagnostics.report_data import Job, assemble
 from dask_gpu_mpi.diagnostics.report_file import write_report
@@ -57,6 +59,8 @@ class MadeUpJob:
         self.task_prefixes: dict[str, Any] = {}
         self.transition_counter = 0
         self.deaths: list[tuple[float, Any]] = []
+        self.watch = JobWatch(JobFacts())
+        self.plugins[JobWatch.name] = self.watch
         self.recorder = Recorder(self, clock=lambda: self.now)
         self._ports = iter(range(10_000, 1_000_000))
         self._tasks = 0
@@ -82,6 +86,7 @@ class MadeUpJob:
         self.recorder.remove_worker(self, address, stimulus_id=f"handle-worker-cleanup-{self.now}")
         output = "distributed.worker - ERROR - out of memory\ndistributed.worker - INFO - the end"
         self.deaths.append((self.now, {"worker": name, "how": "signal 9", "output": output}))
+        self.watch.warnings.append(RunWarning(self.now, f"worker {name} lost"))
         self.now += 2.0
         self.start(name)
 

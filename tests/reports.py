@@ -23,7 +23,7 @@ TABS = (
     "GPUs",
     "Memory & spill",
     "Tasks",
-    "Task groups",
+    "Task prefixes",
     "Transfers",
     "Events",
 )

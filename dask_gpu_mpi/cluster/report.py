@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import importlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from dask_gpu_mpi.base.recording import OPERATION
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.diagnostics.report_data import Job, assemble
-from dask_gpu_mpi.diagnostics.report_file import write_report
+from dask_gpu_mpi.diagnostics.report_file import is_page, write_report
 from dask_gpu_mpi.script.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
 
@@ -25,6 +26,8 @@ __all__ = ["Reporter"]
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 1.0, 10.0
+#: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
+PREPARING = 5.0
 #: Seconds for a report to be made and written, beyond which the job ends without it.
 WRITING = 30.0
 
@@ -55,19 +58,24 @@ class Reporter:
         self._started = started
         self._ready = ready
         self._comm: Any = None
+        self._connecting: asyncio.Future[None] | None = None
         self._record: Mapping[str, Any] | None = None
+        #: Whether the scheduler has answered when it was asked last; and whether that was before it was shut down.
+        self._answered = self._was_last = False
         self._writing: concurrent.futures.Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True).start()
-        self._connecting = self._submit(self._connect)
+        self._submit(self._connected)
+        if joined.options.report is not None and is_page(joined.options.report):
+            self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
     def _submit(
-        self, function: Callable[..., Coroutine[Any, Any, None]], *details: Any
-    ) -> concurrent.futures.Future[None]:
+        self, function: Callable[..., Coroutine[Any, Any, Any]], *details: Any
+    ) -> concurrent.futures.Future[Any]:
         return asyncio.run_coroutine_threadsafe(function(*details), self._loop)
 
     async def _connect(self) -> None:
@@ -77,25 +85,67 @@ class Reporter:
         arguments = {} if self._security is None else self._security.get_connection_args("client")
         self._comm = await connect(address, timeout=CONNECTING, **arguments)
 
+    async def _connected(self) -> Any:
+        """The connection; a new one where there is none any more."""
+        if self._comm is None or self._comm.closed():
+            if self._connecting is None or self._connecting.done():
+                self._connecting = asyncio.ensure_future(self._connect())
+            # who gives up to wait for it does not end it: the next one needs it
+            await asyncio.shield(self._connecting)
+        return self._comm
+
     async def _ask(self) -> None:
         from distributed.core import send_recv
 
-        await asyncio.wrap_future(self._connecting)
-        record = await send_recv(self._comm, op=OPERATION)
+        if self._was_last and (self._comm is None or self._comm.closed()):
+            return  # it has been shut down, and nothing has happened since it was asked
+        comm = await self._connected()
+        try:
+            record = await send_recv(comm, op=OPERATION)
+        except BaseException:
+            self._comm = None  # an answer that comes late would be taken for the next one
+            comm.abort()
+            raise
         if (
             isinstance(record, Mapping) and "series" in record
         ):  # else the cluster's scheduler is another job's
             self._record = record
 
-    def fetch(self, timeout: float = ASKING) -> None:
-        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept."""
-        asking = self._submit(self._ask)
-        with contextlib.suppress(Exception):
-            asking.result(timeout)
-        asking.cancel()
+    def fetch(self, timeout: float = ASKING, *, last: bool = False) -> bool:
+        """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept.
 
-    def begin(self, path: str, outcome: Outcome) -> None:
-        """Begin to make the report and to write it."""
+        Parameters
+        ----------
+        last : bool
+            The scheduler is about to be shut down.
+
+        Returns
+        -------
+        bool
+            Whether it has answered.
+        """
+        asking = self._submit(self._ask)
+        try:
+            asking.result(timeout)
+            self._answered = True
+        except Exception:
+            asking.cancel()
+            self._answered = False
+        self._was_last = self._answered and (last or self._was_last)
+        return self._answered
+
+    def begin(self, path: str, outcome: Outcome, *, fetch: bool) -> None:
+        """Begin to make the report and to write it; `fetch`: ask the scheduler before."""
+        if fetch and not self.fetch():
+            has = (
+                "has nothing of its work"
+                if self._record is None
+                else f"tells of its work until {_clock(self._record)}"
+            )
+            say(
+                f"warning: the scheduler did not answer within {ASKING:g} s at the end; the report {has}. Fix: let the script "
+                "end when the scheduler has no work left"
+            )
         self._writing = self._submit(self._write, path, self._job(outcome))
 
     async def _write(self, path: str, job: Job) -> None:
@@ -118,6 +168,7 @@ class Reporter:
             transport=joined.cluster.transport,
             hosts=joined.cluster.hosts,
             steps=steps,
+            answered=self._answered,
         )
 
     def finish(self) -> None:
@@ -145,8 +196,12 @@ class Reporter:
 
     def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
         """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
-        if ask:
-            self.fetch(CONNECTING)
+        if ask and not self.fetch(CONNECTING):
+            self._submit(self._connected)  # for the end: that can't start a thread to look up an address
+            raise TimeoutError(
+                f"session.report: the scheduler did not answer within {CONNECTING:g} s, and {path!r} was not written. Fix: call "
+                "it again when the scheduler has less work"
+            )
         self.wait(self._submit(self._write, path, self._job(outcome)))
 
     def close(self) -> None:
@@ -158,3 +213,18 @@ class Reporter:
         if self._comm is not None:
             self._comm.abort()
         self._loop.stop()
+
+
+def _prepare() -> None:
+    """Import what makes the page; not in the reporter's thread, where an answer of the scheduler would wait for it."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and no thread can start
+        threading.Thread(target=_import_page, name="dask_gpu_mpi report page", daemon=True).start()
+
+
+def _import_page() -> None:
+    with contextlib.suppress(Exception):  # told when the report is made
+        importlib.import_module("dask_gpu_mpi.diagnostics.report_page")
+
+
+def _clock(record: Mapping[str, Any]) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(record["until"]))

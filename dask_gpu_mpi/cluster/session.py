@@ -231,6 +231,8 @@ class Session:
             It has another ending, can't be written there, or bokeh is not installed.
         OSError
             It can't be written.
+        TimeoutError
+            The scheduler does not answer; nothing is written.
         """
         from dask_gpu_mpi.diagnostics.report_file import check_report
 
@@ -305,15 +307,14 @@ class Session:
     def _fetch_record(self) -> None:
         """The cluster is about to end: what its scheduler knows has to be asked for now."""
         if self._reporter is not None and not self.closed:
-            self._reporter.fetch()
+            self._reporter.fetch(last=True)
 
     def _begin_report(self, *, fetch: bool) -> None:
         """Make the report, where the user wants one, while the cluster ends."""
         path = self._member.joined.options.report
         if self._reporter is not None and path is not None:
-            if fetch:
-                self._reporter.fetch()
-            self._reporter.begin(path, self._outcome())
+            there = self._member.ending.lost is None
+            self._reporter.begin(path, self._outcome(), fetch=fetch and there)
 
     def _finish_report(self) -> None:
         if self._reporter is not None:

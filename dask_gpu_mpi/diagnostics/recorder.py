@@ -19,16 +19,18 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 
+from .heartbeat import measured
+from .job_watch import JobWatch
 from .series import Series
 from .task_stream import TaskStream
 from .transfers import Transfers
 
-__all__ = ["Recorder", "measured", "recorder_of"]
+__all__ = ["Recorder", "recorder_of"]
 
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
-#: Arrivals and departures of workers, and groups of tasks, that are kept.
-MOST_EVENTS, MOST_GROUPS = 2_000, 500
+#: Arrivals and departures of workers, and prefixes of tasks, that are kept.
+MOST_EVENTS, MOST_SHOWN = 2_000, 500
 #: Prefixes whose results are counted.
 MOST_PREFIXES = 5_000
 
@@ -161,34 +163,13 @@ class Recorder(SchedulerPlugin):
             "series": self._series.packed(),
             "peaks": self._peaks,
             "tasks": {**self._stream.packed(self._since), "failed": self._failed},
-            "groups": _groups(scheduler.task_prefixes, self._sizes),
+            "prefixes": _prefixes(scheduler.task_prefixes, self._sizes),
             "transfers": {"by": self._transfers.by, "rows": self._transfers.as_rows()},
             "events": [list(event) for event in self._events],
             "deaths": [[at, *_death(message)] for at, message in scheduler.get_events(DEATHS_TOPIC)],
+            "warnings": _warnings(scheduler.plugins.get(JobWatch.name)),
             "transitions": int(scheduler.transition_counter),
         }
-
-
-def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """What a heartbeat tells of a worker; what its Dask does not report is left out.
-
-    >>> measured({"cpu": 50.0, "memory": 1000, "managed_bytes": 10, "spilled_bytes": {"memory": 7, "disk": 5}})
-    {'cpu': 50.0, 'memory': 1000, 'managed': 10, 'spilled': 5}
-    >>> measured({"gpu_utilization": 9, "gpu_memory_used": 8, "rmm": {"rmm-used": 7, "rmm-total": None}})
-    {'gpu': 9, 'gpu_memory': 8, 'rmm': 7}
-    """
-    get = metrics.get
-    found = {
-        "cpu": get("cpu"),
-        "memory": get("memory"),
-        "managed": get("managed_bytes"),
-        "spilled": (get("spilled_bytes") or {}).get("disk"),
-        "gpu": get("gpu_utilization"),
-        "gpu_memory": get("gpu_memory_used"),
-        "rmm": (get("rmm") or {}).get("rmm-used"),
-        "cudf_spilled": (get("cudf") or {}).get("cudf-spilled"),
-    }
-    return {quantity: value for quantity, value in found.items() if value is not None}
 
 
 def _reason(stimulus: str) -> str:
@@ -205,7 +186,12 @@ def _death(message: Any) -> tuple[str, str, str]:
     return str(get("worker", "")), str(get("how", "")), str(get("output", ""))
 
 
-def _groups(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
+def _warnings(watch: JobWatch | None) -> list[tuple[float, str]]:
+    """Of the run, the last ones; None: the scheduler is not one of ours."""
+    return [] if watch is None else [(warning.time, warning.text) for warning in watch.warnings]
+
+
+def _prefixes(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[str, Any]]:
     """Tasks by Dask's prefix of their names, those that took longest first."""
     found = sorted(prefixes.values(), key=lambda prefix: prefix.duration, reverse=True)
     return [
@@ -217,7 +203,7 @@ def _groups(prefixes: Mapping[str, Any], sizes: Mapping[str, int]) -> list[dict[
             "bytes": int(sizes.get(prefix.name, 0)),
             "longest_running": float(prefix.max_exec_time) if prefix.max_exec_time > 0 else 0.0,
         }
-        for prefix in found[:MOST_GROUPS]
+        for prefix in found[:MOST_SHOWN]
     ]
 
 

@@ -59,6 +59,8 @@ class Job:
     #: How it has ended, in words; and its exit code, None where that is not known here.
     how: str
     exit_code: int | None
+    #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
+    answered: bool = True
     #: Each one line.
     warnings: Sequence[str] = ()
     #: How workers exchange data.
@@ -90,6 +92,7 @@ def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
             "how": job.how,
             "exit_code": job.exit_code,
             "transport": job.transport,
+            "scheduler_answered": job.answered,
         },
         "warnings": list(job.warnings),
         "plan": job.plan.as_json(),
@@ -175,7 +178,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
     hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
     gpus = {gpu.uuid: gpu.memory for host in job.plan.hosts for gpu in host.gpus}
     devices = {
-        str(worker.name): gpus.get(worker.devices[0], 0) for worker in job.plan.workers if worker.devices
+        str(worker.name): [gpus.get(device, 0) for device in worker.devices] for worker in job.plan.workers
     }
     by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
     by_node = record["transfers"]["by"] == "node"
@@ -189,14 +192,14 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
             {
                 **worker,
                 "host": hosts[worker["name"]],
-                "device_memory": devices.get(worker["name"], 0),
+                "device_memory": devices.get(worker["name"], []),
                 "peaks": dict(record["peaks"].get(worker["name"], {})),
             }
             for worker in record["workers"]
         ],
         "series": _series(record["series"], began),
         "tasks": _tasks(record["tasks"], offset),
-        "groups": [dict(group) for group in record["groups"]],
+        "prefixes": [dict(prefix) for prefix in record["prefixes"]],
         "transfers": {
             "by": record["transfers"]["by"],
             "rows": [
@@ -210,6 +213,7 @@ def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
                 for row in record["transfers"]["rows"]
             ],
         },
+        "warnings": [{"at": _seconds(at - began), "text": text} for at, text in record["warnings"]],
         "events": sorted(
             [
                 *(_event(at - began, what, worker, why) for at, what, worker, why in record["events"]),

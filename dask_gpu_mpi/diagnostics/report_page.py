@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,13 @@ from bokeh.layouts import column
 from bokeh.models import InlineStyleSheet, TabPanel, Tabs
 from bokeh.resources import INLINE
 
+from dask_gpu_mpi.base.streams import say
+
 from . import report_tabs, report_work_tabs
 from .report_data import SCHEMA, summary
 from .report_html import PAGE_STYLE, TABS_STYLE, TEMPLATE
 
-__all__ = ["TABS", "page"]
+__all__ = ["TABS", "main", "page"]
 
 #: What makes each tab of the data.
 TABS = {
@@ -31,7 +33,7 @@ TABS = {
     "GPUs": report_work_tabs.gpus,
     "Memory & spill": report_work_tabs.memory,
     "Tasks": report_work_tabs.task_stream,
-    "Task groups": report_work_tabs.groups,
+    "Task prefixes": report_work_tabs.prefixes,
     "Transfers": report_work_tabs.transfers,
     "Events": report_tabs.events,
 }
@@ -64,7 +66,24 @@ def page(data: Mapping[str, Any]) -> str:
     return text
 
 
+def main(arguments: Sequence[str]) -> int:
+    """Make a page of a JSON file; the exit code."""
+    where, fix = "report_page", "Fix: python -m dask_gpu_mpi.diagnostics.report_page FILE.json FILE.html"
+    if len(arguments) != 2:
+        say(f"error: {where}: {len(arguments)} arguments (expected FILE.json and FILE.html). {fix}")
+        return 2
+    source, target = map(Path, arguments)
+    try:
+        target.write_text(page(json.loads(source.read_text(encoding="utf-8"))), encoding="utf-8")
+    except OSError as error:
+        say(f"error: {where}: {error.filename}: {error.strerror}. {fix}")
+        return 2
+    except (ValueError, KeyError, TypeError) as error:  # no JSON, of something else, or of a later version
+        reason = " ".join(str(error).split())
+        say(f"error: {where}: {source} is no report that is known here: {reason}. {fix}")
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(
-        page(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))), encoding="utf-8"
-    )
+    sys.exit(main(sys.argv[1:]))

@@ -24,12 +24,25 @@ from bokeh.models import (
 from bokeh.palettes import Category10, Category20, Viridis256
 from bokeh.plotting import figure
 
-__all__ = ["BYTES", "NUMBER", "by_name", "colours_of", "matrix", "over_time", "stacks", "steps", "tasks"]
+__all__ = [
+    "BYTES",
+    "NUMBER",
+    "by_name",
+    "colours_of",
+    "matrix",
+    "on_grid",
+    "over_time",
+    "stacks",
+    "steps",
+    "tasks",
+]
 
 #: Formats of values, as Bokeh's numerals.
 BYTES, NUMBER = "0.[0] ib", "0.[0]"
 #: Workers that are drawn as lines; more are rows of a heat map.
 MOST_LINES = 8
+#: Columns of a heat map.
+MOST_COLUMNS = 2_000
 #: Rows that each have a name beside them.
 MOST_LABELS = 64
 GREY, FAINT = "#768390", "rgba(118, 131, 144, 0.25)"
@@ -125,12 +138,12 @@ def over_time(
         return _lines(title, times, dict(zip(names, values, strict=True)), form, high)
     plot = _figure(title, _height(len(names)), y_range=(0, len(names)))
     mapper = LinearColorMapper(palette=Viridis256, low=0, high=high, nan_color="rgba(0, 0, 0, 0)")
-    step = (times[-1] - times[0]) / max(1, len(times) - 1) or 1.0
+    grid, step = on_grid(times, values)
     plot.image(
-        image=[values[::-1].astype("float32")],
+        image=[grid[::-1].astype("float32")],
         x=times[0] - step / 2,
         y=0,
-        dw=step * len(times),
+        dw=step * grid.shape[1],
         dh=len(names),
         color_mapper=mapper,
         level="image",
@@ -144,6 +157,29 @@ def over_time(
     )
     plot.add_layout(_colour_bar(mapper, form), "right")
     return plot
+
+
+def on_grid(times: Sequence[float], values: Any) -> tuple[Any, float]:
+    """The values as columns of equal width, which an image has, and that width in seconds; a gap is not a number.
+
+    Examples
+    --------
+    >>> on_grid([0.0, 1.0, 2.0, 5.0], np.array([[1.0, 2.0, 3.0, 4.0]]))
+    (array([[ 1.,  2.,  3., nan, nan,  4.]]), 1.0)
+    """
+    if len(times) < 2:
+        return values, 1.0
+    at = np.array(times, dtype=float) - times[0]
+    usual = float(np.median(np.diff(at)))
+    step = max(usual, float(at[-1]) / MOST_COLUMNS) or 1.0
+    columns = np.rint(at / step).astype(int)
+    grid = np.full((values.shape[0], columns[-1] + 1), np.nan)
+    # a sample that came a little late leaves its column empty and shares another's: it is also that of the column before
+    early = columns[1:] - columns[:-1] == 2
+    close = np.diff(at) < 1.9 * step
+    grid[:, columns[1:][early & close] - 1] = values[:, 1:][:, early & close]
+    grid[:, columns] = values
+    return grid, step
 
 
 def _lines(title: str, times: Sequence[float], rows: Mapping[str, Any], form: str, high: float) -> Any:

@@ -51,14 +51,17 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
         facts.append(
             ["workers at the end", f"{len(record['alive'])} of {len(data['plan']['workers'])} planned"]
         )
-    warnings = list(data["warnings"]) or ["none"]
+    warnings = list(data["warnings"])
+    if record is not None:
+        warnings += [f"after {each['at']:.1f} s: {each['text']}" for each in record["warnings"]]
+    missing = LOST if record is None else "" if job["scheduler_answered"] else _until(record)
     return [
         text(
-            note(LOST, "bad") if record is None else "",
+            note(missing, "bad") if missing else "",
             "<h2>Job</h2>",
             table(["", ""], facts),
             "<h2>Warnings</h2>",
-            items(warnings),
+            items(warnings or ["none"]),
             "<h2>Plan</h2>",
             image(data["plan_picture"], "the plan"),
             preformatted(data["plan_table"]),
@@ -74,6 +77,10 @@ def overview(data: Mapping[str, Any]) -> list[Any]:
             ),
         )
     ]
+
+
+def _until(record: Mapping[str, Any]) -> str:
+    return f"The scheduler did not answer at the end of the job: nothing is known of its work after {record['until']:.1f} s."
 
 
 def _value(value: Any) -> str:

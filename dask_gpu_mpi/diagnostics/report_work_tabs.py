@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import report_plots as plots
+from .heartbeat import MOST_GPUS, of_gpu
 from .report_html import legend, note, size, table
 from .report_tabs import LOST, MOST_ROWS, text, workers_of
 
-__all__ = ["gpus", "groups", "memory", "task_stream", "transfers"]
+__all__ = ["gpus", "memory", "prefixes", "task_stream", "transfers"]
 
 #: Bars that are shown.
 MOST_BARS = 25
+#: Quantities that each GPU of a worker has.
+OF_GPUS = ("gpu", "gpu_memory")
 
 
 def _quantity(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
@@ -25,13 +28,26 @@ def _quantity(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[fl
     }
 
 
+def _of_gpus(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+    """A row for each GPU; where a worker has several, from its second one on with their number."""
+    return {
+        _gpu_name(worker, place): values
+        for place in range(MOST_GPUS)
+        for worker, values in _quantity(record, of_gpu(quantity, place)).items()
+    }
+
+
+def _gpu_name(worker: str, place: int) -> str:
+    return worker if place == 0 else f"{worker} GPU {place + 1}"
+
+
 def _series(record: Mapping[str, Any], charts: Sequence[tuple[str, str, str, float | None]]) -> list[Any]:
     """A figure for each quantity that some worker reports: title, quantity, format, end of the scale."""
     series = record["series"]
     return [
         plots.over_time(title, series["times"], rows, form, high=high)
         for title, quantity, form, high in charts
-        if (rows := _quantity(record, quantity))
+        if (rows := (_of_gpus if quantity in OF_GPUS else _quantity)(record, quantity))
         and (high is not None or any(any(row) for row in rows.values()))
     ]
 
@@ -59,9 +75,10 @@ def gpus(data: Mapping[str, Any]) -> list[Any]:
                 "GPU memory in use",
                 "gpu_memory",
                 plots.BYTES,
-                max((w["device_memory"] for w in record["workers"]), default=0) or None,
+                max((each for w in record["workers"] for each in w["device_memory"]), default=0) or None,
             ),
             ("allocated by RMM", "rmm", plots.BYTES, None),
+            ("spilled from the GPU", "gpu_spilled", plots.BYTES, None),
             ("spilled by cuDF", "cudf_spilled", plots.BYTES, None),
         ],
     )
@@ -69,23 +86,30 @@ def gpus(data: Mapping[str, Any]) -> list[Any]:
         return [text(note("No worker has reported a GPU."))]
     rows = [
         [
-            w["name"],
+            _gpu_name(w["name"], place),
             w["host"],
-            round(w["peaks"].get("gpu", 0), 1),
-            size(w["peaks"].get("gpu_memory", 0)),
-            size(w["device_memory"]),
+            round(peaks.get(of_gpu("gpu", place), 0), 1),
+            size(peaks.get(of_gpu("gpu_memory", place), 0)),
+            size(w["device_memory"][place]) if place < len(w["device_memory"]) else "-",
+            _known(peaks, "gpu_spilled") if place == 0 else "",
         ]
         for w in workers_of(record)
-        if "gpu_memory" in w["peaks"] or "gpu" in w["peaks"]
+        for peaks in [w["peaks"]]
+        for place in range(MOST_GPUS)
+        if any(of_gpu(quantity, place) in peaks for quantity in OF_GPUS)
     ]
     return [
         text(
             _sampling(record),
-            note("Of a worker with several GPUs, the first. Memory is that of all processes on the GPU."),
+            note("Memory is that of all processes on the GPU; what is spilled is that of the worker."),
         ),
         *charts,
-        text("<h2>Peaks</h2>", table(["worker", "host", "use, %", "memory", "of"], rows)),
+        text("<h2>Peaks</h2>", table(["worker", "host", "use, %", "memory", "of", "spilled"], rows)),
     ]
+
+
+def _known(peaks: Mapping[str, float], quantity: str) -> str:
+    return size(peaks[quantity]) if quantity in peaks else "-"
 
 
 def memory(data: Mapping[str, Any]) -> list[Any]:
@@ -109,12 +133,12 @@ def memory(data: Mapping[str, Any]) -> list[Any]:
             size(worker["peaks"].get("memory", 0)),
             size(worker["memory_limit"]) if worker["memory_limit"] else "no limit",
             size(worker["peaks"].get("managed", 0)),
-            size(worker["peaks"].get("spilled", 0)),
+            _known(worker["peaks"], "spilled"),
             round(worker["peaks"].get("cpu", 0)),
         ]
         for worker in workers_of(record)
     ]
-    header = ["worker", "host", "memory", "limit", "managed", "spilled", "CPU, %"]
+    header = ["worker", "host", "memory", "limit", "managed", "spilled to disk", "CPU, %"]
     return [text(_sampling(record)), *charts, text("<h2>Peaks</h2>", table(header, rows))]
 
 
@@ -145,35 +169,35 @@ def task_stream(data: Mapping[str, Any]) -> list[Any]:
     ]
 
 
-def groups(data: Mapping[str, Any]) -> list[Any]:
-    """Time by group of tasks."""
+def prefixes(data: Mapping[str, Any]) -> list[Any]:
+    """Time by prefix of tasks."""
     record = data["record"]
     if record is None:
         return [text(note(LOST, "bad"))]
-    groups = record["groups"]
-    if not groups:
+    prefixes = record["prefixes"]
+    if not prefixes:
         return [text(note("There were no tasks."))]
-    first = groups[:MOST_BARS]
+    first = prefixes[:MOST_BARS]
     actions = sorted(
-        {action for group in first for action in group["seconds"]}, key=lambda action: action != "compute"
+        {action for prefix in first for action in prefix["seconds"]}, key=lambda action: action != "compute"
     )
     rows = [
         [
-            group["name"],
-            group["tasks"],
-            group["failed"],
-            *(round(group["seconds"].get(action, 0.0), 3) for action in actions),
-            round(1e3 * group["seconds"].get("compute", 0.0) / group["tasks"], 3) if group["tasks"] else 0,
-            size(group["bytes"]),
+            prefix["name"],
+            prefix["tasks"],
+            prefix["failed"],
+            *(round(prefix["seconds"].get(action, 0.0), 3) for action in actions),
+            round(1e3 * prefix["seconds"].get("compute", 0.0) / prefix["tasks"], 3) if prefix["tasks"] else 0,
+            size(prefix["bytes"]),
         ]
-        for group in groups[:MOST_ROWS]
+        for prefix in prefixes[:MOST_ROWS]
     ]
-    parts = {action: [group["seconds"].get(action, 0.0) for group in first] for action in actions}
+    parts = {action: [prefix["seconds"].get(action, 0.0) for prefix in first] for action in actions}
     header = ["tasks", "number", "failed", *(f"{action}, s" for action in actions), "mean, ms", "results"]
     return [
-        text(note("Tasks by the first part of their names, those that took longest first.")),
+        text(note("Tasks by Dask's prefix of their names, those that took longest first.")),
         *(
-            [plots.stacks("time by group of tasks", [group["name"] for group in first], parts)]
+            [plots.stacks("time by prefix of tasks", [prefix["name"] for prefix in first], parts)]
             if actions
             else []
         ),

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["MOST_NAMES", "MOST_TIMES", "Series"]
 
-#: Points in time that are kept, and workers of which values are kept: about 6 MB with eight quantities.
+#: Points in time that are kept, and workers of which values are kept: about 7 MB with nine quantities.
 MOST_TIMES, MOST_NAMES = 720, 256
 _NAN = math.nan
 

@@ -9,12 +9,11 @@ from typing import Any
 from dask_gpu_mpi.base.names import natural
 from dask_gpu_mpi.base.printable import printable
 
+from .heartbeat import METRIC, gpus_of, integer, mapping, number, spilled_of
 from .job_facts import JobFacts, PlannedRow, RunWarning
 
 __all__ = ["Row", "Snapshot", "as_json", "snapshot_of", "with_rates"]
 
-#: Key of our own metric in a worker's (`workers.figures`).
-METRIC = "gpu_mpi"
 #: States of a task on its worker that is running, or that has yet to.
 RUNNING, WAITING = ("executing", "long-running"), ("waiting", "ready", "constrained")
 #: Number of the schema of `as_json`.
@@ -145,7 +144,7 @@ def _rows_of(
 ) -> Iterator[Row]:
     own = _of_worker(worker) if address is not None else {}
     gpus = _gpus_of(worker) if address is not None else []
-    for number, place in enumerate(places):
+    for position, place in enumerate(places):
         yield Row(
             node=printable(place.host),
             worker=printable(place.worker),
@@ -153,65 +152,41 @@ def _rows_of(
             status=printable(str(worker.get("status", "running"))) if address is not None else absent,
             gpu_index=place.gpu_index,
             device=place.device,
-            **(own if number == 0 else {}),
-            **(gpus[number] if number < len(gpus) and place.kind != "cpu" else {}),
+            **(own if position == 0 else {}),
+            **(gpus[position] if position < len(gpus) and place.kind != "cpu" else {}),
         )
 
 
 def _of_worker(worker: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = _mapping(worker.get("metrics"))
-    ours, rmm = _mapping(metrics.get(METRIC)), _mapping(metrics.get("rmm"))
-    tasks = metrics.get("task_counts")
-    spilled = ours["spilled"] if "spilled" in ours else _mapping(metrics.get("spilled_bytes")).get("disk")
+    metrics = mapping(worker.get("metrics"))
+    ours, rmm = mapping(metrics.get(METRIC)), mapping(metrics.get("rmm"))
+    tasks, spilled = metrics.get("task_counts"), spilled_of(metrics)
     return {
-        "rmm_used": _integer(rmm.get("rmm-used")),
-        "rmm_total": _integer(rmm.get("rmm-total")),
-        "host_memory": _integer(metrics.get("memory")),
-        "host_limit": _integer(worker.get("memory_limit")) or None,
+        "rmm_used": integer(rmm.get("rmm-used")),
+        "rmm_total": integer(rmm.get("rmm-total")),
+        "host_memory": integer(metrics.get("memory")),
+        "host_limit": integer(worker.get("memory_limit")) or None,
         "running": _sum(tasks, RUNNING),
         "waiting": _sum(tasks, WAITING),
-        "received": _integer(ours.get("received")),
-        "sent": _integer(ours.get("sent")),
-        "measured": _number(ours.get("time")),
-        "spilled": _integer(spilled),
+        "received": integer(ours.get("received")),
+        "sent": integer(ours.get("sent")),
+        "measured": number(ours.get("time")),
+        "spilled": spilled.to_disk if spilled.from_gpu is None else spilled.from_gpu,
     }
 
 
 def _gpus_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The figures of each GPU of a worker."""
-    metrics = _mapping(worker.get("metrics"))
-    several = _mapping(metrics.get(METRIC)).get("gpus")
-    names = ("gpu_use", "gpu_memory", "gpu_memory_total")
-    if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [dict(zip(names, map(_number, figures), strict=False)) for figures in several]
-    # What distributed's monitor of the worker's process samples. Its metric "gpu" is for processes that had NVML before their
-    # worker was made.
-    gpu, started = _mapping(metrics.get("gpu")), _mapping(worker.get("gpu"))
-    figures = (
-        metrics.get("gpu_utilization", gpu.get("utilization")),
-        metrics.get("gpu_memory_used", gpu.get("memory-used")),
-        metrics.get("gpu-memory-total", started.get("memory-total")),
-    )
-    return [dict(zip(names, map(_number, figures), strict=True))]
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _number(value: Any) -> Any:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def _integer(value: Any) -> int | None:
-    number = _number(value)
-    return None if number is None else int(number)
+    """The figures of each GPU of a worker, as fields of `Row`."""
+    return [
+        {"gpu_use": gpu.use, "gpu_memory": gpu.memory, "gpu_memory_total": gpu.memory_total}
+        for gpu in gpus_of(mapping(worker.get("metrics")), worker.get("gpu"))
+    ]
 
 
 def _sum(tasks: Any, states: Sequence[str]) -> int | None:
     if not isinstance(tasks, Mapping):
         return None
-    return sum(_integer(tasks.get(state)) or 0 for state in states)
+    return sum(integer(tasks.get(state)) or 0 for state in states)
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:

@@ -78,10 +78,10 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     assert record["tasks"]["seen"] == 29
     assert record["tasks"]["failed"] == 1
     assert sorted(record["tasks"]["names"]) == ["fail", "join", "make"]
-    groups = {group["name"]: group for group in record["groups"]}
-    assert {name: group["tasks"] for name, group in groups.items()} == {"make": 20, "join": 8, "fail": 1}
-    assert groups["join"]["seconds"]["compute"] >= 8 * 0.02
-    assert groups["make"]["bytes"] >= 20 * 100_000
+    prefixes = {prefix["name"]: prefix for prefix in record["prefixes"]}
+    assert {name: prefix["tasks"] for name, prefix in prefixes.items()} == {"make": 20, "join": 8, "fail": 1}
+    assert prefixes["join"]["seconds"]["compute"] >= 8 * 0.02
+    assert prefixes["make"]["bytes"] >= 20 * 100_000
     # each of the two has fetched what the other has made
     assert {(row["from"], row["to"]) for row in record["transfers"]["rows"]} == {("0", "1"), ("1", "0")}
     assert 20 * 100_000 <= sum(row["bytes"] for row in record["transfers"]["rows"]) <= 21 * 100_000
@@ -108,7 +108,7 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
         ("Start-up", 1),
         ("Memory & spill", 3),
         ("Tasks", 1),
-        ("Task groups", 1),
+        ("Task prefixes", 1),
         ("Transfers", 1),
     ):
         shown = tabs[title].figures
@@ -289,7 +289,7 @@ session.report("third.json")
     assert first["job"]["how"] == second["job"]["how"] == "the script runs"
     assert not first["record"]["from_start"]
     assert [data["record"]["tasks"]["seen"] for data in (first, second)] == [0, 1]
-    assert {group["name"]: group["tasks"] for group in first["record"]["groups"]}["join"] == 8
+    assert {prefix["name"]: prefix["tasks"] for prefix in first["record"]["prefixes"]}["join"] == 8
 
 
 def test_without_a_script_it_has_no_effect(mpirun: Mpi) -> None:

@@ -22,7 +22,6 @@ ELSEWHERE = {
     "agent/orders": "plain data, no logic",
     "base/recording": "plain data, no logic",
     "cluster/messages": "plain data, no logic",
-    "cluster/report": "a thread with a connection to a scheduler: tests/mpi/test_report.py",
     "diagnostics/report_html": "texts of the page: tests/pure/diagnostics/test_report_page.py",
     "diagnostics/report_plots": "figures of the page: tests/pure/diagnostics/test_report_page.py",
     "diagnostics/report_tabs": "parts of the page: tests/pure/diagnostics/test_report_page.py",

@@ -106,7 +106,7 @@ def test_of_a_real_scheduler(from_start: bool, monkeypatch: pytest.MonkeyPatch) 
     assert first is known
     assert record["from_start"] is from_start
     assert record["tasks"]["seen"] == (10 if from_start else 0)
-    assert [(group["name"], group["tasks"]) for group in record["groups"]] == [("abs", 10)]
+    assert [(prefix["name"], prefix["tasks"]) for prefix in record["prefixes"]] == [("abs", 10)]
     assert record["alive"] == ["w"]
     assert record["peaks"]["w"]["memory"] > 0
     assert len(array("d", record["series"]["times"])) >= 2
@@ -132,7 +132,7 @@ def test_a_worker_that_reports_nonsense_does_not_end_the_sampling(monkeypatch: p
     assert 3.0 in array("f", columns["cpu"])
 
 
-def test_groups_are_bounded() -> None:
+def test_prefixes_are_bounded() -> None:
     prefix = SimpleNamespace(
         name="f",
         duration=1.0,
@@ -140,4 +140,4 @@ def test_groups_are_bounded() -> None:
         all_durations={"compute": 1.0},
         max_exec_time=-1,
     )
-    assert len(module._groups({str(number): prefix for number in range(2_000)}, {})) == module.MOST_GROUPS
+    assert len(module._prefixes({str(number): prefix for number in range(2_000)}, {})) == module.MOST_SHOWN

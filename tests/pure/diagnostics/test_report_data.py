@@ -43,7 +43,7 @@ def test_it_is_json_and_every_field_is_documented() -> None:
     documented = set(re.findall(r"^\| `([\w.\[\]]+)` \|", PAGE.read_text(), re.MULTILINE))
     # by worker, by action, by package; and what has a schema of its own
     free = re.compile(
-        r"(versions|record\.series\.workers|record\.groups\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"
+        r"(versions|record\.series\.workers|record\.prefixes\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"
     )
     found = {name for name in keys(data) if not free.fullmatch(name) and not name.startswith("plan.")}
     assert found - documented == set()
@@ -63,7 +63,7 @@ def test_times_are_after_the_begin_and_hosts_have_names() -> None:
     assert record["since"] == 0.0
     assert record["until"] == pytest.approx(made.now - data["job"]["began"], abs=0.01)
     assert {worker["host"] for worker in record["workers"]} == {"h1", "h2"}
-    assert {worker["device_memory"] for worker in record["workers"]} == {80 * 2**30}
+    assert [worker["device_memory"] for worker in record["workers"]] == [[80 * 2**30]] * 2
     assert all(0 <= at <= record["until"] for at in record["series"]["times"])
     assert len(record["tasks"]["start"]) == len(record["tasks"]["length"]) == len(record["tasks"]["lane"])
     assert [event["at"] for event in record["events"]] == sorted(event["at"] for event in record["events"])
