@@ -25,7 +25,7 @@ from dask_gpu_mpi.startup.bringup import Joined
 __all__ = ["Reporter"]
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
-ASKING, CONNECTING = 1.0, 10.0
+ASKING, CONNECTING = 3.0, 10.0
 #: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
 PREPARING = 5.0
 #: Seconds for a report to be made and written, beyond which the job ends without it.

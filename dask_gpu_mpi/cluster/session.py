@@ -228,7 +228,7 @@ class Session:
         Raises
         ------
         InputError
-            It has another ending, can't be written there, or bokeh is not installed.
+            It has another ending, can't be written there, or bokeh is not installed; or this process was forked by the script.
         OSError
             It can't be written.
         TimeoutError
@@ -236,6 +236,10 @@ class Session:
         """
         from dask_gpu_mpi.diagnostics.report_file import check_report
 
+        if os.getpid() != self._owner:
+            raise InputError(
+                "session.report: called in a process that the script has forked (expected the script's own). Fix: call it there"
+            )
         path = os.fspath(path)
         check_report(path, f"rank {self._member.rank} on {self._member.joined.host}")
         running = ("the script runs", None) if not self.closed else self._outcome()
