@@ -1,0 +1,43 @@
+"""`top` where its user is: on the login node, while the job runs on others."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND
+from harness import Mpi, TestBed
+
+pytestmark = pytest.mark.one_mpi
+
+SCRIPT = """
+import os, sys, time
+from distributed import Client
+client = Client()
+print("up", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+"""
+
+
+def test_from_the_login_node(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    """On h3, for a job on h1 and h2, over TLS, by the job's scheduler file."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    file, go_on = tmp_path / "cluster.json", tmp_path / "go-on"
+    line = [*COMMAND, "--scheduler-file", str(file), str(tmp_path / "script.py"), str(go_on)]
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    job = mpirun.start(line, 2, env=env, bed=hosts, hosts=["h1", "h2"])
+    job.wait_for("up", 60)
+    top = [sys.executable, "-m", "dask_gpu_mpi", "top", "--scheduler-file", str(file), "--json"]
+    done = subprocess.run(hosts.on("h3", top), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert {row["node"] for row in seen["rows"]} == {"h1", "h2"}
+    assert all(row["status"] == "running" and row["host_memory"] for row in seen["rows"])
+    go_on.touch()
+    job.wait(30).check()
