@@ -1,6 +1,6 @@
 """What the report of a job costs (`--report`): CPU of the scheduler's process, and the file of a long job.
 
-    python benchmarks/recording.py --workers 64 --json benchmarks/results/recording.json
+    python benchmarks/recording.py --report-workers 64 --json benchmarks/results/recording.json
 
 The CPU is that of a scheduler's process with so many workers, which another process has, in windows with and without the
 recorder, which take turns: idle, and while a few hundred tasks a second run that fetch data from each other. The file is of a job

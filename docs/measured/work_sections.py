@@ -90,6 +90,17 @@ over UCX alone. Two GPUs (NVLink) are not measured.
         3,
     ),
     Section(
+        "The report",
+        """
+`recording.py`: the scheduler's process with 64 workers, with and without the recorder of `--report`, in turn; and the file of a
+made-up hour of 64 workers. The target is 0.5 % of a core for the samples; what is kept of 200 tasks a second takes more.
+
+Noted by hand (2 cores, MPICH 5.0.2, two ranks, four trials): from the script's last line to the launcher's exit 0.47 s without a
+report, 0.51 s with JSON, 1.25 s with HTML; within trials HTML takes 0.7 to 1.05 s more. The target is 2 s.
+""",
+        (Table(work_tables.recorded, "recording", "The scheduler's process, idle and at work"),),
+    ),
+    Section(
         "Under attack",
         """
 `intruders.py`: a job with one worker computes a fixed number of tasks, undisturbed and while a stranger opens 200

@@ -137,6 +137,31 @@ def comms(name: str, about: str) -> str:
     return caption(name, about) + table(head, rows)
 
 
+def recorded(name: str, about: str) -> str:
+    """The scheduler with the recorder of a report, and without."""
+    document = load(name)
+    rows = [
+        [
+            row["workers"],
+            number(row["tasks_per_s"]),
+            len(row["rounds"]),
+            number(row["with_percent"]),
+            number(row["without_percent"]),
+            number(row["difference_percent"]),
+        ]
+        for row in document["report"]["cpu"]
+    ]
+    head = [
+        "workers",
+        "tasks per s",
+        "pairs",
+        "with, % of a core",
+        "without, % of a core",
+        "difference, median",
+    ]
+    return caption(name, about) + table(head, rows)
+
+
 def attacked(name: str, about: str) -> str:
     """The same work, undisturbed and under attack."""
     document = load(name)
