@@ -32,10 +32,8 @@ class UcxPairs:
     def __init__(self, hosts: Mapping[int, str]) -> None:
         self._hosts = dict(hosts)
         ring = [*self._hosts]
-        self._pairs = (
-            {frozenset(pair) for pair in zip(ring, ring[1:] + ring[:1], strict=True)} if ring else set()
-        )
-        self._pairs = {pair for pair in self._pairs if len(pair) == 2}
+        following = ring[1:] + ring[:1]
+        self._pairs = {frozenset(pair) for pair in zip(ring, following, strict=True) if pair[0] != pair[1]}
         self._addresses: dict[int, bytes] = {}
 
     def peers_of(self, rank: int) -> int:

@@ -58,10 +58,9 @@ def _help_all() -> click.Option:
     )
 
 
-class HelpCommand(click.Command):
-    """A command whose help is made as `help_of` says."""
+class _Help(click.Command):
+    """What the help of commands and of the group have in common: width, topics, examples."""
 
-    short: tuple[str, ...] = ()
     topics: Topics = MappingProxyType({})
     examples: tuple[str, ...] = ()
 
@@ -69,6 +68,16 @@ class HelpCommand(click.Command):
         """Click's, of the width that all terminals have."""
         formatter.width = COLUMNS
         super().format_help(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples."""
+        _write_examples(formatter, self.examples)
+
+
+class HelpCommand(_Help):
+    """A command whose help is made as `help_of` says."""
+
+    short: tuple[str, ...] = ()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options, below the headings of their topics, or the most used ones."""
@@ -90,12 +99,8 @@ class HelpCommand(click.Command):
         others = [name for name in rows if name not in placed]
         return {"Options of this command" if self.topics else "Options": others, **self.topics}
 
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
-        _write_examples(formatter, self.examples)
 
-
-class HelpGroup(click.Group):
+class HelpGroup(_Help, click.Group):
     """A group whose help shows its commands below headings.
 
     Attributes
@@ -103,14 +108,6 @@ class HelpGroup(click.Group):
     topics : mapping
         The headings, and the names of the commands below each.
     """
-
-    topics: Topics = MappingProxyType({})
-    examples: tuple[str, ...] = ()
-
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Click's, of the width that all terminals have."""
-        formatter.width = COLUMNS
-        super().format_help(ctx, formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The commands below their headings; the group's own options stand in its text."""
@@ -122,10 +119,6 @@ class HelpGroup(click.Group):
             ]
             with formatter.section(heading):
                 formatter.write_dl(rows)
-
-    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
-        _write_examples(formatter, self.examples)
 
 
 def _write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:

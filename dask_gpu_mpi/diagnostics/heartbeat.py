@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dask_gpu_mpi.base.recording import METRIC
+
 __all__ = [
-    "METRIC",
     "MOST_GPUS",
     "Gpu",
     "gpus_of",
@@ -18,8 +19,6 @@ __all__ = [
     "spilled_of",
 ]
 
-#: Key of our own metric in a worker's (`workers.figures`).
-METRIC = "gpu_mpi"
 #: GPUs of one worker of which measurements are kept.
 MOST_GPUS = 16
 #: What is more is no figure: it would not be kept, or written as JSON.

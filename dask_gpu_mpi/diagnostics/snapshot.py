@@ -8,8 +8,9 @@ from typing import Any
 
 from dask_gpu_mpi.base.names import natural
 from dask_gpu_mpi.base.printable import printable
+from dask_gpu_mpi.base.recording import METRIC
 
-from .heartbeat import METRIC, gpus_of, integer, mapping, number, spilled_of
+from .heartbeat import gpus_of, integer, mapping, number, spilled_of
 from .job_facts import JobFacts, PlannedRow, RunWarning
 
 __all__ = ["Row", "Snapshot", "as_json", "snapshot_of", "with_rates"]

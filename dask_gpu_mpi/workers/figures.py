@@ -12,12 +12,10 @@ from distributed.diagnostics import nvml
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.utils import offload
 
+from dask_gpu_mpi.base.recording import METRIC
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
-__all__ = ["METRIC", "Figures", "of_device", "spilled_from_device"]
-
-#: Its key in ``WorkerState.metrics``.
-METRIC = "gpu_mpi"
+__all__ = ["Figures", "of_device", "spilled_from_device"]
 
 
 class Figures(WorkerPlugin):

@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILT = ROOT / "docs" / "_build"
-PAGES = sorted(
-    [
-        *(
-            ROOT / name
-            for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
-        ),
-        *(page for page in (ROOT / "docs").rglob("*.md") if BUILT not in page.parents),
-    ]
-)
+from pages import PAGES, ROOT
+
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -15,14 +15,8 @@ import pytest
 import yaml
 
 from dask_gpu_mpi.cli.main import cli
+from pages import PAGES, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *(page for page in (ROOT / "docs").rglob("*.md") if ROOT / "docs" / "_build" not in page.parents),
-    ]
-)
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 
 

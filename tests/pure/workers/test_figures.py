@@ -10,8 +10,9 @@ import pytest
 from distributed import Client, LocalCluster
 from distributed.protocol import pickle
 
+from dask_gpu_mpi.base.recording import METRIC
 from dask_gpu_mpi.workers import figures
-from dask_gpu_mpi.workers.figures import METRIC, Figures, of_device, spilled_from_device
+from dask_gpu_mpi.workers.figures import Figures, of_device, spilled_from_device
 
 
 def measured(worker: Any, plugin: Figures) -> dict[str, Any]:
