@@ -11,14 +11,14 @@ from clusters import COMMAND, TELL, facts
 from harness import Mpi, TestBed
 from simulated.nvml import GIB, SimHost, make_gpus, simulated_environ
 
+pytestmark = pytest.mark.one_mpi
+
 SCRIPT = (
     TELL
     + """
 import signal, socket
 from dask_gpu_mpi import SpmdError, current_session
 from distributed import Client
-
-pytestmark = pytest.mark.one_mpi
 
 session = current_session()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -201,7 +202,8 @@ def test_uncaught_error_is_shown_with_the_members_traceback(mpirun: Mpi, tmp_pat
     (tmp_path / "script.py").write_text(UNCAUGHT)
     done = mpirun.run([*COMMAND, str(tmp_path / "script.py")], 2, env=PATH, timeout=60).check(1)
     assert done.stderr.count("ZeroDivisionError: integer division or modulo by zero\n") == 1
-    assert "return 1 // group.rank" in done.stderr
+    # cloudpickle from 3.1.3 on takes the file's name out of functions, and with it Python's way to the source line
+    assert re.search(r'File ".*", line 4, in inner\n', done.stderr), done.stderr
     assert done.stderr.count("SpmdError: spmd: rank 0 (worker 0 on ") == 1
 
 
