@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.versions import pin_warnings, untested
@@ -13,7 +14,14 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.bringup import Joined
 
-__all__ = ["all_warnings", "announce", "gpu_count", "open_warnings", "version_warnings"]
+__all__ = [
+    "all_warnings",
+    "announce",
+    "announce_waiting",
+    "gpu_count",
+    "open_warnings",
+    "version_warnings",
+]
 
 
 def gpu_count(plan: Plan) -> int:
@@ -44,6 +52,25 @@ def announce(joined: Joined, seconds: float) -> None:
         say(f"dashboard at {joined.cluster.dashboard}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
         say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def announce_waiting(options: Options) -> None:
+    """Print what a job without a script waits for: nothing else would tell it from a hang."""
+    if not options.scheduler:
+        say(
+            "no script: the workers stay until the cluster that they have joined ends, or this job is cancelled"
+        )
+        return
+    file = options.scheduler_file
+    how = (
+        "start it with --scheduler-file FILE"
+        if file is None
+        else f"dask_gpu_mpi.connect({os.path.abspath(file)!r})"
+    )
+    say(
+        "no script: the cluster runs until this job is interrupted or cancelled, or a client calls shutdown(). "
+        f"To connect to it: {how}"
+    )
 
 
 def all_warnings(joined: Joined) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def start(
         from dask_gpu_mpi.startup.bringup import Bringup
         from dask_gpu_mpi.startup.start_context import StartContext
 
-        from .announcement import announce
+        from .announcement import announce, announce_waiting
         from .member import Member
         from .messages import PAYLOADS
         from .session import Session
@@ -133,6 +133,7 @@ def start(
     if not has_client:
         if joined.options.report is not None:
             say("warning: report: no effect without a script. Fix: give a script, or leave it out")
+        announce_waiting(options)
         return member, None
     return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
 

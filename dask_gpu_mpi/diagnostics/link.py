@@ -9,6 +9,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from dask_gpu_mpi.base.printable import printable
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.certificates import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
@@ -106,9 +107,10 @@ class Link:
             )
         if self._last is not None:
             return ClusterLostError(f"top: the scheduler at {self._address} is gone: the cluster has ended")
-        reason = "no response" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        text = "no response" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
+        reason = printable(text[:200])
         return ClusterLostError(
-            f"top: the scheduler at {self._address} can't be reached ({reason[:200]}). Fix: run it where the cluster's network "
+            f"top: the scheduler at {self._address} can't be reached ({reason}). Fix: run it where the cluster's network "
             "can be reached, such as in the allocation, and only while the cluster runs"
         )
 

@@ -83,10 +83,13 @@ class Recorder(SchedulerPlugin):
 
     async def _sample_for_ever(self) -> None:
         while True:
-            # one sample that fails, of a worker that reports what nobody expects, is not the last one
-            with contextlib.suppress(Exception):
-                self.sample()
+            self._try_sample()
             await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
+
+    def _try_sample(self, *, last: bool = False) -> None:
+        # one sample that fails, of a worker that reports what nobody expects, is not the last one
+        with contextlib.suppress(Exception):
+            self.sample(last=last)
 
     def sample(self, *, last: bool = False) -> None:
         """Take what each worker has reported last; `last`: also where it is not time yet."""
@@ -152,7 +155,7 @@ class Recorder(SchedulerPlugin):
 
     def record(self) -> dict[str, Any]:
         """All of it, as plain data of bounded size."""
-        self.sample(last=True)
+        self._try_sample(last=True)
         scheduler = self._scheduler
         return {
             "since": self._since,

@@ -91,9 +91,11 @@ class TaskStream:
 
     def _lane(self, worker: str, thread: Any) -> int:
         threads = self._threads.setdefault(worker, {})
-        if thread not in threads:
-            threads[thread] = min(len(threads), MOST_LANES - 1)
-        return self._lanes.setdefault((worker, threads[thread]), len(self._lanes))
+        if (
+            thread not in threads and len(threads) < MOST_LANES
+        ):  # each task that secedes leaves a new thread behind
+            threads[thread] = len(threads)
+        return self._lanes.setdefault((worker, threads.get(thread, MOST_LANES - 1)), len(self._lanes))
 
     def _name(self, name: str) -> int:
         if name not in self._names and len(self._names) >= MOST_NAMES:

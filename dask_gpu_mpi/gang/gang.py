@@ -65,6 +65,11 @@ class Gang:
         Done when all members have joined.
     settled : asyncio.Future
         Done when the workers are free again.
+    later_deaths : list of int
+        The ranks whose workers have died by themselves when another failure had been told already. They may be its cause:
+        NCCL and Gloo fail in the others before the scheduler misses a worker.
+    ends_members : bool
+        Whether members that still run are being ended, and no death is by itself any more.
     """
 
     def __init__(self, name: str, client: str, grace: float) -> None:
@@ -82,6 +87,8 @@ class Gang:
         self.over: asyncio.Future[Failure] = loop.create_future()
         self.started: asyncio.Future[None] = loop.create_future()
         self.settled: asyncio.Future[None] = loop.create_future()
+        self.later_deaths: list[int] = []
+        self.ends_members = False
         self._rounds = Rounds(0)
         self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
         self._all_left = asyncio.Event()
@@ -125,6 +132,8 @@ class Gang:
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
         self.stages[rank] = Stage.DEAD
+        if self.over.done() and not self.ends_members:
+            self.later_deaths.append(rank)
         self._look_around()
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> asyncio.Future[list[bytes]]:

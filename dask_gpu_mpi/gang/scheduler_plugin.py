@@ -100,13 +100,23 @@ class Gangs(SchedulerPlugin):
         if (found := self._gangs.get(gang)) is not None:
             self._end(found, Failure(kind, text, rank, error))
 
-    async def close_gang(self, gang: str) -> None:
-        """The client has its results, or its error; answered when the workers are free again."""
+    async def close_gang(self, gang: str) -> list[tuple[int, str, str]]:
+        """The client has its results, or its error; answered when the workers are free again.
+
+        Returns
+        -------
+        list
+            Rank, worker and host of each member that has died after the failure.
+        """
         if (found := self._gangs.get(gang)) is None:
-            return
+            return []
         if not found.over.done():
             self._end(found, Failure(Kind.CLIENT, "its client has closed it"))
         await asyncio.shield(found.settled)
+        return [
+            (rank, found.members[rank].worker.name, found.hosts[rank])
+            for rank in sorted(set(found.later_deaths))
+        ]
 
     # -- what members ask -------------------------------------------------------------------------------------------------------
 
@@ -261,6 +271,7 @@ class Gangs(SchedulerPlugin):
     async def _settle(self, gang: Gang) -> None:
         """Wait for members to return, end those that do not, and release the workers once they are there."""
         await gang.wait_for_end(gang.grace)
+        gang.ends_members = True
         ending = (self._end_process(member) for member in gang.running())
         await asyncio.gather(*ending, return_exceptions=True)
         deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT

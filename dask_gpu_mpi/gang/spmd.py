@@ -154,7 +154,10 @@ class _Call:
                 why = f"cancelled by its client: {type(error).__name__}"
                 await self._scheduler("fail", kind="client", text=why, rank=None, error=None)
                 if isinstance(error, Exception):
-                    await self._scheduler("close_gang")
+                    for rank, worker, host in await self._scheduler("close_gang"):
+                        error.add_note(
+                            f"spmd: rank {rank} (worker {worker} on {host}) died afterwards, which may be the cause"
+                        )
                 raise
             await self._scheduler("close_gang")
             return results
@@ -165,8 +168,9 @@ class _Call:
 
     async def _results(self, members: Sequence[Member]) -> list[Any]:
         """The results of all members; raises an SpmdError where one fails."""
-        watching = asyncio.ensure_future(self._scheduler("watch"))
+        # may raise: what can't be pickled
         futures = [self._submit(member, len(members)) for member in members]
+        watching = asyncio.ensure_future(self._scheduler("watch"))
         # not `Client.gather`, which leaves tasks behind when it is cancelled
         fetching = [asyncio.ensure_future(_result(future)) for future in futures]
         all_fetched = asyncio.gather(*fetching)
@@ -218,7 +222,9 @@ class _Call:
         await self._scheduler("fail", kind="raised", text=text, rank=rank, error=kept)
 
     async def _scheduler(self, what: str, **content: Any) -> Any:
-        return await getattr(self.client.scheduler, f"gang_{what}")(gang=self._name, **content)
+        if (scheduler := self.client.scheduler) is None:
+            raise ClusterLostError("spmd: its client was closed (expected close() when spmd has returned)")
+        return await getattr(scheduler, f"gang_{what}")(gang=self._name, **content)
 
 
 async def _result(future: Any) -> Any:

@@ -93,8 +93,10 @@ def test_group_and_environment(mpirun: Mpi, tmp_path: Path, security: str) -> No
 
 
 FAILURES = """
-import pickle, sys, threading, time
-from dask_gpu_mpi import GangCancelledError, InputError, SpmdError, SpmdTimeoutError, current_session
+import os, pickle, signal, sys, threading, time
+from dask_gpu_mpi import (
+    ClusterLostError, GangCancelledError, InputError, SpmdError, SpmdTimeoutError, current_session, spmd
+)
 from distributed import Client
 
 session = current_session()
@@ -155,6 +157,29 @@ try:
 except TypeError:
     pass
 assert session.spmd(lambda group: group.rank) == [0, 1]
+
+# the cause comes second: what the others meet is told first
+def cause(group):
+    group.barrier()
+    if group.rank == 0:
+        raise ConnectionError("closed by its peer")
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+found = error_of(cause)
+assert found.rank == 0 and isinstance(found.__cause__, ConnectionError)
+[note] = found.__notes__
+assert note.startswith("spmd: rank 1 (worker 1 on ") and note.endswith(") died afterwards, which may be the cause")
+assert not hasattr(error_of(fail, ValueError("alone")), "__notes__")
+
+# a client that is closed meanwhile
+other = Client(client.scheduler.address, security=client.security)
+threading.Timer(0.5, other.close).start()
+try:
+    spmd(other, lambda group: [time.sleep(0.01) for _ in iter(lambda: group.cancelled, True)])
+except ClusterLostError as error:
+    assert str(error).startswith("spmd: its client was closed (expected ")
+else:
+    raise AssertionError("no error")
 
 # time
 found = error_of(lambda group: [time.sleep(0.01) for _ in iter(lambda: group.cancelled, True)], timeout=0.5)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.cluster import announcement
-from dask_gpu_mpi.cluster.announcement import announce, open_warnings
+from dask_gpu_mpi.cluster.announcement import announce, announce_waiting, open_warnings
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 
@@ -60,6 +60,27 @@ def test_what_came_up(
     joined.options.dashboard = False
     announce(joined, 2.0)
     assert "dashboard" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        (Options(), "or a client calls shutdown(). To connect to it: start it with --scheduler-file FILE"),
+        (Options(scheduler_file="/s.json"), "To connect to it: dask_gpu_mpi.connect('/s.json')"),
+        (
+            Options(scheduler=False, scheduler_file="s.json"),
+            "the cluster that they have joined ends, or this job is cancelled",
+        ),
+    ],
+)
+def test_what_a_job_without_a_script_waits_for(
+    options: Options, end: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce_waiting(options)
+    line = capsys.readouterr().err
+    assert line.startswith("dask_gpu_mpi: no script: ")
+    assert line.endswith(end + "\n")
+    assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize(

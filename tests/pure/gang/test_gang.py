@@ -46,6 +46,20 @@ def test_the_first_failure_counts() -> None:
     asyncio.run(run())
 
 
+def test_deaths_after_the_first_failure() -> None:
+    async def run() -> None:
+        gang = made()
+        gang.die(0)
+        gang.fail(Failure(Kind.DIED, "died", 0))
+        assert gang.later_deaths == []
+        gang.die(1)
+        gang.ends_members = True
+        gang.die(2)
+        assert gang.later_deaths == [1]
+
+    asyncio.run(run())
+
+
 def test_who_runs_until_when() -> None:
     async def run() -> None:
         gang = made()

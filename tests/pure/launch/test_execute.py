@@ -278,6 +278,7 @@ def test_hangup_of_the_terminal_ends_the_job() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         try:
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run below nohup
             os.execv(sys.executable, [sys.executable, "-c", LAUNCH, "import time; time.sleep(60)", "", "{}"])
         finally:
             os._exit(1)
