@@ -26,6 +26,8 @@ __all__ = ["Reporter"]
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
+#: Seconds between fetches while the script runs: a scheduler that is lost takes no more with it.
+REFRESHING = 60.0
 #: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
 PREPARING = 5.0
 #: Seconds for a report to be made and written, beyond which the job ends without it.
@@ -63,11 +65,16 @@ class Reporter:
         #: Whether the scheduler has answered when it was asked last; and whether that was before it was shut down.
         self._answered = self._was_last = False
         self._writing: concurrent.futures.Future[None] | None = None
+        self._asking = asyncio.Lock()
+        self._refreshing: concurrent.futures.Future[None] | None = None
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True)
+        self._thread.start()
         self._submit(self._connected)
-        if joined.options.report is not None and is_page(joined.options.report):
-            self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
+        if joined.options.report is not None:
+            self._refreshing = self._submit(self._refresh)
+            if is_page(joined.options.report):
+                self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -94,7 +101,18 @@ class Reporter:
             await asyncio.shield(self._connecting)
         return self._comm
 
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(REFRESHING)
+            with contextlib.suppress(Exception):  # what prevents it now may not at the end, and is told then
+                async with asyncio.timeout(REFRESHING):
+                    await self._ask()
+
     async def _ask(self) -> None:
+        async with self._asking:  # on one connection an answer belongs to the question before it
+            await self._ask_alone()
+
+    async def _ask_alone(self) -> None:
         from distributed.core import send_recv
 
         if self._was_last and (self._comm is None or self._comm.closed()):
@@ -134,8 +152,10 @@ class Reporter:
         self._was_last = self._answered and (last or self._was_last)
         return self._answered
 
-    def begin(self, path: str, outcome: Outcome, *, fetch: bool) -> None:
-        """Begin to make the report and to write it; `fetch`: ask the scheduler before."""
+    def begin(self, path: str, outcome: Outcome, *, fetch: bool, lost: bool = False) -> None:
+        """Begin to make the report and to write it; `fetch`: ask the scheduler before; `lost`: there is none any more."""
+        if lost:
+            self._answered = False
         if fetch and not self.fetch():
             has = (
                 "has nothing of its work"
@@ -212,7 +232,9 @@ class Reporter:
     def _close(self) -> None:
         if self._comm is not None:
             self._comm.abort()
-        self._loop.stop()
+        if self._refreshing is not None:
+            self._refreshing.cancel()
+        self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # when what was cancelled has ended
 
 
 def _prepare() -> None:

@@ -317,8 +317,8 @@ class Session:
         """Make the report, where the user wants one, while the cluster ends."""
         path = self._member.joined.options.report
         if self._reporter is not None and path is not None:
-            there = self._member.ending.lost is None
-            self._reporter.begin(path, self._outcome(), fetch=fetch and there)
+            lost = self._member.ending.lost is not None
+            self._reporter.begin(path, self._outcome(), fetch=fetch and not lost, lost=lost)
 
     def _finish_report(self) -> None:
         if self._reporter is not None:

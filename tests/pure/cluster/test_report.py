@@ -67,13 +67,16 @@ def scheduler() -> Iterator[SlowScheduler]:
         slow.loop.call_soon_threadsafe(slow.over.set)
 
 
-@pytest.fixture
-def reporter(scheduler: SlowScheduler) -> Iterator[Reporter]:
+def joined_to(scheduler: SlowScheduler, report: str | None = None) -> Any:
     cluster = SimpleNamespace(
         address=scheduler.address, plan=plan(one_host((gpu(0),))), steps={}, transport="", hosts={}
     )
-    joined: Any = SimpleNamespace(cluster=cluster, options=Options(), channels=SimpleNamespace(rank=0))
-    made = Reporter(joined, None, (), started=100.0, ready=101.0)
+    return SimpleNamespace(cluster=cluster, options=Options(report=report), channels=SimpleNamespace(rank=0))
+
+
+@pytest.fixture
+def reporter(scheduler: SlowScheduler) -> Iterator[Reporter]:
+    made = Reporter(joined_to(scheduler), None, (), started=100.0, ready=101.0)
     yield made
     made.close()
 
@@ -135,6 +138,32 @@ def test_what_was_fetched_before_a_shutdown_is_all(
     assert "warning" not in capfd.readouterr().err
 
 
+def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
+    scheduler: SlowScheduler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "REFRESHING", 0.05)
+    path = tmp_path / "report.json"
+    reporter = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
+    deadline = time.monotonic() + 20
+    while scheduler.asked < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    scheduler.call(scheduler.over.set)
+    while not reporter._comm.closed():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    reporter.begin(str(path), ("the cluster was lost", 1), fetch=False, lost=True)
+    reporter.finish()
+    assert seen(path) == (False, 3)
+    reporter.close()
+    reporter._thread.join(20)
+    assert not reporter._thread.is_alive()
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False), (None, False)])
 def test_what_makes_a_page_is_imported_before_the_end(
     path: str | None, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
@@ -142,9 +171,7 @@ def test_what_makes_a_page_is_imported_before_the_end(
     done = threading.Event()
     monkeypatch.setattr(module, "PREPARING", 0.0)
     monkeypatch.setattr(module, "_import_page", done.set)
-    cluster = SimpleNamespace(address=scheduler.address)
-    joined: Any = SimpleNamespace(cluster=cluster, options=Options(report=path))
-    reporter = Reporter(joined, None, (), started=100.0, ready=101.0)
+    reporter = Reporter(joined_to(scheduler, path), None, (), started=100.0, ready=101.0)
     try:
         assert reporter.fetch(20.0)
         assert done.wait(20.0 if imported else 0.1) is imported
