@@ -27,7 +27,7 @@ from tornado.routing import Router
 
 from dask_gpu_mpi.network.dashboard_link import TOKEN
 
-__all__ = ["Gate"]
+__all__ = ["TokenGate"]
 
 REFUSED = (
     403,
@@ -45,7 +45,7 @@ CLOSED = (
 )
 
 
-class Gate(Router):
+class TokenGate(Router):
     """What an `HTTPServer` asks for each request, in place of its application.
 
     Parameters

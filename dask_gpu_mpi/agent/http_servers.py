@@ -17,7 +17,7 @@ __all__ = [
     "NO_WORKER_ROUTES",
     "asks_for_server",
     "listen_where_routes_are",
-    "show_none",
+    "report_no_server",
 ]
 
 NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
@@ -53,6 +53,6 @@ def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
     return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
 
 
-def show_none(scheduler: Any) -> None:
+def report_no_server(scheduler: Any) -> None:
     """Let clients of a scheduler without a server know its port, 0: they look it up for their links, and fail without it."""
     scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)

@@ -23,7 +23,7 @@ from dask_gpu_mpi.machine.visible_devices import hide_gpus
 from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
-from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, show_none
+from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, report_no_server
 from .orders import Answer, Order, SchedulerSettings
 
 __all__ = ["SchedulerProcess", "run_scheduler"]
@@ -127,7 +127,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
 
     from dask_gpu_mpi.diagnostics.job_watch import JobWatch
 
-    from .dashboard_gate import Gate
+    from .dashboard_gate import TokenGate
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
@@ -151,7 +151,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         )
         if settings.dashboard:
             # It listens since the line above, and accepts nothing before the next turn of this loop.
-            scheduler.http_server.request_callback = Gate(scheduler.http_application, settings.token)
+            scheduler.http_server.request_callback = TokenGate(scheduler.http_application, settings.token)
         JobWatch(settings.facts).attach(scheduler)
         await scheduler
     except Exception as error:
@@ -163,7 +163,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         scheduler.add_plugin(GpuByDefault())
     http_port = scheduler.http_server.port if settings.dashboard else None
     if not settings.dashboard:
-        show_none(scheduler)
+        report_no_server(scheduler)
     _record(scheduler, from_start=settings.records)
     pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from dask_gpu_mpi.mpi.start_watchdog import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import (
     disable_gpu_transports,
-    start_ucx_aside,
+    start_ucx_in_thread,
     stop_watching_ucx,
     transfer_config,
 )
@@ -93,7 +93,7 @@ class Agent:
             # process is given its own GPU.
             hide_gpus(os.environ)
             disable_gpu_transports(os.environ)
-            self._ucx = start_ucx_aside()
+            self._ucx = start_ucx_in_thread()
         self._check_parent()
         if self._own_server:
             watch_fork_server(loop, self._on_fork_server_end)

@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
-    "aside",
     "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
     "extend_handshakes",
     "hidden_transports",
     "import_ucx",
+    "in_thread",
     "install_hooks",
     "load_library",
     "missing_ucx",
     "shown_transports",
     "start_ucx",
-    "start_ucx_aside",
+    "start_ucx_in_thread",
     "stop_watching_ucx",
     "transfer_config",
     "users_config",
@@ -305,12 +305,12 @@ def start_ucx() -> None:
     init_once()
 
 
-def start_ucx_aside() -> asyncio.Future[None]:
-    """`start_ucx`, `aside`."""
-    return aside(start_ucx)
+def start_ucx_in_thread() -> asyncio.Future[None]:
+    """`start_ucx` in a thread."""
+    return in_thread(start_ucx)
 
 
-def aside(function: Callable[[], None]) -> asyncio.Future[None]:
+def in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     """Call `function` in a thread of its own, which the end of the process does not wait for, should UCX hang.
 
     Returns

@@ -106,18 +106,18 @@ class WorkerComm(TLS):
         inner = await super().read()
         with self._aborting_on_error():
             header = inner.header
-            away = [
+            large = [
                 # not the memoryview itself: see `Ucx.run`
                 endpoint.ucx.device_array(size) if on_device else host_array(size).obj
-                for size, on_device in header["away"]
+                for size, on_device in header["over_ucx"]
             ]
-            if any(on_device for _, on_device in header["away"]):
+            if any(on_device for _, on_device in header["over_ucx"]):
                 endpoint.ucx.synchronize()  # the arrays are there
-            for frame in away:
+            for frame in large:
                 async with asyncio.timeout(FRAME_TIMEOUT):
                     await endpoint.receive(frame)
-            over_ucx, over_tls = iter(away), iter(inner.frames)
-            frames = [next(over_ucx if is_away else over_tls) for is_away in header["order"]]
+            over_ucx, over_tls = iter(large), iter(inner.frames)
+            frames = [next(over_ucx if is_large else over_tls) for is_large in header["is_over_ucx"]]
             return await from_frames(
                 frames,
                 deserialize=self._deserialize_messages,
@@ -139,15 +139,18 @@ class WorkerComm(TLS):
             on_error=on_error,
             context={"sender": self.local_info, "recipient": self.remote_info, **self.handshake_options},
         )
-        order = [self._goes_over_ucx(frame) for frame in frames]
-        away = [frame for frame, is_away in zip(frames, order, strict=True) if is_away]
-        here = [frame for frame, is_away in zip(frames, order, strict=True) if not is_away]
-        header = {"order": bytes(order), "away": [(nbytes(frame), _on_device(frame)) for frame in away]}
-        if any(map(_on_device, away)):
+        is_over_ucx = [self._goes_over_ucx(frame) for frame in frames]
+        over_ucx = [frame for frame, large in zip(frames, is_over_ucx, strict=True) if large]
+        over_tls = [frame for frame, large in zip(frames, is_over_ucx, strict=True) if not large]
+        header = {
+            "is_over_ucx": bytes(is_over_ucx),
+            "over_ucx": [(nbytes(frame), _on_device(frame)) for frame in over_ucx],
+        }
+        if any(map(_on_device, over_ucx)):
             endpoint.ucx.synchronize()  # the frames are complete
-        await super().write(Serialized(header, here))
+        await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
-            for frame in away:
+            for frame in over_ucx:
                 async with asyncio.timeout(FRAME_TIMEOUT):
                     await endpoint.send(frame)
         return sum(map(nbytes, frames))
@@ -254,7 +257,7 @@ async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tu
     try:
         endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
         async with asyncio.timeout(PROOF_TIMEOUT):
-            await _exchange_proofs(endpoint, own, other)
+            await _authenticate(endpoint, own, other)
         return endpoint, ""
     except BaseException as error:
         if endpoint is not None:
@@ -264,7 +267,7 @@ async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tu
         return None, str(error) or f"no answer over UCX within {PROOF_TIMEOUT:g} s"
 
 
-async def _exchange_proofs(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
+async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
     """Show that the endpoint leads to who is at the other end of the TLS connection: each knows what both have sent there."""
     key = b"".join(sorted((own["key"], other["key"])))
     received = bytearray(PROOF_SIZE)

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
-from .ucx import SECTION, aside, configured_numbers, import_ucx
+from .ucx import SECTION, configured_numbers, import_ucx, in_thread
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
@@ -66,7 +66,7 @@ class Ucx:
     async def _started(cls) -> Ucx:
         try:
             # A second, and asleep for most of it, in which tasks and transfers over TLS go on
-            await aside(_import)
+            await in_thread(_import)
             return cls()
         except Exception as error:
             raise UcxError(f"{type(error).__name__}: {error}") from error

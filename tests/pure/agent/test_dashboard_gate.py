@@ -13,7 +13,7 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
-from dask_gpu_mpi.agent.dashboard_gate import Gate
+from dask_gpu_mpi.agent.dashboard_gate import TokenGate
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
@@ -61,7 +61,7 @@ async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
     scheduler: Any = Scheduler(
         host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
     )
-    scheduler.http_server.request_callback = Gate(scheduler.http_application, TOKEN)
+    scheduler.http_server.request_callback = TokenGate(scheduler.http_application, TOKEN)
     async with scheduler:
         if pages:
             dashboard = pytest.importorskip("distributed.dashboard.scheduler", exc_type=ImportError)
@@ -158,7 +158,7 @@ def test_the_link_sets_a_cookie_that_no_script_reads_and_no_other_site_sends() -
         # once: the cookie is enough
         assert "Set-Cookie" not in (await site.fetch("/health", {"Cookie": cookie})).headers
         # another job's has another name, since tunnels to both may end at the same host
-        assert Gate(site.scheduler.http_application, WRONG)._cookie not in cookie
+        assert TokenGate(site.scheduler.http_application, WRONG)._cookie not in cookie
 
     visit(visitor)
 

@@ -17,13 +17,13 @@ CLUSTER = """
 import asyncio, json, sys
 import dask
 from distributed import Client, Scheduler, Worker
-from dask_gpu_mpi.agent.http_servers import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, show_none
+from dask_gpu_mpi.agent.http_servers import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, report_no_server
 
 async def run(served):
     here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}
     async with Scheduler(port=0, protocol="tcp", dashboard=False, **here) as scheduler:
         if not served:
-            show_none(scheduler)
+            report_no_server(scheduler)
         async with Worker(scheduler.address, **here) as worker, Client(scheduler.address, asynchronous=True) as client:
             result = await client.submit(sum, [1, 2])
             return scheduler.identity()["services"], worker.service_ports, client.dashboard_link, result

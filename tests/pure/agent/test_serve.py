@@ -309,7 +309,7 @@ def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
 
 
 def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over UCX the agent initialises it aside, without a GPU, while the scheduler starts."""
+    """Over UCX the agent initialises it in a thread, without a GPU, while the scheduler starts."""
     calls: list[str] = []
     ready: list[asyncio.Future[None]] = []
 
@@ -318,7 +318,7 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         return ready[0]
 
     monkeypatch.setattr(serve, "hide_gpus", lambda environ: calls.append("hide"))
-    monkeypatch.setattr(serve, "start_ucx_aside", start)
+    monkeypatch.setattr(serve, "start_ucx_in_thread", start)
     monkeypatch.setattr(serve, "stop_watching_ucx", lambda: calls.append("stop watching"))
 
     async def later(agent: Any) -> None:

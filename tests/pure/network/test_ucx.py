@@ -180,7 +180,7 @@ def test_a_ucx_that_hangs_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ucx, "start_ucx", hang)
 
     async def main() -> None:
-        future = ucx.start_ucx_aside()
+        future = ucx.start_ucx_in_thread()
         while not was_there.is_set():
             await asyncio.sleep(0.01)
         assert not future.done()
@@ -204,16 +204,16 @@ def test_a_ucx_that_fails_is_told_to_who_waits_for_it(monkeypatch: pytest.Monkey
     async def main() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         monkeypatch.setattr(ucx, "start_ucx", lambda: None)
-        assert await ucx.start_ucx_aside() is None
+        assert await ucx.start_ucx_in_thread() is None
         monkeypatch.setattr(ucx, "start_ucx", fail)
         with pytest.raises(RuntimeError, match="no device"):
-            await ucx.start_ucx_aside()
-        ignored = ucx.start_ucx_aside()
+            await ucx.start_ucx_in_thread()
+        ignored = ucx.start_ucx_in_thread()
         while not ignored.done():
             await asyncio.sleep(0.01)
         del ignored
         gc.collect()
-        given_up = ucx.start_ucx_aside()
+        given_up = ucx.start_ucx_in_thread()
         given_up.cancel()
         while any(each.name == "start UCX" for each in threading.enumerate()):
             await asyncio.sleep(0.01)
