@@ -173,7 +173,8 @@ def test_what_is_forked_as_a_process_of_ours_keeps_the_handlers_and_its_children
 def dumps(tmp_path: Path) -> Any:
     """A file in which each SIGUSR1 leaves a traceback, by a handler in C of which the module `signal` knows nothing."""
     with (tmp_path / "dumps").open("w+") as file:
-        faulthandler.register(signal.SIGUSR1, file)
+        # of this thread alone: another test may have left one behind
+        faulthandler.register(signal.SIGUSR1, file, all_threads=False)
         yield lambda: Path(file.name).read_text().count("most recent call first")
         faulthandler.unregister(signal.SIGUSR1)
 
