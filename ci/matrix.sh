@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# ci/matrix.sh [PYTEST-ARGUMENT...]: the rows of tests/mpi, tests/hosts and tests/ucx that are not in ci/test.sh (tests/tiers.py says which
-# are), under both MPIs; a quarter of an hour at most on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh as well, and all under
-# either MPI. Arguments go to every pytest. All stages run; the exit code is 1 when any of them failed.
+# ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
+# ci/test.sh (tests/tiers.py says which are), under both MPIs; twenty minutes on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh
+# as well, and all under either MPI. Arguments go to every pytest. All stages run; the exit code is 1 when any of them failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/stages.sh
@@ -12,6 +12,7 @@ if [[ $(id -u) -eq 0 ]] && command -v apt-get > /dev/null; then
   stage "browser, ssh" install_packages chromium chromium-driver fonts-dejavu-core openssh-server || true
   failed=0
 fi
+stage "pure, the rest" tests openmpi -m slow tests/pure
 both "mpi, hosts" "not quick" tests/mpi tests/hosts
 ucx "not quick"
 summary

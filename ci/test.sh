@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ci/test.sh [PYTEST-ARGUMENT...]: makes the environments, lints, checks types and the package, runs all pure tests and, under both
+# ci/test.sh [PYTEST-ARGUMENT...]: makes the environments, lints, checks types and the package, runs the pure tests and, under both
 # MPIs, the rows of real jobs that tests/tiers.py names; ten minutes at most on two cores. ci/matrix.sh has the other rows.
 # Arguments go to every pytest, e.g. `ci/test.sh -k placement`. All stages run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
@@ -23,14 +23,17 @@ shellcheck_all() {
 }
 
 # The package as users get it: a wheel for any Python and platform, built without compilers, that runs without an MPI library.
+# From a copy of the sources, in which the other environment's build writes at the same time.
 package() {
   local work site
   work=$(mktemp -d)
   # shellcheck disable=SC2064  # now, not then
   trap "rm -rf '$work'" RETURN
+  mkdir "$work/sources"
+  git ls-files -z --cached --others --exclude-standard | xargs -0 cp --parents --no-dereference --target-directory="$work/sources" || return 1
   # every dependency has a wheel
-  "$bin/python" -m pip install -qq --dry-run --ignore-installed --only-binary=:all: . || return 1
-  CC=false CXX=false "$bin/python" -m pip wheel -qq --no-deps --wheel-dir "$work" . || return 1
+  "$bin/python" -m pip install -qq --dry-run --ignore-installed --only-binary=:all: "$work/sources" || return 1
+  CC=false CXX=false "$bin/python" -m pip wheel -qq --no-deps --wheel-dir "$work" "$work/sources" || return 1
   ls "$work"/dask_gpu_mpi-*-py3-none-any.whl || return 1
   "$bin/python" -m venv "$work/venv" || return 1
   "$work/venv/bin/python" -m pip install -qq --no-deps --no-index "$work"/*.whl || return 1
@@ -40,24 +43,25 @@ package() {
   "$work/venv/bin/python" -P ci/check_package.py "$work/venv" || return 1
 }
 
-# All pure tests, in two processes beside each other: the rooms that start many Pythons and shells, and all else.
+# The pure tests, in two processes beside each other, which take about as long: some rooms, and all else. Of those of job scripts, each of
+# which starts a dozen Pythons and shells, the rows of the scripts as they are; ci/matrix.sh has the others.
 pure() {
   local part rooms=() ignored=() log other rc=0
-  for part in agent check cli cluster launch options script workers; do
+  for part in agent check cli cluster launch network options script workers; do
     rooms+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done
   log=$(mktemp)
-  tests openmpi "${rooms[@]}" > "$log" 2>&1 &
+  tests openmpi -m "not slow" "${rooms[@]}" > "$log" 2>&1 &
   other=$!
-  tests openmpi "${ignored[@]}" tests/pure || rc=1
+  tests openmpi -m "not slow" "${ignored[@]}" tests/pure || rc=1
   wait "$other" || rc=1
   cat "$log"
   rm "$log"
   return "$rc"
 }
 
-# The environment of the other MPI is made beside what needs the first alone. Both write the sources' egg-info, as `package` does.
+# The environment of the other MPI is made beside what needs the first alone.
 stage "env openmpi" make_environment openmpi
 [[ $failed -eq 0 ]] || summary
 make_environment mpich > .venv/mpich.log 2>&1 &
@@ -68,9 +72,9 @@ stage "mypy" "$bin/mypy" --strict dask_gpu_mpi
 stage "imports" "$bin/lint-imports"
 stage "shellcheck" shellcheck_all
 stage "codespell" "$bin/codespell"
+stage "package" package
 stage "env mpich, the rest" made_beside "$mpich" .venv/mpich.log
 [[ -e .venv/mpich/made-from ]] || summary
-stage "package" package
 stage "pure" pure
 # The rows that tests/tiers.py names, and a dozen of the fault tier; ci/matrix.sh and ci/faults.sh have them all.
 both "mpi, hosts" quick tests/mpi tests/hosts

@@ -9,9 +9,10 @@ __all__ = ["QUICK"]
 
 BOTH = ("openmpi", "mpich")
 MPICH = ("mpich",)
+OPEN_MPI = ("openmpi",)
 
-#: The MPIs under which ci/test.sh runs it, by file, test, or test with parameters. What is here under MPICH alone differs little
-#: between the MPIs, and its job under Open MPI is one of ci/matrix.sh.
+#: The MPIs under which ci/test.sh runs it, by file, test, or test with parameters. What is here under one of them differs little
+#: between the MPIs, and its job under the other is one of ci/matrix.sh. Both run beside each other: they are to end together.
 QUICK = {
     # the main job: the command, initialize(), each layout, with and without a launcher, and how it looks to dask-mpi's users
     "mpi/test_main_job.py::test_command_with_four_ranks": BOTH,
@@ -27,7 +28,7 @@ QUICK = {
     "mpi/test_gpus.py::test_one_rank_and_a_cpu_worker": BOTH,
     "mpi/test_gpus.py::test_each_rank_has_gpus_of_its_own": MPICH,
     "mpi/test_geometries.py::test_a_rank_per_socket_bound_to_its_cores": MPICH,
-    "mpi/test_contexts.py": MPICH,
+    "mpi/test_contexts.py": OPEN_MPI,
     "mpi/test_default_workers.py::test_where_tasks_run_that_ask_for_nothing[gpu]": MPICH,
     # the live view, and what scripts get
     "mpi/test_top.py::test_once_and_json": MPICH,
@@ -36,7 +37,7 @@ QUICK = {
     "mpi/test_gallery.py::test_cpu_workers_beside_gpus": MPICH,
     # who listens
     "mpi/test_listeners.py::test_on_one_host_nothing_listens_beyond_loopback": BOTH,
-    "mpi/test_dashboard.py::test_its_token_alone_opens_it": MPICH,
+    "mpi/test_dashboard.py::test_its_token_alone_opens_it": OPEN_MPI,
     "mpi/test_dashboard.py::test_without_it_nothing_listens_for_http[nannies]": MPICH,
     # bad input: of each place where it can be found one row, and launchers that do not fit the library
     "mpi/test_bad_input.py::test_refused[unknown CLI option-command]": BOTH,
@@ -61,13 +62,13 @@ QUICK = {
     # the one command
     "mpi/test_launch.py::test_everything_ends_with_launch[15]": BOTH,
     # clusters that others use, who gets in, and what is printed
-    "mpi/test_joining.py::test_cluster_by_its_address": MPICH,
+    "mpi/test_joining.py::test_cluster_by_its_address": OPEN_MPI,
     "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
     "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
     # gangs
-    "mpi/test_spmd.py::test_group_and_environment[tls]": MPICH,
+    "mpi/test_spmd.py::test_group_and_environment[tls]": OPEN_MPI,
     "mpi/test_security.py": MPICH,
-    "mpi/test_secrets.py": MPICH,
+    "mpi/test_secrets.py": OPEN_MPI,
     "mpi/test_strangers.py": MPICH,
     "mpi/test_output.py::test_what_the_script_has_printed_before_its_job_is_aborted": BOTH,
     "mpi/test_timeline.py::test_every_rank_tells_every_step": MPICH,
@@ -93,7 +94,7 @@ QUICK = {
     "hosts/test_main_job.py::test_hosts_that_differ": BOTH,
     "hosts/test_check.py::test_all_hosts_reach_the_scheduler": MPICH,
     "hosts/test_interfaces.py::test_the_fast_network_that_leads_everywhere": MPICH,
-    "hosts/test_pbs.py::test_chunk_per_host": MPICH,
+    "hosts/test_pbs.py::test_chunk_per_host": OPEN_MPI,
     # UCX
     "ucx/test_beside_tls.py::test_command": BOTH,
     "ucx/test_connections.py": MPICH,

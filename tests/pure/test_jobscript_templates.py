@@ -92,6 +92,7 @@ def test_script_and_arguments_from_the_environment(batch: FakeBatch, name: str) 
     assert not (batch.directory / "gone").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
     (batch.directory / "my setup").write_text("export SEEN=$# MINE=yes\n")
@@ -109,6 +110,7 @@ def test_setup_file_and_container(batch: FakeBatch, path: Path) -> None:
     assert "DGM_SETUP: gone is no file that can be read" in ran.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_container_has_the_directories_of_the_job(batch: FakeBatch, path: Path) -> None:
     site = batch.directory / "site"
@@ -142,6 +144,7 @@ def test_container_has_the_directories_of_the_job(batch: FakeBatch, path: Path) 
         assert started or ran.of("jsrun")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_scratch_is_left_to_each_host_unless_it_is_said(batch: FakeBatch, path: Path) -> None:
     ran = batch.run(path, ("my.py",), {"TMPDIR": "/local/42", **ENVIRON[system_of(path)]})
@@ -156,6 +159,7 @@ def test_scratch_is_left_to_each_host_unless_it_is_said(batch: FakeBatch, path: 
     assert ran.rows[-1]["env"]["DASK_GPU_MPI__LOCAL_DIRECTORY"] == "/local/none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_preflight_is_told_how_many_gpus_there_must_be(batch: FakeBatch, path: Path) -> None:
     ran = batch.run(path, ("my.py",), {"DGM_EXPECT_GPUS": "4", **ENVIRON[system_of(path)]})
@@ -164,6 +168,7 @@ def test_preflight_is_told_how_many_gpus_there_must_be(batch: FakeBatch, path: P
     assert ran.program() == ["my.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path) -> None:
     (batch.bin / "env.sh").write_text("exit 9\n")  # without a slash, source would find this one
@@ -182,6 +187,7 @@ def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path
     assert batch.run(path, ("my.py",), env).program() == ["my.py"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("library", "options"),
     [
@@ -200,6 +206,7 @@ def test_slurm_meets_the_mpi_library(batch: FakeBatch, library: str, options: li
     assert ran.launched("srun")[:2] == ["--mpi=pmix_v4", "--cpu-bind=none"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("library", "options"), [(OPEN_MPI, ["-o", "pmi=pmix"]), (MPICH, [])])
 def test_flux_meets_the_mpi_library(batch: FakeBatch, library: str, options: list[str]) -> None:
     batch.answers["python -m mpi4py"] = (library, 0)
@@ -218,6 +225,7 @@ def test_flux_meets_the_mpi_library(batch: FakeBatch, library: str, options: lis
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "start"),
     [
@@ -242,6 +250,7 @@ def test_open_mpi_is_told_which_variables_to_take_along(
     assert "SECRET" in named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pbs.pbs", "lsf.bsub"])
 def test_open_mpi_takes_along_what_the_setup_file_changes(batch: FakeBatch, name: str) -> None:
     (batch.bin / "jsrun").unlink()
@@ -256,6 +265,7 @@ def test_open_mpi_takes_along_what_the_setup_file_changes(batch: FakeBatch, name
     assert len(named) == len(set(named))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -270,6 +280,7 @@ def test_options_of_hydra(batch: FakeBatch, name: str, options: list[str]) -> No
     assert run_template(batch, name, "my.py", DGM_LAUNCHER="mpiexec").launched("mpiexec") == options
 
 
+@pytest.mark.slow
 def test_options_of_pals_and_jsrun(batch: FakeBatch) -> None:
     (batch.directory / "nodes").write_text("h1\nh1\nh2\nh2\n")
     batch.answers |= {
@@ -297,6 +308,7 @@ def test_options_of_pals_and_jsrun(batch: FakeBatch) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("per_node", "visible", "on_node"),
     [
@@ -316,6 +328,7 @@ def test_mpirun_of_open_mpi_has_the_gpus_of_its_host_that_were_asked_for(
     assert (last["CUDA_VISIBLE_DEVICES"], last["SLURM_GPUS_ON_NODE"]) == (visible, on_node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     batch.answers["python -m dask_gpu_mpi"] = ("", 75)
@@ -332,6 +345,7 @@ def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
 
 
+@pytest.mark.slow
 def test_slurm_does_not_trust_an_mpirun_that_ends_before_the_job(batch: FakeBatch) -> None:
     assert run_template(batch, "slurm-mpirun.sbatch", "my.py", DGM_CHECK="no").rc == 0
     # a requeued job finds what its first run has left
@@ -342,6 +356,7 @@ def test_slurm_does_not_trust_an_mpirun_that_ends_before_the_job(batch: FakeBatc
     assert ran.output.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "library", "refused"),
     [
@@ -384,6 +399,7 @@ for ((i = 0; i < 100; i++)); do sleep 0.1; done
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", STOPPED)
 def test_slurm_does_not_requeue_a_job_that_was_cancelled(batch: FakeBatch, name: str) -> None:
     command = batch.bin / ("srun" if name == "slurm.sbatch" else "mpirun")
@@ -403,6 +419,7 @@ SIGNALS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SIGNALS)
 def test_walltime_signal_is_an_example_that_works(batch: FakeBatch, name: str) -> None:
     text = (ROOT / "jobscripts" / name).read_text()
@@ -427,6 +444,7 @@ for ((i = 0; i < 100; i++)); do sleep 0.1; done
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slurm-mpirun.sbatch", "lsf.bsub"])
 def test_script_outlives_the_signal_before_the_walltime(batch: FakeBatch, name: str) -> None:
     (batch.bin / "jsrun").unlink()
@@ -442,6 +460,7 @@ def test_script_outlives_the_signal_before_the_walltime(batch: FakeBatch, name: 
     assert ran.of("scontrol") == ([["requeue", "42"]] if name == "slurm-mpirun.sbatch" else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> None:
     batch.answers["python -m dask_gpu_mpi"] = ("", 75)
@@ -452,6 +471,7 @@ def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> N
     assert ran.of("squeue") == [["-h", "-j", "42_0", "-o", "%e"]]
 
 
+@pytest.mark.slow
 def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
     # LSF requeues after 75, whenever and however often it comes
     batch.answers["python -m dask_gpu_mpi"] = ("", 75)
@@ -479,6 +499,7 @@ QSTAT = """Job Id: 42.server
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs"])
 def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     batch.answers |= {"python -m dask_gpu_mpi": ("", 75), "qstat": (QSTAT, 0)}
