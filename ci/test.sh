@@ -43,11 +43,11 @@ package() {
   "$work/venv/bin/python" -P ci/check_package.py "$work/venv" || return 1
 }
 
-# The pure tests, in two processes beside each other, which take about as long: some rooms, and all else. Of those of job scripts, each of
-# which starts a dozen Pythons and shells, the rows of the scripts as they are; ci/matrix.sh has the others.
+# The pure tests but for slow ones, which ci/matrix.sh runs: in two processes beside each other that take about as long, some rooms and all
+# else.
 pure() {
   local part rooms=() ignored=() log other rc=0
-  for part in agent check cli cluster launch network options script workers; do
+  for part in agent check cli cluster launch machine network options plan script workers; do
     rooms+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done

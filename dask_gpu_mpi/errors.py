@@ -96,17 +96,27 @@ class SpmdError(DaskGpuMpiError):
         Name of its worker.
     host : str or None
         Host name of its node, or its address.
+    died : tuple of int
+        The ranks whose workers have died, first or after the failure. Where there are any they are the cause, as a rule: NCCL and
+        Gloo fail in the other members, at times before the cluster misses the worker.
     """
 
     of_script = True
 
     def __init__(
-        self, message: str, *, rank: int | None = None, worker: str | None = None, host: str | None = None
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        worker: str | None = None,
+        host: str | None = None,
+        died: tuple[int, ...] = (),
     ) -> None:
         super().__init__(message)
         self.rank = rank
         self.worker = worker
         self.host = host
+        self.died = died
 
 
 class SpmdTimeoutError(SpmdError, TimeoutError):

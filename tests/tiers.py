@@ -63,7 +63,7 @@ QUICK = {
     "mpi/test_launch.py::test_everything_ends_with_launch[15]": BOTH,
     # clusters that others use, who gets in, and what is printed
     "mpi/test_joining.py::test_cluster_by_its_address": OPEN_MPI,
-    "mpi/test_children.py::test_every_kind_of_process[tls]": MPICH,
+    "mpi/test_children.py::test_every_kind_of_process[tls]": OPEN_MPI,
     "mpi/test_children.py::test_a_notebook[jupyter]": MPICH,
     # gangs
     "mpi/test_spmd.py::test_group_and_environment[tls]": OPEN_MPI,

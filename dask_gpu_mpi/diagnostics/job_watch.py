@@ -12,6 +12,7 @@ from typing import Any
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.mpi.batch import end_time
 
 from .job_facts import JobFacts, RunWarning
@@ -36,7 +37,7 @@ class JobWatch(SchedulerPlugin):
         What is known when it starts.
     """
 
-    name = "dask_gpu_mpi-job"
+    name = JOB_PLUGIN
 
     def __init__(self, facts: JobFacts) -> None:
         self.facts = facts
@@ -46,7 +47,9 @@ class JobWatch(SchedulerPlugin):
         #: How messages call the workers that are there, by address.
         self._workers: dict[str, str] = {}
         self._names: dict[str, str] = {}
-        self._lost: set[str] = set()
+        #: Names of workers that have been lost, and when (``time.monotonic()``).
+        self._lost: dict[str, float] = {}
+        self._kinds = {row.worker: row.kind for row in facts.rows}
         #: Names of those that went because that was asked for.
         self._retired: set[str] = set()
         #: Addresses of those that have said that they close.
@@ -113,8 +116,7 @@ class JobWatch(SchedulerPlugin):
         self._retired.discard(name)
         self._names[worker] = name
         self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
-        if called in self._lost:
-            self._lost.remove(called)
+        if self._lost.pop(name, None) is not None:
             self.warn(f"{called} restarted")
 
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
@@ -126,8 +128,13 @@ class JobWatch(SchedulerPlugin):
             self._leaving.discard(worker)
             self._retired.add(name)
             return
-        self._lost.add(called)
+        self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
+
+    def recently_lost(self, seconds: float) -> list[tuple[str, str]]:
+        """Name and kind of each worker that was lost within so many seconds and is not back."""
+        since = time.monotonic() - seconds
+        return [(name, self._kinds.get(name, "")) for name, at in self._lost.items() if at >= since]
 
     def note_status(self, worker: str, status: str) -> None:
         """Note what a worker reports of itself."""

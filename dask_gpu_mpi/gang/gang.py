@@ -65,9 +65,11 @@ class Gang:
         Done when all members have joined.
     settled : asyncio.Future
         Done when the workers are free again.
-    later_deaths : list of int
-        The ranks whose workers have died by themselves when another failure had been told already. They may be its cause:
-        NCCL and Gloo fail in the others before the scheduler misses a worker.
+    notes : list of tuple
+        What else has happened since the failure: rank and text.
+    died : set of int
+        The ranks whose workers have died by themselves. After another failure they may be its cause: NCCL and Gloo fail in the
+        others before the scheduler misses a worker.
     ends_members : bool
         Whether members that still run are being ended, and no death is by itself any more.
     """
@@ -83,11 +85,11 @@ class Gang:
         self.stages: list[Stage] = []
         #: Host names of the members that have joined.
         self.hosts: list[str] = []
-        self.master: tuple[str, int] = ("", 0)
         self.over: asyncio.Future[Failure] = loop.create_future()
         self.started: asyncio.Future[None] = loop.create_future()
         self.settled: asyncio.Future[None] = loop.create_future()
-        self.later_deaths: list[int] = []
+        self.notes: list[tuple[int, str]] = []
+        self.died: set[int] = set()
         self.ends_members = False
         self._rounds = Rounds(0)
         self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
@@ -114,12 +116,10 @@ class Gang:
         self._look_around()
         return True
 
-    def join(self, rank: int, host: str, port: int) -> None:
+    def join(self, rank: int, host: str) -> None:
         """A member is ready to run the function."""
         self.stages[rank] = Stage.JOINED
         self.hosts[rank] = host
-        if rank == 0:
-            self.master = (self.members[0].worker.node, port)
         if all(stage is Stage.JOINED for stage in self.stages) and not self.started.done():
             self.started.set_result(None)
 
@@ -132,8 +132,10 @@ class Gang:
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
         self.stages[rank] = Stage.DEAD
-        if self.over.done() and not self.ends_members:
-            self.later_deaths.append(rank)
+        if not self.ends_members:
+            self.died.add(rank)
+            if self.over.done():
+                self.notes.append((rank, "died afterwards, which may be the cause"))
         self._look_around()
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> asyncio.Future[list[bytes]]:

@@ -10,7 +10,7 @@ from typing import Any
 from dask_gpu_mpi.errors import GangCancelledError
 
 from .members import Member
-from .messages import MOST_SECONDS, State
+from .messages import MOST_SECONDS, State, is_number
 
 __all__ = ["MAX_OBJECT", "OPERATION_TIMEOUT", "Group"]
 
@@ -41,7 +41,7 @@ class Group:
     master_addr : str
         Address of rank 0's node, on the cluster's network.
     master_port : int
-        A TCP port there that was free when the gang started.
+        A TCP port there that was free when all members had come.
 
     Examples
     --------
@@ -158,7 +158,7 @@ class Group:
         return [pickle.loads(part) for part in parts]
 
     def _exchange(self, operation: str, part: bytes, timeout: float) -> list[bytes]:
-        if not 0 < timeout <= MOST_SECONDS:
+        if not (is_number(timeout) and 0 < timeout <= MOST_SECONDS):
             raise ValueError(
                 f"{operation}: invalid timeout {timeout!r} (expected seconds above 0, at most {MOST_SECONDS})"
             )

@@ -25,6 +25,9 @@ __all__ = ["run_member"]
 
 #: Seconds beyond those that the scheduler itself waits, until its answer must be here.
 ANSWER_SLACK = 30.0
+#: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
+PORT: dict[str, Any] = {"number": -1, "operation": "start"}
+AGREEING = 60.0
 #: The events that end the members in this process, by gang.
 _cancelled: dict[str, threading.Event] = {}
 
@@ -43,15 +46,22 @@ def run_member(
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
         host = get_address_host(worker.address)
-        port = free_port(host) if member.rank == 0 else 0
-        joined = call("join", start_timeout, {"host": socket.gethostname(), "port": port})
+        joined = call("join", start_timeout, {"host": socket.gethostname()})
         if joined["state"] != State.GOOD:
             return no_result(gang)
-        hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(joined["master_port"]))
-        device = device_of(worker.state.total_resources, os.environ)
-        group = Group(member, hosts, master, device, call, cancelled)
-        with applied(variables_of(member, size, *master, interface_of(host))):
-            ended, failure, result = _run(fn, group, args)
+        # now, and not before the others are there: until its use another program may take the port
+        port = str(free_port(host)).encode() if member.rank == 0 else b""
+        agreed = call("exchange", AGREEING, {**PORT, "part": port, "timeout": AGREEING})
+        ended, failure, result = False, None, None
+        if agreed["state"] == State.GOOD:
+            hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(agreed["parts"][0]))
+            device = device_of(worker.state.total_resources, os.environ)
+            group = Group(member, hosts, master, device, call, cancelled)
+            with applied(variables_of(member, size, *master, interface_of(host))):
+                ended, failure, result = _run(fn, group, args)
+        elif agreed["state"] == State.LATE:
+            missing = ", ".join(map(str, agreed["missing"]))
+            failure = _as_data(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
         call("leave", 0.0, {"failure": failure})
         return result if ended else no_result(gang)
     finally:
@@ -68,9 +78,13 @@ def _run(
     except BaseException as error:
         if isinstance(error, GangCancelledError) and group.cancelled:
             return False, None, None  # not this member's failure
-        message = error_message(error)
-        kept = ("exception", "traceback", "exception_text", "traceback_text")
-        return False, {key: message[key] for key in kept}, None  # type: ignore[literal-required]
+        return False, _as_data(error), None
+
+
+def _as_data(error: BaseException) -> dict[str, Any]:
+    message = error_message(error)
+    kept = ("exception", "traceback", "exception_text", "traceback_text")
+    return {key: message[key] for key in kept}  # type: ignore[literal-required]
 
 
 def _on_cancel(gang: str) -> None:

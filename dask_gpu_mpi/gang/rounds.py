@@ -39,16 +39,16 @@ class Rounds:
         ------
         MismatchError
             Another member has called another operation in this round, or has stopped waiting: its next call would meet this one.
+            The text is what this member has done.
         """
         if self._given_up is not None and number >= self._given_up[0]:
             raise MismatchError(
-                f"rank {rank} calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
+                f"calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
             )
         first, by, parts = self._open.setdefault(number, (operation, rank, {}))
         if first != operation:
             raise MismatchError(
-                f"rank {rank} calls {operation} where rank {by} calls {first} (expected the same calls in the same "
-                "order on all ranks)"
+                f"calls {operation} where rank {by} calls {first} (expected the same calls in the same order on all ranks)"
             )
         parts[rank] = part
         if len(parts) < self._size:

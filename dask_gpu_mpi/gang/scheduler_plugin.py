@@ -10,12 +10,13 @@ from distributed import Scheduler
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.base.streams import say
 
 from .gang import Failure, Gang, Kind, Stage
 from .leases import Leases
 from .members import Candidate, Member, choose, rank_members
-from .messages import CANCEL, PLUGIN, State
+from .messages import CANCEL, PLUGIN, State, one_line
 from .rounds import MismatchError
 
 __all__ = ["Gangs"]
@@ -26,6 +27,10 @@ POLL_INTERVAL = 0.05
 KILL_TIMEOUT = 2.0
 #: Seconds in which a worker that was ended, or has died, comes back before its gang is settled.
 RETURN_TIMEOUT = 20.0
+#: Seconds after a worker was lost for which a gang of all workers waits for it: its nanny starts it again, unless it is removed.
+LOST_TIMEOUT = 60.0
+#: Seconds for which the failure of a gang is kept for a client that does not come for it.
+FORGET_AFTER = 600.0
 
 
 class Gangs(SchedulerPlugin):
@@ -100,43 +105,43 @@ class Gangs(SchedulerPlugin):
         if (found := self._gangs.get(gang)) is not None:
             self._end(found, Failure(kind, text, rank, error))
 
-    async def close_gang(self, gang: str) -> list[tuple[int, str, str]]:
+    async def close_gang(self, gang: str) -> dict[str, Any]:
         """The client has its results, or its error; answered when the workers are free again.
 
         Returns
         -------
-        list
-            Rank, worker and host of each member that has died after the failure.
+        dict
+            ``"notes"``: a line for each thing that has happened after the failure; ``"died"``: ranks whose workers have died.
         """
         if (found := self._gangs.get(gang)) is None:
-            return []
+            return {"notes": [], "died": []}
         if not found.over.done():
             self._end(found, Failure(Kind.CLIENT, "its client has closed it"))
         await asyncio.shield(found.settled)
-        return [
-            (rank, found.members[rank].worker.name, found.hosts[rank])
-            for rank in sorted(set(found.later_deaths))
+        self._gangs.pop(gang, None)
+        notes = [
+            f"spmd: rank {rank} (worker {found.members[rank].worker.name} on {found.hosts[rank]}) {text}"
+            for rank, text in found.notes
         ]
+        return {"notes": notes, "died": sorted(found.died)}
 
     # -- what members ask -------------------------------------------------------------------------------------------------------
 
-    async def join(self, gang: str, rank: int, host: str, port: int) -> dict[str, Any]:
+    async def join(self, gang: str, rank: int, host: str) -> dict[str, Any]:
         """Answered when all members have joined."""
         found = self._gangs.get(gang)
         if found is None or found.over.done() or found.started.done():
             return {"state": State.OVER, "why": "it was over before this rank began"}
-        found.join(rank, host, port)
+        found.join(rank, host)
         waiting: set[asyncio.Future[Any]] = {found.started, found.over}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if found.over.done():
             found.leave(rank)
             return self._answer_over(found)
-        address, port = found.master
         return {
             "state": State.GOOD,
             "hosts": list(found.hosts),
-            "master_addr": address,
-            "master_port": port,
+            "master_addr": found.members[0].worker.node,
         }
 
     async def exchange(
@@ -165,7 +170,9 @@ class Gangs(SchedulerPlugin):
         if (found := self._gangs.get(gang)) is None:
             return
         if failure is not None:
-            self._end(found, Failure(Kind.RAISED, f"raised {failure['exception_text']}", rank, failure))
+            self._end(
+                found, Failure(Kind.RAISED, f"raised {one_line(failure['exception_text'])}", rank, failure)
+            )
         found.leave(rank)
 
     # -- what the scheduler tells -----------------------------------------------------------------------------------------------
@@ -196,9 +203,12 @@ class Gangs(SchedulerPlugin):
         if wanted is None:
             # those that come back after another gang are among "all"
             others = [
-                other.settled for other in self._gangs.values() if other.over.done() and other is not gang
+                other.settled
+                for other in self._gangs.values()
+                if other.over.done() and not other.settled.done()
             ]
             if others:
+                gang.waits_for = "the workers of another gang are not free yet"
                 await asyncio.wait(others)
         names = await self._find(gang, wanted)
         if gang.over.done():
@@ -221,11 +231,21 @@ class Gangs(SchedulerPlugin):
     async def _find(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
         """The names of these workers, once all are there."""
         while True:
-            names, missing = choose(wanted, self._candidates())
+            candidates = self._candidates()
+            names, missing = choose(wanted, candidates)
+            if wanted is None:
+                missing = self._coming_back(candidates)
             if names and not missing:
                 return names
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
             await asyncio.sleep(POLL_INTERVAL)
+
+    def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
+        """Names of the workers that belong to "all" and were lost a moment ago; of a cluster of others that is not known."""
+        watch = self._scheduler.plugins.get(JOB_PLUGIN)
+        lost: Sequence[tuple[str, str]] = () if watch is None else watch.recently_lost(LOST_TIMEOUT)
+        gpus = any(worker.has_gpu for worker in there) or any(kind == "gpu" for _, kind in lost)
+        return [name for name, kind in lost if kind == "gpu" or not gpus]
 
     def _candidates(self) -> list[Candidate]:
         return [
@@ -248,8 +268,13 @@ class Gangs(SchedulerPlugin):
             waiting = [
                 member.worker.name for member in gang.members if gang.stages[member.rank] is Stage.CALLED
             ]
-            why = f"worker(s) {', '.join(waiting)} have other tasks" if waiting else gang.waits_for
-            self._end(gang, Failure(Kind.TIMEOUT, f"not started within {seconds:g} s: {why}"))
+            why = (
+                f"worker(s) {', '.join(waiting)} have not begun: other tasks have their threads, or an argument is not there"
+                if waiting
+                else gang.waits_for
+            )
+            text = f"not started within {seconds:g} s: {why}. Fix: a longer start_timeout, or wait for what is missing first"
+            self._end(gang, Failure(Kind.TIMEOUT, text))
 
     async def _limit_run(self, gang: Gang, timeout: float | None) -> None:
         waiting: set[asyncio.Future[Any]] = {gang.started, gang.over}
@@ -277,9 +302,11 @@ class Gangs(SchedulerPlugin):
         deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT
         while not self._are_back(gang) and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(POLL_INTERVAL)
+        self._note_what_is_not_as_before(gang)
         if gang.start_timer is not None:
             gang.start_timer.cancel()  # it would keep the gang, and what a member has raised
-        del self._gangs[gang.name]
+        # its client may still send the tasks, and asks for the failure then
+        asyncio.get_running_loop().call_later(FORGET_AFTER, self._gangs.pop, gang.name, None)
         self._grant(self._leases.release(gang.name))
         self._granted.pop(gang.name, None)
         gang.settled.set_result(None)
@@ -294,8 +321,22 @@ class Gangs(SchedulerPlugin):
 
     def _are_back(self, gang: Gang) -> bool:
         """Whether no member runs, and workers that have died are there again."""
+        return not gang.running() and not self._away(gang)
+
+    def _away(self, gang: Gang) -> list[Member]:
+        """The members whose workers are gone and not back."""
         there = {worker.name for worker in self._candidates()}
-        return not gang.running() and all(member.worker.name in there for member in gang.dead())
+        return [member for member in gang.dead() if member.worker.name not in there]
+
+    def _note_what_is_not_as_before(self, gang: Gang) -> None:
+        for member in gang.running():
+            gang.notes.append((member.rank, "could not be ended; it may still use its GPU"))
+            say(
+                f"warning: spmd: worker {member.worker.name} on {gang.hosts[member.rank]} could not be ended by its nanny; it "
+                "may still use its GPU. Fix: end its process on that node"
+            )
+        for member in self._away(gang):
+            gang.notes.append((member.rank, "is not back; a later gang of all workers may be without it"))
 
     def _answer_over(self, gang: Gang) -> dict[str, Any]:
         failure = gang.over.result()

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
 
 from .members import Candidate, Member
-from .messages import MOST_SECONDS, State, no_result
+from .messages import MOST_SECONDS, State, is_number, no_result, one_line
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -32,7 +31,7 @@ def spmd(
     client: Client,
     fn: Callable[..., Any],
     *args: Any,
-    workers: Sequence[Any] | None = None,
+    workers: Collection[Any] | None = None,
     timeout: float | None = None,
     start_timeout: float | None = None,
     grace: float = 5.0,
@@ -47,8 +46,9 @@ def spmd(
         Its first argument is a `Group`: its rank, the other members, and what they can tell each other.
     *args : object
         For `fn`; Dask's futures arrive as their results.
-    workers : sequence, optional
-        Names or addresses of workers. Default: all with a GPU, and where there are none, all.
+    workers : collection, optional
+        Names or addresses of workers. Default: all with a GPU, and where there are none, all. Those that were lost within the
+        last minute are waited for.
     timeout : float, optional
         Seconds from the start on all workers until the results are here. Default: no limit.
     start_timeout : float, optional
@@ -84,22 +84,29 @@ def spmd(
     >>> losses = dask_gpu_mpi.spmd(client, train, 10)  # doctest: +SKIP
     """
     for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
-        if value is not None and not (_is_number(value) and 0 < value <= MOST_SECONDS):
+        if value is not None and not (is_number(value) and 0 < value <= MOST_SECONDS):
             raise InputError(
                 f"spmd: {name}: invalid value {value!r} (expected seconds above 0, at most {MOST_SECONDS}, or None)"
             )
-    if not (_is_number(grace) and 0 <= grace <= MOST_SECONDS):
+    if not (is_number(grace) and 0 <= grace <= MOST_SECONDS):
         raise InputError(
             f"spmd: grace: invalid value {grace!r} (expected seconds, 0 or more, at most {MOST_SECONDS})"
         )
-    if workers is not None and (isinstance(workers, str) or not workers):
+    if workers is not None and (
+        isinstance(workers, (str, bytes)) or not isinstance(workers, Collection) or not workers
+    ):
         raise InputError(
             f"spmd: workers: invalid value {workers!r} (expected a list of names or addresses, or None)"
+        )
+    names = None if workers is None else [str(worker) for worker in workers]
+    if names is not None and len(set(names)) < len(names):
+        raise InputError(
+            f"spmd: workers: {workers!r} has a worker twice (expected each once: a worker is one rank)"
         )
     if not callable(fn):
         raise InputError(f"spmd: fn: invalid value {fn!r} (expected a function)")
     limits = {
-        "workers": None if workers is None else [str(worker) for worker in workers],
+        "workers": names,
         "timeout": timeout,
         "start_timeout": start_timeout or timeout or START_TIMEOUT,
         "grace": grace,
@@ -119,10 +126,6 @@ def spmd(
         return client.sync(call.run)
     finally:
         _thread.calls = False
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass
@@ -154,10 +157,11 @@ class _Call:
                 why = f"cancelled by its client: {type(error).__name__}"
                 await self._scheduler("fail", kind="client", text=why, rank=None, error=None)
                 if isinstance(error, Exception):
-                    for rank, worker, host in await self._scheduler("close_gang"):
-                        error.add_note(
-                            f"spmd: rank {rank} (worker {worker} on {host}) died afterwards, which may be the cause"
-                        )
+                    closed = await self._scheduler("close_gang")
+                    for note in closed["notes"]:
+                        error.add_note(note)
+                    if isinstance(error, SpmdError):
+                        error.died = tuple(closed["died"])
                 raise
             await self._scheduler("close_gang")
             return results
@@ -218,7 +222,7 @@ class _Call:
         rank, error = next((rank, error) for rank, error in enumerate(failed) if error is not None)
         message = error_message(error)
         kept = {key: message[key] for key in ("exception", "traceback")}
-        text = f"failed in Dask: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+        text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
         await self._scheduler("fail", kind="raised", text=text, rank=rank, error=kept)
 
     async def _scheduler(self, what: str, **content: Any) -> Any:

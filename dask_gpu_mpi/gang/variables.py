@@ -22,6 +22,7 @@ def variables_of(
     member: Member, size: int, master_addr: str, master_port: int, interface: str | None
 ) -> dict[str, str]:
     """What a member's environment has while it runs: torchrun's names, JAX's, and the cluster's interface."""
+    host = f"[{master_addr}]" if ":" in master_addr else master_addr
     variables = {
         "RANK": member.rank,
         "WORLD_SIZE": size,
@@ -32,7 +33,7 @@ def variables_of(
         "NODE_RANK": member.node_rank,
         "MASTER_ADDR": master_addr,
         "MASTER_PORT": master_port,
-        "JAX_COORDINATOR_ADDRESS": f"{master_addr}:{master_port}",
+        "JAX_COORDINATOR_ADDRESS": f"{host}:{master_port}",
         "JAX_NUM_PROCESSES": size,
         "JAX_PROCESS_ID": member.rank,
     }

@@ -146,7 +146,7 @@ for library, lock in ((ctypes.CDLL, "released"), (ctypes.PyDLL, "held")):
         raise AssertionError("no error")
     usable(3)
     after = pids()
-    assert {name for name in before if before[name] != after[name]} <= {"1"}, lock
+    assert {name for name in before if before[name] != after[name]} == {"1"}, lock
     clear()
 
 def rank_1_is_late(group):

@@ -126,17 +126,23 @@ def fail(group, error):
         assert "rank 1 raised" in str(cancelled)
         raise RuntimeError("a later error") from cancelled
 
-for error, text in ((ValueError("bad"), "ValueError('bad')"), (SystemExit(4), "SystemExit(4)"), ("lock", "Unpicklable")):
+for error, text, kind in (
+    (ValueError("bad"), "ValueError('bad')", ValueError),
+    (SystemExit(4), "SystemExit(4)", SystemExit),
+    ("lock", "Unpicklable", Exception),
+):
     found = error_of(fail, error)
     assert (found.rank, found.worker) == (1, "1") and text in str(found) and str(found).startswith("spmd: rank 1 (worker 1 on ")
-    assert isinstance(found.__cause__, (ValueError, SystemExit, Exception)) and text in repr(found.__cause__), found.__cause__
+    assert type(found.__cause__) is kind and text in repr(found.__cause__) and found.died == (), found.__cause__
     copy = pickle.loads(pickle.dumps(found))
     assert (str(copy), copy.rank, copy.host) == (str(found), 1, found.host)
 
 def differ(group):
     group.barrier() if group.rank else group.allgather(1)
 found = error_of(differ)
-assert "calls" in str(found) and "allgather" in str(found) and "barrier" in str(found)
+where = f"spmd: rank {found.rank} (worker {found.rank} on {found.host}) calls "
+assert found.rank in (0, 1) and str(found).startswith(where), found
+assert " where rank " in str(found) and "(expected the same calls in the same order" in str(found), found
 
 def late(group):
     if group.rank == 0:
@@ -168,8 +174,27 @@ def cause(group):
 found = error_of(cause)
 assert found.rank == 0 and isinstance(found.__cause__, ConnectionError)
 [note] = found.__notes__
+assert found.died == (1,)
 assert note.startswith("spmd: rank 1 (worker 1 on ") and note.endswith(") died afterwards, which may be the cause")
 assert not hasattr(error_of(fail, ValueError("alone")), "__notes__")
+
+# a worker that is just being restarted is a member all the same
+pids = dict(client.run(lambda dask_worker: (str(dask_worker.name), os.getpid())).values())
+os.kill(pids["1"], signal.SIGKILL)
+time.sleep(0.05)
+assert session.spmd(lambda group: group.size) == [2, 2]
+
+# what takes long to be sent does not hide why the gang has not started
+class Slow:
+    def __reduce__(self):
+        time.sleep(1.5)
+        return int, ()
+try:
+    session.spmd(lambda group, x: None, Slow(), start_timeout=0.3)
+except SpmdTimeoutError as error:
+    assert "not started within 0.3 s" in str(error), error
+else:
+    raise AssertionError("no error")
 
 # a client that is closed meanwhile
 other = Client(client.scheduler.address, security=client.security)
@@ -193,7 +218,7 @@ begun = time.monotonic()
 try:
     session.spmd(lambda group: None, start_timeout=0.5)
 except SpmdTimeoutError as error:
-    assert "have other tasks" in str(error), error
+    assert "worker(s) 0, 1 have not begun: other tasks have their threads" in str(error), error
 else:
     raise AssertionError("no error")
 client.gather(busy)

@@ -331,6 +331,7 @@ def test_words_are_what_bash_reads(words: list[str]) -> None:
     WORDS.map(lambda text: text.replace("/", "|")).filter(is_a_file_name),
     WORDS.filter(bool),
 )
+@pytest.mark.slow
 def test_hostile_values_arrive_unchanged(
     pair: tuple[str, str], program: list[str], modules: list[str], setup: str, container: str
 ) -> None:

@@ -60,10 +60,13 @@ def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
         lost.batched_stream.comm.abort()
         await until(lambda: texts(watch))
         assert texts(watch) == ["worker a on n1 lost: its connection ended without a message"]
+        assert watch.recently_lost(60.0) == [("a", "gpu")]
+        assert watch.recently_lost(0.0) == []
         await lost.close()
         async with worker(scheduler, "a"):
             await until(lambda: len(watch.warnings) == 2)
             assert texts(watch)[1] == "worker a on n1 restarted"
+            assert watch.recently_lost(60.0) == []
 
     watched(body)
 
@@ -82,6 +85,7 @@ def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
         await two.close_gracefully()
         await until(lambda: not scheduler.workers)
         assert await retired(scheduler) == ["a", "b"]
+        assert watch.recently_lost(60.0) == []
         async with worker(scheduler, "a"):
             assert await retired(scheduler) == ["b"]
         assert texts(watch) == []

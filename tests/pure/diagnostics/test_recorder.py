@@ -15,6 +15,7 @@ from dask_gpu_mpi.diagnostics.recorder import Recorder, recorder_of
 from reports import made_up
 
 
+@pytest.mark.slow
 def test_the_record_is_plain_data_of_bounded_size() -> None:
     job = made_up(16, 4, 3_000, 50)
     record = job.recorder.record()

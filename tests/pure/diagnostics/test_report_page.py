@@ -23,7 +23,9 @@ from reports import browser, made_up
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize(("nodes", "gpus", "dark"), [(1, 1, False), (16, 4, True)])
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "dark"), [(1, 1, False), pytest.param(16, 4, True, marks=pytest.mark.slow)]
+)
 def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
@@ -42,6 +44,7 @@ def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Pat
     assert "distributed.worker - ERROR - out of memory" in tabs["Events"].text
 
 
+@pytest.mark.slow
 def test_it_needs_no_network_and_fits_in_20_mb() -> None:
     text = page(made_up(16, 4, 3_600, 10).report())
     assert len(text) < 20_000_000

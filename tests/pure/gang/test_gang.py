@@ -24,12 +24,11 @@ def test_it_starts_with_its_last_member() -> None:
         gang = made()
         assert gang.hosts == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
         for rank in (2, 0):
-            gang.join(rank, f"h{rank}", 4000 + rank)
+            gang.join(rank, f"h{rank}")
             assert not gang.started.done()
-        gang.join(1, "h1", 0)
+        gang.join(1, "h1")
         assert gang.started.done()
         assert gang.hosts == ["h0", "h1", "h2"]
-        assert gang.master == ("10.0.0.0", 4000)
         assert gang.rank_of("tls://10.0.0.1:1") == 1
         assert gang.rank_of("tls://10.0.0.9:1") is None
 
@@ -51,11 +50,11 @@ def test_deaths_after_the_first_failure() -> None:
         gang = made()
         gang.die(0)
         gang.fail(Failure(Kind.DIED, "died", 0))
-        assert gang.later_deaths == []
+        assert (gang.died, gang.notes) == ({0}, [])
         gang.die(1)
         gang.ends_members = True
         gang.die(2)
-        assert gang.later_deaths == [1]
+        assert (gang.died, gang.notes) == ({0, 1}, [(1, "died afterwards, which may be the cause")])
 
     asyncio.run(run())
 
@@ -64,7 +63,7 @@ def test_who_runs_until_when() -> None:
     async def run() -> None:
         gang = made()
         for rank in range(3):
-            gang.join(rank, "h", 1)
+            gang.join(rank, "h")
         gang.leave(0)
         gang.die(1)
         gang.leave(1)  # the answer to its call comes after its death
@@ -85,7 +84,7 @@ def test_who_runs_until_when() -> None:
 def test_the_wait_for_its_end_has_one() -> None:
     async def run() -> None:
         gang = made()
-        gang.join(0, "h", 1)
+        gang.join(0, "h")
         gang.fail(Failure(Kind.TIMEOUT, "late"))
         await asyncio.wait_for(gang.wait_for_end(0.01), 10)
         assert [member.rank for member in gang.running()] == [0]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
 from dask_gpu_mpi.gang.messages import CANCEL, PLUGIN, State
 from dask_gpu_mpi.gang.scheduler_plugin import Gangs
@@ -19,6 +20,8 @@ class Cluster:
 
     def __init__(self, *names: str, nannies: bool = True) -> None:
         self.handlers: dict[str, Any] = {}
+        self.plugins: dict[str, Any] = {}
+        self.can_end = True
         self.clients = {"client": object()}
         self.workers: dict[str, Any] = {}
         self.sent: list[tuple[str, dict[str, Any]]] = []
@@ -46,6 +49,8 @@ class Cluster:
     def rpc(self, nanny: str) -> Any:
         async def kill(**_: Any) -> None:
             name = nanny.removeprefix("nanny-")
+            if not self.can_end:
+                raise TimeoutError
             self.killed.append(name)
             self.remove(name)
             if self.restarts:
@@ -62,7 +67,7 @@ class Cluster:
         return await asyncio.wait_for(self.plugin.open(gang, "client", wanted, **{**LIMITS, **limits}), 10)
 
     def joining(self, gang: str, *ranks: int) -> list[asyncio.Task[dict[str, Any]]]:
-        return [asyncio.create_task(self.plugin.join(gang, rank, f"h{rank}", 4000)) for rank in ranks]
+        return [asyncio.create_task(self.plugin.join(gang, rank, f"h{rank}")) for rank in ranks]
 
 
 Test = Callable[[], Coroutine[Any, Any, None]]
@@ -91,7 +96,6 @@ async def test_members_start_together() -> None:
             "state": State.GOOD,
             "hosts": ["h0", "h1"],
             "master_addr": "10.0.0.1",
-            "master_port": 4000,
         }
 
 
@@ -116,10 +120,10 @@ async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     await cluster.opened("first", "1")
     late = await cluster.opened("late", start_timeout=0.05)
     assert (late["state"], late["kind"]) == (State.OVER, "timeout")
-    assert late["why"] == "not started within 0.05 s: another gang has its workers"
+    assert late["why"].startswith("not started within 0.05 s: another gang has its workers. Fix: ")
     assert (await cluster.opened("third", "2"))["state"] == State.GOOD
     missing = await cluster.opened("missing", "7", start_timeout=0.05)
-    assert missing["why"] == "not started within 0.05 s: no worker 7"
+    assert missing["why"].startswith("not started within 0.05 s: no worker 7. Fix: ")
 
 
 @in_loop
@@ -129,7 +133,9 @@ async def test_members_that_do_not_come_in_time() -> None:
     await cluster.opened("g", start_timeout=0.05)
     [joining] = cluster.joining("g", 0)
     watched = await plugin.watch("g")
-    assert watched["why"] == "not started within 0.05 s: worker(s) 2 have other tasks"
+    assert watched["why"].startswith(
+        "not started within 0.05 s: worker(s) 2 have not begun: other tasks have "
+    )
     assert (await joining)["state"] == State.OVER
     assert (await cluster.joining("g", 1)[0])["state"] == State.OVER
 
@@ -198,6 +204,67 @@ async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
 
 
 @in_loop
+async def test_who_asks_late_is_told_the_failure_all_the_same() -> None:
+    """The client sends the tasks, with large arguments, before it watches."""
+    cluster = Cluster("1")
+    plugin = await cluster.begin()
+    await cluster.opened("g", start_timeout=0.05)
+    await asyncio.wait_for(plugin._gangs["g"].settled, 10)
+    late = await plugin.watch("g")
+    assert (late["kind"], late["why"].partition(":")[0]) == ("timeout", "not started within 0.05 s")
+    assert await plugin.close_gang("g") == {"notes": [], "died": []}
+    assert plugin._gangs == {}
+
+
+@in_loop
+async def test_a_member_that_can_not_be_ended_is_told() -> None:
+    cluster = Cluster("1", "2")
+    cluster.can_end = False
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.01)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
+    try:
+        plugin.leave("g", 0, {"exception_text": "ValueError()"})
+        closed = await plugin.close_gang("g")
+    finally:
+        scheduler_plugin.RETURN_TIMEOUT = before
+    assert closed == {
+        "notes": ["spmd: rank 1 (worker 2 on h1) could not be ended; it may still use its GPU"],
+        "died": [],
+    }
+
+
+@in_loop
+async def test_all_workers_are_also_those_that_were_lost_a_moment_ago() -> None:
+    cluster = Cluster("1")
+    lost = [("2", "cpu"), ("3", "gpu")]
+    cluster.plugins[JOB_PLUGIN] = SimpleNamespace(recently_lost=lambda seconds: lost)
+    await cluster.begin()
+    opening = asyncio.create_task(cluster.opened("g"))
+    await asyncio.sleep(0.1)
+    assert not opening.done()
+    lost.pop()
+    await asyncio.sleep(0.1)
+    assert not opening.done()
+    lost.clear()  # it is back, or is waited for no longer
+    assert len((await opening)["members"]) == 1
+    lost.append(("2", "cpu"))
+    assert (await cluster.opened("named", "1", start_timeout=0.05))["why"].count(
+        "another gang has its workers"
+    ) == 1
+
+
+@in_loop
+async def test_cpu_workers_are_not_waited_for_where_there_are_gpus() -> None:
+    cluster = Cluster("1")
+    next(iter(cluster.workers.values())).resources["GPU"] = 1
+    cluster.plugins[JOB_PLUGIN] = SimpleNamespace(recently_lost=lambda seconds: [("2", "cpu")])
+    await cluster.begin()
+    assert len((await cluster.opened("g"))["members"]) == 1
+
+
+@in_loop
 async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
     cluster = Cluster("1")
     plugin = await cluster.begin()
@@ -236,7 +303,7 @@ async def test_operations() -> None:
     first = asyncio.create_task(plugin.exchange("g", 0, 1, "barrier", b"", 60))
     await asyncio.sleep(0.01)
     wrong = await plugin.exchange("g", 1, 1, "allgather", b"", 60)
-    assert "rank 1 calls allgather where rank 0 calls barrier" in wrong["why"]
+    assert wrong["why"].startswith("rank 1 calls allgather where rank 0 calls barrier (expected ")
     assert (await first)["state"] == State.OVER
     assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == State.OVER
 

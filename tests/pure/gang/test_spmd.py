@@ -33,11 +33,14 @@ class Client:
         ("grace", None),
         ("workers", []),
         ("workers", "0-0"),
+        ("workers", 5),
     ],
 )
 def test_refused(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=rf"^spmd: {name}: invalid value .* \(expected "):
         spmd(Client(), print, **{name: value})
+    with pytest.raises(InputError, match=r"^spmd: workers: \[0, '0'\] has a worker twice \(expected "):
+        spmd(Client(), print, workers=[0, "0"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="^spmd: fn: invalid value 5"):
         spmd(Client(), 5)  # type: ignore[arg-type]
 

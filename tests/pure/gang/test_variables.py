@@ -29,6 +29,7 @@ def test_names_and_values() -> None:
         "NCCL_SOCKET_IFNAME": "=ib0",
         "GLOO_SOCKET_IFNAME": "ib0",
     }
+    assert variables_of(MEMBER, 8, "fd00::1", 4000, None)["JAX_COORDINATOR_ADDRESS"] == "[fd00::1]:4000"
     assert "NCCL_SOCKET_IFNAME" not in variables_of(MEMBER, 8, "10.0.0.1", 4000, None)
 
 

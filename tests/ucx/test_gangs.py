@@ -1,0 +1,61 @@
+"""Gangs on workers that exchange their data over UCX: members, arguments over UCX, a death, and what comes after it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from clusters import COMMAND, TELL, facts
+from harness import Mpi
+
+pytestmark = [
+    pytest.mark.one_mpi,
+    pytest.mark.skipif(
+        find_spec("distributed_ucxx") is None,
+        reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/mpi/test_spmd.py has gangs over TLS",
+    ),
+]
+
+SCRIPT = (
+    TELL
+    + """
+import os, signal, sys
+import numpy as np
+from dask_gpu_mpi import SpmdError, current_session
+from distributed import Client, wait
+
+session, client = current_session(), Client()
+# on worker 0 alone: the other member fetches it, over UCX
+array = client.submit(np.arange, 5_000_000.0, workers=[0])
+wait(array)
+
+def look(group, array):
+    return group.allgather(group.rank), float(array.sum()), "ucxx" in sys.modules
+
+def killed(group):
+    group.barrier()
+    if group.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    group.barrier()
+
+tell(first=session.spmd(look, array, timeout=60))
+try:
+    session.spmd(killed, timeout=60)
+except SpmdError as error:
+    tell(error=[error.rank, error.worker, list(error.died)])
+tell(second=session.spmd(look, array, timeout=60))
+sys.exit(3)
+"""
+)
+
+
+def test_over_ucx(mpirun: Mpi, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = mpirun.run([*COMMAND, "--protocol", "ucx", str(tmp_path / "script.py")], 2, timeout=100).check(3)
+    assert "transport: TLS, and UCX for large data between workers" in done.stderr
+    told = facts(done)
+    expected = [[[0, 1], 5_000_000 * 4_999_999 / 2, True]] * 2
+    assert (told["first"], told["second"]) == (expected, expected)
+    assert told["error"] == [1, "1", [1]]
