@@ -44,6 +44,8 @@ class Gangs(SchedulerPlugin):
         """Called by distributed in the scheduler's process."""
         self._scheduler: Any = scheduler
         self._gangs: dict[str, Gang] = {}
+        #: Those that are over, with free workers, until their clients have asked why.
+        self._settled: dict[str, Gang] = {}
         self._leases = Leases()
         self._granted: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
@@ -94,7 +96,7 @@ class Gangs(SchedulerPlugin):
 
     async def watch(self, gang: str) -> dict[str, Any]:
         """Answered when the gang is over because of a failure."""
-        found = self._gangs.get(gang)
+        found = self._gangs.get(gang) or self._settled.get(gang)
         if found is None:
             return {"state": State.OVER, "why": "it is over"}
         await asyncio.shield(found.over)
@@ -113,12 +115,12 @@ class Gangs(SchedulerPlugin):
         dict
             ``"notes"``: a line for each thing that has happened after the failure; ``"died"``: ranks whose workers have died.
         """
-        if (found := self._gangs.get(gang)) is None:
+        if (found := self._gangs.get(gang) or self._settled.get(gang)) is None:
             return {"notes": [], "died": []}
         if not found.over.done():
             self._end(found, Failure(Kind.CLIENT, "its client has closed it"))
         await asyncio.shield(found.settled)
-        self._gangs.pop(gang, None)
+        self._settled.pop(gang, None)
         notes = [
             f"spmd: rank {rank} (worker {found.members[rank].worker.name} on {found.hosts[rank]}) {text}"
             for rank, text in found.notes
@@ -203,9 +205,7 @@ class Gangs(SchedulerPlugin):
         if wanted is None:
             # those that come back after another gang are among "all"
             others = [
-                other.settled
-                for other in self._gangs.values()
-                if other.over.done() and not other.settled.done()
+                other.settled for other in self._gangs.values() if other.over.done() and other is not gang
             ]
             if others:
                 gang.waits_for = "the workers of another gang are not free yet"
@@ -305,8 +305,9 @@ class Gangs(SchedulerPlugin):
         self._note_what_is_not_as_before(gang)
         if gang.start_timer is not None:
             gang.start_timer.cancel()  # it would keep the gang, and what a member has raised
-        # its client may still send the tasks, and asks for the failure then
-        asyncio.get_running_loop().call_later(FORGET_AFTER, self._gangs.pop, gang.name, None)
+        # its client may still be sending the tasks, and asks for the failure then
+        self._settled[gang.name] = self._gangs.pop(gang.name)
+        asyncio.get_running_loop().call_later(FORGET_AFTER, self._settled.pop, gang.name, None)
         self._grant(self._leases.release(gang.name))
         self._granted.pop(gang.name, None)
         gang.settled.set_result(None)

@@ -213,7 +213,7 @@ async def test_who_asks_late_is_told_the_failure_all_the_same() -> None:
     late = await plugin.watch("g")
     assert (late["kind"], late["why"].partition(":")[0]) == ("timeout", "not started within 0.05 s")
     assert await plugin.close_gang("g") == {"notes": [], "died": []}
-    assert plugin._gangs == {}
+    assert (plugin._gangs, plugin._settled) == ({}, {})
 
 
 @in_loop
