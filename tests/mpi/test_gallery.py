@@ -94,9 +94,9 @@ def test_training_continues_after_a_worker_was_killed(mpirun: Mpi, tmp_path: Pat
     until((tmp_path / "digits.pt").exists, 60)
     os.kill(pids["1"], signal.SIGKILL)
     done = job.wait(110).check()
-    assert (
-        len(re.findall(r"^spmd: rank 1 \(worker 1 on .*\) died while the gang ran", done.stdout, re.M)) == 1
-    )
+    # or Gloo fails in rank 0 before the cluster misses worker 1
+    first = r"^spmd: rank (1 \(worker 1 on .*\) died while the gang ran|0 .* raised RuntimeError.*); starting again$"
+    assert len(re.findall(first, done.stdout, re.M)) == 1, done.stdout
     assert len(continued(done.stdout, 200)) == 1
     assert len(right(done.stdout)) == 1
 
@@ -137,7 +137,7 @@ def test_from_slurmrunner(mpirun: Mpi, tmp_path: Path) -> None:
     skip_without("dask_jobqueue")
     tasks = [{"SLURM_PROCID": str(rank), "SLURM_NTASKS": "3", "SLURM_JOB_ID": "7"} for rank in range(3)]
     program = ["python", str(MIGRATION / "before_slurmrunner.py")]
-    done = mpirun.run(program, 3, per_rank_env=tasks, cwd=tmp_path)
+    done = mpirun.run(program, 3, per_rank_env=tasks, cwd=tmp_path).check()
     assert right(done.stdout) == right(sections()["migration/squares.py"])
 
 
