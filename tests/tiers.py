@@ -1,6 +1,6 @@
-"""Which rows of tests/mpi, tests/hosts and tests/ucx ci/test.sh runs: at least one of everything that can break by itself.
+"""Which rows of real jobs ci/test.sh runs: at least one of everything that can break by itself.
 
-ci/matrix.sh runs all others. To move a row, or a whole file, from one to the other, write its line here or take it away.
+ci/matrix.sh and ci/faults.sh run all others. To move a row, or a whole file, write its line here or take it away.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ MPICH = ("mpich",)
 OPEN_MPI = ("openmpi",)
 
 #: The MPIs under which ci/test.sh runs it, by file, test, or test with parameters. What is here under one of them differs little
-#: between the MPIs, and its job under the other is one of ci/matrix.sh. Both run beside each other: they are to end together.
+#: between the MPIs, and its job under the other is one of theirs. Both run beside each other: they are to end together.
 QUICK = {
     # the main job: the command, initialize(), each layout, with and without a launcher, and how it looks to dask-mpi's users
     "mpi/test_main_job.py::test_command_with_four_ranks": BOTH,
@@ -99,4 +99,21 @@ QUICK = {
     "ucx/test_beside_tls.py::test_command": BOTH,
     "ucx/test_connections.py": MPICH,
     "ucx/test_without_gpus.py::test_command": MPICH,
+    # how jobs end
+    "faults/test_endings.py::test_ending[returns-command]": MPICH,
+    "faults/test_endings.py::test_ending[raises-initialize]": OPEN_MPI,
+    "faults/test_endings.py::test_ending[leaves a task of 60 s-initialize]": MPICH,
+    "faults/test_endings.py::test_ending[client.shutdown()-command]": OPEN_MPI,
+    "faults/test_endings.py::test_ending[MPI.Finalize()-initialize]": BOTH,
+    "faults/test_endings.py::test_ending[forks children that end-command]": MPICH,
+    "faults/test_endings.py::test_quiet": OPEN_MPI,
+    "faults/test_kills.py::test_worker[command]": MPICH,
+    "faults/test_kills.py::test_agent_of_a_worker[initialize]": OPEN_MPI,
+    "faults/test_kills.py::test_head[scheduler-initialize]": MPICH,
+    "faults/test_shutdowns.py::test_scheduler_close[initialize-hangs]": OPEN_MPI,
+    "faults/test_signals.py::test_signal_to_the_launcher[initialize-TERM]": BOTH,
+    "faults/test_signals.py::test_sigterm_to_one_rank_without_the_script_alone[initialize-0-1]": OPEN_MPI,
+    "faults/test_signals.py::test_walltime[initialize-end time]": MPICH,
+    "faults/test_signals.py::test_walltime_of_a_script_that_forks": OPEN_MPI,
+    "faults/test_starts.py::test_worker_that_dies_at_each_start[command]": MPICH,
 }

@@ -33,8 +33,6 @@ class Row:
         How many there are.
     client : bool
         Whether it has made a client.
-    quick : tuple of str
-        Forms that are tested every time.
     forms : tuple of str
         Those that it is tested in.
     """
@@ -46,7 +44,6 @@ class Row:
     says: tuple[str, ...] = ()
     tracebacks: int = 0
     client: bool = True
-    quick: tuple[str, ...] = ()
     forms: tuple[str, ...] = FORMS
 
 
@@ -86,7 +83,7 @@ assert not session.closed
 """
 
 ROWS = [
-    Row("returns", RESULT + "mark()\n", quick=("command",)),
+    Row("returns", RESULT + "mark()\n"),
     Row("returns early", "mark()\n", client=False, forms=ONE),
     Row("sys.exit(7)", RESULT + "mark()\nsys.exit(7)\n", 7),
     Row(
@@ -95,7 +92,6 @@ ROWS = [
         1,
         says=("ValueError: of the script",),
         tracebacks=1,
-        quick=("initialize",),
     ),
     Row(
         "raises in a thread",
@@ -112,7 +108,6 @@ ROWS = [
         "task = client.submit(lambda: time.sleep(60))\n"
         "wait_until(lambda: any(client.processing().values()))\nmark()\n",
         within=5.0,
-        quick=("initialize",),
     ),
     Row(
         "leaves open futures",
@@ -128,7 +123,7 @@ ROWS = [
         within=5.0,
         forms=OTHER,
     ),
-    Row("client.shutdown()", RESULT + "client.shutdown()\nmark()\n", quick=("command",)),
+    Row("client.shutdown()", RESULT + "client.shutdown()\nmark()\n"),
     Row("client.shutdown() as the last line", RESULT + "mark()\nclient.shutdown()\n", forms=ONE),
     Row("session.close()", RESULT + "session.close()\nmark()\n", forms=OTHER),
     Row("session.close() as the last line", RESULT + "mark()\nsession.close()\n", forms=ONE),
@@ -150,10 +145,10 @@ ROWS = [
     # The launcher takes a rank that leaves without MPI_Finalize for one that has failed, and kills the others. MPICH's reports
     # their 9, unless all of them are gone before it has asked the system for it (one job of thirty): then it reports 0.
     Row("os._exit(0)", RESULT + "mark()\nos._exit(0)\n", {"openmpi": {1}, "mpich": {0, 9}}, forms=ONE),
-    Row("MPI.Finalize()", RESULT + FINALIZE, 3, quick=("initialize",)),
+    Row("MPI.Finalize()", RESULT + FINALIZE, 3),
     Row("session.close() and MPI.Finalize()", RESULT + "session.close()\n" + FINALIZE, 3, forms=OTHER),
     Row("client.shutdown() and MPI.Finalize()", RESULT + "client.shutdown()\n" + FINALIZE, 3, forms=ONE),
-    Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3, quick=("command",)),
+    Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(
         "its end fails",
@@ -184,13 +179,7 @@ ROWS = [
 
 
 def params() -> list[Any]:
-    return [
-        pytest.param(
-            form, row, id=f"{row.name}-{form}", marks=[pytest.mark.quick] if form in row.quick else []
-        )
-        for row in ROWS
-        for form in row.forms
-    ]
+    return [pytest.param(form, row, id=f"{row.name}-{form}") for row in ROWS for form in row.forms]
 
 
 @pytest.mark.parametrize(("form", "row"), params())
@@ -214,7 +203,6 @@ def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str
     end(mpirun, job, 7, 3.0)
 
 
-@pytest.mark.quick
 def test_quiet(mpirun: Mpi) -> None:
     """A clean run: at most three lines on standard error, all ours."""
     job = start(mpirun, "command", RESULT + "print('of the script')\nmark()\n")

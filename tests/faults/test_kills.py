@@ -26,11 +26,6 @@ wait_until(lambda: any(client.processing().values()))
 RIGHT = "assert sum(client.gather(futures)) == sum(range(1, 41))\n"
 
 
-def quick(*forms: str) -> list[object]:
-    """Each form of a script; these are quick rows."""
-    return [pytest.param(form, marks=[pytest.mark.quick] if form in forms else []) for form in FORMS]
-
-
 @pytest.mark.parametrize(
     ("victim", "form"),
     [
@@ -55,7 +50,7 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
     end(mpirun, job, None, 10, since=fault, tracebacks=None)
 
 
-@pytest.mark.parametrize("form", quick("command"))
+@pytest.mark.parametrize("form", FORMS)
 def test_worker(mpirun: Mpi, form: str) -> None:
     body = (
         BUSY
@@ -93,7 +88,7 @@ mark()
     end(mpirun, job, 0, 3.0, tracebacks=None)
 
 
-@pytest.mark.parametrize("form", quick("initialize"))
+@pytest.mark.parametrize("form", FORMS)
 def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
     body = (
         BUSY
@@ -166,7 +161,7 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
 @pytest.mark.parametrize(
     ("victim", "form"),
     [
-        pytest.param("scheduler", "initialize", marks=pytest.mark.quick),
+        ("scheduler", "initialize"),
         ("scheduler", "command"),
         ("head agent", "initialize"),
         ("head agent", "command"),

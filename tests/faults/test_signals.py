@@ -28,11 +28,7 @@ INT = {"openmpi": {1}, "mpich": {2, 130}}  # hydra says 2 of a rank that died of
 
 @pytest.mark.parametrize(
     ("form", "name"),
-    [
-        pytest.param(form, name, marks=[pytest.mark.quick] if (form, name) == ("initialize", "TERM") else [])
-        for form in FORMS
-        for name in ("TERM", "INT")
-    ],
+    [(form, name) for form in FORMS for name in ("TERM", "INT")],
 )
 def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
     job = start(mpirun, form, BODY)
@@ -130,7 +126,7 @@ def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> N
 @pytest.mark.parametrize(
     ("form", "client", "rank"),
     [
-        pytest.param("initialize", 0, 1, marks=pytest.mark.quick),
+        ("initialize", 0, 1),
         ("command", 1, 0),
         ("bare", 0, 1),
     ],
@@ -188,7 +184,7 @@ def checkpointed(job: object, directory: os.PathLike[str]) -> list[str]:
 @pytest.mark.parametrize(
     ("form", "how"),
     [
-        pytest.param("initialize", "end time", marks=pytest.mark.quick),
+        ("initialize", "end time"),
         ("initialize", "USR1"),
         ("initialize", "TERM to the rank"),
         ("command", "TERM to the launcher"),
@@ -310,7 +306,6 @@ finally:
 """
 
 
-@pytest.mark.quick
 def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     """SIGTERM to every process of the job, as scancel sends it: the callback runs in the session's own, once."""
     job = start(mpirun, "initialize", FORKS)

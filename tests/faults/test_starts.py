@@ -170,7 +170,7 @@ DIES_LATER = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [FORMS[0], pytest.param(FORMS[1], marks=pytest.mark.quick)])
+@pytest.mark.parametrize("form", FORMS)
 def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:
     preload = write("dies.py", DIES_AT_START.replace("CONDITION", "str(worker.name) == '1'"))
     fault = time.time()
