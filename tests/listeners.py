@@ -35,7 +35,10 @@ def ports(server):
 def of_scheduler(dask_scheduler):
     return "scheduler", os.getpid(), ports(dask_scheduler)
 
-def of_worker(dask_worker):
+async def of_worker(dask_worker):
+    if "dask_gpu_mpi-ucx" in dask_worker.plugins:  # it starts a moment after the worker, and opens sockets then
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
+        await Ucx.begin()
     return "worker", os.getpid(), ports(dask_worker)
 
 def of_nanny(dask_worker):
