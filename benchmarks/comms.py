@@ -15,6 +15,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from common import default_launcher, machine, parser_for, write
@@ -35,12 +36,12 @@ def data_of(size: int, gpu: bool) -> Any:
     return numpy.arange(size // 8, dtype="f8")
 
 
-def prepare(way: str, credentials: dict[str, Any], device: int | None) -> None:
-    """Make this process what a worker of that configuration is."""
+def prepare(way: str, credentials: dict[str, Any], devices: Sequence[int]) -> None:
+    """Make this process what a worker of that configuration is; it computes on the first of the GPUs, if there are any."""
     import dask
 
-    if device is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(device)
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices))
         import cupy
 
         cupy.zeros(1)
@@ -49,7 +50,7 @@ def prepare(way: str, credentials: dict[str, Any], device: int | None) -> None:
     if way == BESIDE:
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
-        use_ucx_between_workers(0 if device is not None else 65536, loopback=True)
+        use_ucx_between_workers(0 if devices else 65536, loopback=True)
 
 
 async def serve(way: str, pipe: Any, size: int, gpu: bool) -> None:
@@ -98,9 +99,9 @@ async def fetch(way: str, pipe: Any, address: str, reps: int, gpu: bool) -> None
     await comm.close()
 
 
-def process(role: Any, way: str, credentials: dict[str, Any], device: int | None, *rest: Any) -> None:
+def process(role: Any, way: str, credentials: dict[str, Any], devices: Sequence[int], *rest: Any) -> None:
     """The main function of both processes."""
-    prepare(way, credentials, device)
+    prepare(way, credentials, devices)
     asyncio.run(role(way, *rest))
 
 
@@ -108,7 +109,9 @@ def measure(way: str, size: int, options: Any, credentials: dict[str, Any]) -> f
     """GB/s of one pair of processes, the median of its transfers."""
     context = multiprocessing.get_context("spawn")
     (here, there), (mine, its) = context.Pipe(), context.Pipe()
-    first, second = (0, 1 if options.gpus > 1 else 0) if options.gpu else (None, None)
+    # each sees the other's GPU as well, as dask-cuda's workers do: over NVLink UCX wants it
+    first = list(range(options.gpus)) if options.gpu else []
+    second = first[::-1]
     server = context.Process(
         target=process, args=(serve, way, credentials, first, there, size, options.gpu), daemon=True
     )
@@ -150,16 +153,18 @@ def main() -> int:
     """Run all sizes and print a table."""
     parser = parser_for(__doc__)
     parser.add_argument("--gpu", action="store_true", help="memory of GPUs")
+    parser.add_argument(
+        "--gpus", type=int, choices=[1, 2], help="of how many; default: 2 where there are so many"
+    )
     parser.add_argument("--sizes", type=float, nargs="+", default=[1e6, 1e7, 1e8, 1e9], help="bytes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--reps", type=int, default=10)
     options = parser.parse_args()
-    options.gpus = 0
-    if options.gpu:
+    if options.gpu and options.gpus is None:
         import pynvml
 
         pynvml.nvmlInit()
-        options.gpus = pynvml.nvmlDeviceGetCount()
+        options.gpus = min(2, pynvml.nvmlDeviceGetCount())
     from dask_gpu_mpi.network.credentials import make_credentials
 
     credentials = make_credentials().dask_config()

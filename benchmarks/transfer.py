@@ -1,4 +1,4 @@
-"""Transfers between GPUs: dask_gpu_mpi over UCX, TLS and TCP, LocalCUDACluster over UCX, and a plain copy of the hardware.
+"""Transfers between GPUs: dask_gpu_mpi over UCX beside TLS, UCX, TLS and TCP, LocalCUDACluster over UCX, and a plain copy.
 
     python benchmarks/transfer.py [--operation all-to-all] [--rounds 2] [--reps 8] [--json FILE] [--plot FILE.png]
 
@@ -28,7 +28,7 @@ WARM_UP = 3
 OPTIONS = {"rmm_pool_size": 0.4, "rmm_allocator_external_lib_list": "cupy"}
 
 OPERATIONS = ["transpose-sum", "all-to-all"]
-WAYS = ["ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
+WAYS = ["ours, UCX beside TLS", "ours, UCX", "LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"]
 
 WORK = '''
 import json, sys, time
@@ -169,12 +169,14 @@ def clusters(launcher: list[str], ranks: int, folder: Path) -> dict[str, list[st
     for name, text in (("ours.py", OURS), ("local.py", LOCAL)):
         (folder / name).write_text(text)
 
-    def ours(protocol: str) -> list[str]:
-        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol)
+    def ours(protocol: str, *more: str) -> list[str]:
+        options = ("--worker-options", json.dumps(OPTIONS), "--protocol", protocol, *more)
         return cluster(launcher, ranks, *options, folder / "ours.py")
 
     local = [sys.executable, str(folder / "local.py")]
-    return dict(zip(WAYS, (ours("ucx"), local, ours("tcp"), ours("tls")), strict=True))
+    # without security UCX has all connections, as LocalCUDACluster's, and with it those between workers
+    commands = (ours("ucx"), ours("ucx", "--no-security"), local, ours("tcp"), ours("tls"))
+    return dict(zip(WAYS, commands, strict=True))
 
 
 def hardware() -> str:
@@ -249,10 +251,9 @@ def main() -> None:
     print(f"copy between two GPUs {copy:.0f} GB/s")
     for name, rate in rates.items():
         print(f"{name:24} {rate:8.1f} GB/s median, {best[name]:8.1f} best, {len(steady[name])} repetitions")
-    ours = rates.get("ours, UCX")
-    for other in ("LocalCUDACluster, UCX", "ours, TCP", "ours, TLS"):
-        if ours and other in rates:
-            print(f"ours over UCX / {other}: {ours / rates[other]:.2f}")
+    first, *others = rates
+    for other in others:
+        print(f"{first} / {other}: {rates[first] / rates[other]:.2f}")
     write(arguments.json, {**document, "median_GB_s": rates})
     plot(rates, copy, arguments.plot, operation=arguments.operation)
 

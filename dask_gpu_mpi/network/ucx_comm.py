@@ -28,7 +28,7 @@ from typing import Any
 from distributed.comm import registry
 from distributed.comm.core import CommClosedError
 from distributed.comm.tcp import TLS, TLSBackend, TLSConnector
-from distributed.comm.utils import from_frames, to_frames
+from distributed.comm.utils import OFFLOAD_THRESHOLD, from_frames, to_frames
 from distributed.protocol.serialize import Serialized
 from distributed.protocol.utils import host_array
 from distributed.utils import nbytes
@@ -118,11 +118,13 @@ class WorkerComm(TLS):
                     await endpoint.receive(frame)
             over_ucx, over_tls = iter(large), iter(inner.frames)
             frames = [next(over_ucx if is_large else over_tls) for is_large in header["is_over_ucx"]]
+            # Memory of a GPU is not copied: for it alone a thread would only cost its start.
+            on_host = sum(nbytes(frame) for frame in frames if not _on_device(frame))
             return await from_frames(
                 frames,
                 deserialize=self._deserialize_messages,
                 deserializers=SERIALIZERS if deserializers is None else deserializers,
-                allow_offload=self.allow_offload,
+                allow_offload=self.allow_offload and bool(OFFLOAD_THRESHOLD) and on_host > OFFLOAD_THRESHOLD,
             )
 
     async def write(self, msg: Any, serializers: Any = None, on_error: str = "message") -> int:

@@ -19,8 +19,10 @@ from .ucx import SECTION, configured_numbers, import_ucx, in_thread
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
 
-#: Seconds for which progress goes on after a transfer, and between progress otherwise.
-LINGER, TICK = 0.1, 0.25
+#: Seconds between progress where nothing is under way.
+TICK = 0.25
+#: Seconds after a transfer in which there is more of it, and between it: what has been sent may still be in UCX's buffers.
+LINGER, LINGERING_TICK = 0.1, 0.002
 #: Seconds for what is under way when an endpoint is closed.
 ABORT_AFTER = 30.0
 
@@ -49,10 +51,14 @@ class Ucx:
         self._context: Any = ucxx.core._get_ctx()
         self._pending = 0
         self._poller: asyncio.Task[None] | None = None
+        self._timer: asyncio.Handle
         self._polls = self._context.progress_mode == "blocking"
+        #: Until when, in the loop's time, the last transfer lingers.
+        self._lingers_until = 0.0
         if self._polls:
-            asyncio.get_running_loop().remove_reader(self._context.worker.epoll_file_descriptor)
-            self._tick()
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._context.worker.epoll_file_descriptor)
+            self._timer = loop.call_soon(self._tick)
 
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
@@ -125,24 +131,24 @@ class Ucx:
         return () if self._poller is None else (self._poller,)
 
     async def _poll(self) -> None:
-        """Make progress while something is under way, and for a moment more: what has been sent may still be in UCX's buffers."""
-        loop = asyncio.get_running_loop()
+        """Make progress while something is under way. The next transfer has its own poller, and does not wait for `_tick`."""
         try:
-            until = loop.time() + LINGER
-            while self._pending or loop.time() < until:
+            while self._pending:
                 self._context.worker.progress()
-                if self._pending:
-                    until = loop.time() + LINGER
-                    await asyncio.sleep(0)
-                else:
-                    await asyncio.sleep(LINGER / 50)
+                await asyncio.sleep(0)
         except Exception as error:
             raise UcxError(f"{type(error).__name__}: {error}") from None
+        loop = asyncio.get_running_loop()
+        self._lingers_until = loop.time() + LINGER
+        self._timer.cancel()
+        self._timer = loop.call_soon(self._tick)
 
     def _tick(self) -> None:
         """Progress now and then, whatever is under way: UCX asks for it, to notice what has ended."""
         self._context.worker.progress()
-        asyncio.get_running_loop().call_later(TICK, self._tick)
+        loop = asyncio.get_running_loop()
+        lingers = loop.time() < self._lingers_until
+        self._timer = loop.call_later(LINGERING_TICK if lingers else TICK, self._tick)
 
 
 def _import() -> None:

@@ -62,13 +62,16 @@ def hangs_in_torch(group):
     import torch.distributed as dist
     torch.cuda.set_device(group.device)
     dist.init_process_group("nccl")
-    values = torch.ones(1000, device="cuda")
-    dist.all_reduce(values)
-    group.barrier()
-    if group.rank == 1:
-        raise ValueError("rank 1 does not take part")
-    dist.all_reduce(values)
-    torch.cuda.synchronize()  # for ever: rank 1 does not come
+    try:
+        values = torch.ones(1000, device="cuda")
+        dist.all_reduce(values)
+        group.barrier()
+        if group.rank == 1:
+            raise ValueError("rank 1 does not take part")
+        dist.all_reduce(values)
+        torch.cuda.synchronize()  # for ever: rank 1 does not come
+    finally:
+        dist.destroy_process_group()  # the process is that of the next gang as well
 
 def processes(group):
     return os.getpid()

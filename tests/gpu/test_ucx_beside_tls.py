@@ -18,8 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def prepare(credentials: dict[str, Any], device: str) -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = device
+def prepare(credentials: dict[str, Any], devices: str) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices
     import cupy
     import dask
 
@@ -30,8 +30,8 @@ def prepare(credentials: dict[str, Any], device: str) -> None:
     use_ucx_between_workers(0, loopback=True)
 
 
-def serve(pipe: Any, credentials: dict[str, Any], device: str) -> None:
-    prepare(credentials, device)
+def serve(pipe: Any, credentials: dict[str, Any], devices: str) -> None:
+    prepare(credentials, devices)
 
     async def main() -> None:
         import cupy
@@ -56,8 +56,8 @@ def serve(pipe: Any, credentials: dict[str, Any], device: str) -> None:
     asyncio.run(main())
 
 
-def fetch(pipe: Any, credentials: dict[str, Any], device: str, address: str) -> None:
-    prepare(credentials, device)
+def fetch(pipe: Any, credentials: dict[str, Any], devices: str, address: str) -> None:
+    prepare(credentials, devices)
 
     async def main() -> None:
         import cupy
@@ -86,11 +86,13 @@ def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
     credentials = make_credentials().dask_config()
     context = multiprocessing.get_context("spawn")
     (here, there), (mine, its) = context.Pipe(), context.Pipe()
-    server = context.Process(target=serve, args=(there, credentials, gpus.uuids[0]))
+    # each sees the other's GPU as well, as dask-cuda's workers do: over NVLink UCX wants it
+    first = list(dict.fromkeys((gpus.uuids[0], gpus.uuids[-1])))
+    server = context.Process(target=serve, args=(there, credentials, ",".join(first)))
     server.start()
     try:
         assert here.poll(60)
-        client = context.Process(target=fetch, args=(its, credentials, gpus.uuids[-1], here.recv()))
+        client = context.Process(target=fetch, args=(its, credentials, ",".join(first[::-1]), here.recv()))
         client.start()
         client.join(90)
         assert client.exitcode == 0

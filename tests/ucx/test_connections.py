@@ -130,3 +130,19 @@ async def test():
         tmp_path,
     )
     assert "go over TLS, not UCX: UCX has not started within 0.5 s" in said
+
+
+def test_a_transfer_after_another_does_not_wait_for_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """UCX is looked at now and then after a transfer; the next one is not to wait for that, here for hours."""
+    run(
+        """
+async def test():
+    ucx_endpoint.LINGERING_TICK = ucx_endpoint.TICK = ucx_endpoint.LINGER = 10000.0
+    comm = await pair()
+    for number in range(5):
+        assert (await sent_back(comm, np.full(100_000, number))) [-1] == number
+    assert comm._endpoint is not None
+    await comm.close()
+""",
+        tmp_path,
+    )
