@@ -50,12 +50,11 @@ def fit(group: Group, epochs: int, file: str) -> list[float]:
 
 
 def train(group: Group, epochs: int, file: str) -> list[float]:
-    """A member. `fit` has freed its model before the process group ends: later, PyTorch may hang."""
+    """A member. `fit` has freed its model before the process group ends: later, PyTorch may hang. As it may where this fails."""
     torch.distributed.init_process_group("gloo" if group.device is None else "nccl")
-    try:
-        return fit(group, epochs, file)
-    finally:
-        torch.distributed.destroy_process_group()
+    losses = fit(group, epochs, file)
+    torch.distributed.destroy_process_group()
+    return losses
 
 
 def main() -> None:

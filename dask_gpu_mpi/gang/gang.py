@@ -20,6 +20,7 @@ class Stage(Enum):
     CALLED = "its task has not begun"
     JOINED = "it waits for the others, or runs the function"
     LEFT = "the function has ended"
+    SPOILT = "the function has failed, and its process can't be used again"
     DEAD = "its worker is gone"
 
 
@@ -123,10 +124,10 @@ class Gang:
         if all(stage is Stage.JOINED for stage in self.stages) and not self.started.done():
             self.started.set_result(None)
 
-    def leave(self, rank: int) -> None:
-        """The function has ended in a member."""
+    def leave(self, rank: int, *, spoilt: bool = False) -> None:
+        """The function has ended in a member; `spoilt`: and its process can't be used again."""
         if self.stages[rank] is Stage.JOINED:
-            self.stages[rank] = Stage.LEFT
+            self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
         self._look_around()
 
     def die(self, rank: int) -> None:
@@ -160,6 +161,11 @@ class Gang:
     def running(self) -> list[Member]:
         """The members that are inside the function, or wait for its start."""
         return [member for member in self.members if self.stages[member.rank] is Stage.JOINED]
+
+    def to_end(self) -> list[Member]:
+        """The members whose processes must end, once the others have had their time."""
+        stages = (Stage.JOINED, Stage.SPOILT)
+        return [member for member in self.members if self.stages[member.rank] in stages]
 
     def dead(self) -> list[Member]:
         """The members whose workers are gone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +63,7 @@ def run_member(
         elif agreed["state"] == State.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
             failure = _as_data(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
-        call("leave", 0.0, {"failure": failure})
+        call("leave", 0.0, {"failure": failure, "spoilt": not ended and torch_is_initialised()})
         return result if ended else no_result(gang)
     finally:
         _cancelled.pop(gang, None)
@@ -79,6 +80,16 @@ def _run(
         if isinstance(error, GangCancelledError) and group.cancelled:
             return False, None, None  # not this member's failure
         return False, _as_data(error), None
+
+
+def torch_is_initialised() -> bool:
+    """Whether this process is a member of a process group of PyTorch: a later gang can't make another.
+
+    A member that has failed can't leave the group: with NCCL ``destroy_process_group()`` waits for the other members, who
+    wait for it.
+    """
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _as_data(error: BaseException) -> dict[str, Any]:

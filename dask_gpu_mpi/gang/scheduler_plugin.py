@@ -167,15 +167,15 @@ class Gangs(SchedulerPlugin):
         found.give_up(number, rank)
         return {"state": State.LATE, "missing": found.missing(number)}
 
-    def leave(self, gang: str, rank: int, failure: dict[str, Any] | None) -> None:
-        """The function has ended in a member."""
+    def leave(self, gang: str, rank: int, failure: dict[str, Any] | None, spoilt: bool = False) -> None:
+        """The function has ended in a member; `spoilt`: its process can't be used again."""
         if (found := self._gangs.get(gang)) is None:
             return
         if failure is not None:
             self._end(
                 found, Failure(Kind.RAISED, f"raised {one_line(failure['exception_text'])}", rank, failure)
             )
-        found.leave(rank)
+        found.leave(rank, spoilt=spoilt)
 
     # -- what the scheduler tells -----------------------------------------------------------------------------------------------
 
@@ -297,7 +297,7 @@ class Gangs(SchedulerPlugin):
         """Wait for members to return, end those that do not, and release the workers once they are there."""
         await gang.wait_for_end(gang.grace)
         gang.ends_members = True
-        ending = (self._end_process(member) for member in gang.running())
+        ending = (self._end_process(member, gang.stages[member.rank]) for member in gang.to_end())
         await asyncio.gather(*ending, return_exceptions=True)
         deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT
         while not self._are_back(gang) and asyncio.get_running_loop().time() < deadline:
@@ -312,17 +312,22 @@ class Gangs(SchedulerPlugin):
         self._granted.pop(gang.name, None)
         gang.settled.set_result(None)
 
-    async def _end_process(self, member: Member) -> None:
+    async def _end_process(self, member: Member, stage: Stage) -> None:
         """Have a worker's nanny end its process; it starts another, and takes the end for one that was asked for."""
-        say(
-            f"warning: spmd: worker {member.worker.name} has not returned from a gang that is over; restarting its process"
-        )
+        if stage is Stage.SPOILT:
+            say(
+                f"warning: spmd: worker {member.worker.name} failed inside torch.distributed; restarting its process"
+            )
+        else:
+            say(
+                f"warning: spmd: worker {member.worker.name} has not returned from a gang that is over; restarting its process"
+            )
         killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=KILL_TIMEOUT, reason="gang-is-over")
         await asyncio.wait_for(killing, KILL_TIMEOUT + 3)  # the nanny's process may be stopped itself
 
     def _are_back(self, gang: Gang) -> bool:
         """Whether no member runs, and workers that have died are there again."""
-        return not gang.running() and not self._away(gang)
+        return not gang.to_end() and not self._away(gang)
 
     def _away(self, gang: Gang) -> list[Member]:
         """The members whose workers are gone and not back."""
@@ -330,7 +335,7 @@ class Gangs(SchedulerPlugin):
         return [member for member in gang.dead() if member.worker.name not in there]
 
     def _note_what_is_not_as_before(self, gang: Gang) -> None:
-        for member in gang.running():
+        for member in gang.to_end():
             gang.notes.append((member.rank, "could not be ended; it may still use its GPU"))
             say(
                 f"warning: spmd: worker {member.worker.name} on {gang.hosts[member.rank]} could not be ended by its nanny; it "

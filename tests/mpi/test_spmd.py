@@ -178,6 +178,22 @@ assert found.died == (1,)
 assert note.startswith("spmd: rank 1 (worker 1 on ") and note.endswith(") died afterwards, which may be the cause")
 assert not hasattr(error_of(fail, ValueError("alone")), "__notes__")
 
+# a member that failed inside a process group of PyTorch, which it can't leave, has another process for the next gang
+def with_torch(group):
+    import types
+    assert "torch.distributed" not in sys.modules
+    torch = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
+    torch.is_available, torch.is_initialized = lambda: True, lambda: group.rank == 1
+    group.barrier()
+    if group.rank == 1:
+        raise ValueError("inside the group")
+    del sys.modules["torch.distributed"]
+def process(group):
+    return os.getpid()
+before, found, after = session.spmd(process), error_of(with_torch), session.spmd(process)
+assert found.rank == 1 and found.died == () and not hasattr(found, "__notes__"), found
+assert before[0] == after[0] and before[1] != after[1], (before, after)
+
 # a worker that is just being restarted is a member all the same
 pids = dict(client.run(lambda dask_worker: (str(dask_worker.name), os.getpid())).values())
 os.kill(pids["1"], signal.SIGKILL)

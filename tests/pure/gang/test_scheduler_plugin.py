@@ -204,6 +204,20 @@ async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
 
 
 @in_loop
+async def test_a_member_whose_process_is_spoilt_is_restarted_as_well() -> None:
+    cluster = Cluster("1", "2", "3")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=60)
+    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    plugin.leave("g", 1, {"exception_text": "ValueError()"}, spoilt=True)
+    plugin.leave("g", 0, None)
+    plugin.leave("g", 2, None, spoilt=True)
+    assert await plugin.close_gang("g") == {"notes": [], "died": []}
+    assert sorted(cluster.killed) == ["2", "3"]
+    assert len((await cluster.opened("next"))["members"]) == 3
+
+
+@in_loop
 async def test_who_asks_late_is_told_the_failure_all_the_same() -> None:
     """The client sends the tasks, with large arguments, before it watches."""
     cluster = Cluster("1")
