@@ -95,6 +95,17 @@ def throughput() -> Data:
         )
     }
 
+    default, others = load("transfer-2xH100")["runs"]
+    two_gpus = {
+        known(way): [run["median_GB_s"][way], rates(run, way)]
+        for run, way in (
+            (default, "ours, UCX beside TLS"),
+            (default, "ours, UCX"),
+            (others, "LocalCUDACluster, UCX"),
+            (others, "ours, TLS"),
+        )
+    }
+
     def panel(found: Mapping[str, list[Any]]) -> Data:
         return {
             way: {"median": rounded(median), "interval": [rounded(end) for end in interval(trials) or ()]}
@@ -102,6 +113,7 @@ def throughput() -> Data:
         }
 
     return {
+        "2×H100: (x + x.T).sum() of an array of 12.8 GB, 2 workers": panel(two_gpus),
         "1×H100: an array of 1 GB between two processes on the GPU": panel(one_gpu),
         "4×H200: (x + x.T).sum() of an array of 12.8 GB, 4 workers": panel(four_gpus),
     }

@@ -137,7 +137,7 @@ def draw_ranks(pyplot: Any, data: Data) -> Any:
 def draw_throughput(pyplot: Any, data: Data) -> Any:
     """Bars from zero, with the interval as a line, one panel for each machine."""
     figure, axes = pyplot.subplots(
-        2, 1, figsize=(8.2, 4.6), sharex=True, height_ratios=[len(panel) for panel in data.values()]
+        3, 1, figsize=(8.2, 6.2), sharex=True, height_ratios=[len(panel) for panel in data.values()]
     )
     for axis, (title, found) in zip(axes, data.items(), strict=True):
         for row, (way, figures) in enumerate(found.items()):
@@ -153,8 +153,9 @@ def draw_throughput(pyplot: Any, data: Data) -> Any:
         axis.invert_yaxis()
         axis.set_title(title, loc="left")
         axis.set_xlim(0, 270)
-    axes[0].tick_params(bottom=False)
-    axes[0].spines["bottom"].set_visible(False)
+    for axis in axes[:-1]:
+        axis.tick_params(bottom=False)
+        axis.spines["bottom"].set_visible(False)
     axes[-1].set_xlabel("GB per second")
     return figure
 

@@ -34,6 +34,7 @@ NAMES = {
     "ours, TCP": "dask-gpu-mpi, TCP",
     "ours, TLS": "dask-gpu-mpi, TLS",
     "ours, UCX": "dask-gpu-mpi, UCX alone",
+    "ours, UCX beside TLS": "dask-gpu-mpi, UCX beside TLS (default)",
     "LocalCluster, tcp": "LocalCluster, TCP",
     "TLS": "TLS",
     "TLS and UCX": "UCX beside TLS (default)",

@@ -111,6 +111,12 @@ UCX](#start-of-ucx).
                 "One GPU worker, by transport",
                 {"names": {"dask_gpu_mpi": "dask-gpu-mpi, UCX beside TLS (default)"}},
             ),
+            Table(
+                tables.startup,
+                "startup-protocols-2xH100",
+                "Two GPU workers, by transport",
+                {"names": {"dask_gpu_mpi": "dask-gpu-mpi, UCX beside TLS (default)"}},
+            ),
             *(
                 Table(tables.startup, name, about, {"names": {"dask_gpu_mpi": "dask-gpu-mpi, UCX alone"}})
                 for name, about in (

@@ -73,6 +73,11 @@ def of_comms(size: int, way: str) -> Field:
     return Field("comms-1xH100", ("results", str(size), "gb_per_s", way))
 
 
+def between_gpus(file: str, run: int, way: str) -> Field:
+    """GB/s of one configuration of transfer.py."""
+    return Field(file, ("runs", run, "median_GB_s", way))
+
+
 def tasks(way: str, key: str = "tasks_per_s") -> Field:
     """A median of overhead.py."""
     return Field("overhead", ("tasks", "medians", way, key))
@@ -89,12 +94,12 @@ ROWS = (
     from_start("CPU time of that start", "s", "cpu_ready_s"),
     from_start("memory when ready, 2 ranks × 2 CPU workers", "MiB", "pss_total"),
     Row(
-        "an array of 1 GB between two processes on one GPU",
+        "an array of 12.8 GB from rows to columns, 2 GPUs",
         "GB/s",
-        of_comms(10**9, "TLS and UCX"),
+        between_gpus("transfer-all-to-all-2xH100", 0, "ours, UCX beside TLS"),
         None,
-        of_comms(10**9, "UCX, open"),
-        "UCX alone, not encrypted",
+        between_gpus("transfer-all-to-all-2xH100", 0, "LocalCUDACluster, UCX"),
+        "LocalCUDACluster, UCX",
         more_is_better=True,
     ),
     Row(
@@ -176,7 +181,21 @@ SLOWER = (
         GPU_LOCAL,
     ),
     Slower(
-        "an array of 100 MB between two processes on one GPU",
+        "`(x + x.T).sum()` of 12.8 GB on 2 GPUs",
+        "GB/s",
+        between_gpus("transfer-2xH100", 1, "ours, UCX beside TLS"),
+        between_gpus("transfer-2xH100", 1, "LocalCUDACluster, UCX"),
+        "LocalCUDACluster, UCX",
+    ),
+    Slower(
+        "an array of 1 GB between two processes on one GPU, an earlier version",
+        "GB/s",
+        of_comms(10**9, "TLS and UCX"),
+        of_comms(10**9, "UCX, open"),
+        "UCX alone, not encrypted",
+    ),
+    Slower(
+        "an array of 100 MB between two processes on one GPU, an earlier version",
         "GB/s",
         of_comms(10**8, "TLS and UCX"),
         of_comms(10**8, "UCX, open"),
@@ -185,8 +204,8 @@ SLOWER = (
     Slower(
         "`(x + x.T).sum()` on 4 GPUs without UCX: TLS",
         "GB/s",
-        Field("transfer-4xH200", ("runs", 2, "median_GB_s", "ours, TLS")),
-        Field("transfer-4xH200", ("runs", 2, "median_GB_s", "ours, TCP")),
+        between_gpus("transfer-4xH200", 2, "ours, TLS"),
+        between_gpus("transfer-4xH200", 2, "ours, TCP"),
         "dask-gpu-mpi, TCP, not encrypted",
     ),
     Slower(
@@ -219,8 +238,8 @@ def since() -> str:
         return f"{statistics.mean(found):.2f} times as long (95 % interval {low:.2f} to {high:.2f}, {len(found)} trials)"
 
     return (
-        "- **The current version**, except on 1×H100: most other figures are of an earlier one, with a quicker start on "
-        "GPUs. On one H200 a\n  later version takes "
+        "- **The current version**, except of transfers and starts on 2×H100: most other figures are of an earlier one, "
+        "with\n  a quicker start on GPUs. On one H200 a later version takes "
         f"{slower('startup-rooms-1xH200', '1x1', 'before')}, on two H200s one in between takes\n  "
         f"{slower('startup-before-after-2xH200', '1x2', 'base')}: "
         "see [versions compared](measurements.md#versions-compared).\n"

@@ -101,7 +101,12 @@ def test_the_method_has_the_numbers_of_trials() -> None:
     )
     comms = len(results.load("comms-1xH100")["results"]["1000000000"]["trials"]["TLS"])
     tasks = len(results.load("overhead")["tasks"]["rounds"])
-    text = f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 4×H200, {comms} of transfers on 1×H100, {tasks} of tasks."
+    runs = [*results.load("transfer-2xH100")["runs"], *results.load("transfer-all-to-all-2xH100")["runs"]]
+    pairs = [len(trials) for run in runs for trials in run["seconds"].values()]
+    text = (
+        f"{cpu} of starts on 2 cores (Slurm: {slurm}), {gpu} on 4×H200, {comms} of transfers on 1×H100, "
+        f"{min(pairs)} to {max(pairs)} of those on 2×H100, {tasks} of tasks."
+    )
     assert text in PAGES[0].read_text(encoding="utf-8")
 
 
