@@ -27,8 +27,9 @@ def fit(group: Group, epochs: int, file: str) -> list[float]:
     model = DistributedDataParallel(network.to(device, x.dtype))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
-    if os.path.exists(file):
-        losses, *states = torch.load(file, map_location=device)
+    saved = torch.load(file, map_location="cpu") if group.rank == 0 and os.path.exists(file) else None
+    if saved := group.broadcast(saved):  # rank 0's: the others may see the file a moment later
+        losses, *states = saved
         model.load_state_dict(states[0])
         optimizer.load_state_dict(states[1])
         print(f"rank {group.rank} of {group.size} continues after epoch {len(losses)}", flush=True)

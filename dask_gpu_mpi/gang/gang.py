@@ -20,7 +20,7 @@ class Stage(Enum):
     CALLED = "its task has not begun"
     JOINED = "it waits for the others, or runs the function"
     LEFT = "the function has ended"
-    SPOILT = "the function has failed, and its process can't be used again"
+    SPOILT = "the function has ended, and has left in its process what a later gang can't use if this one has failed"
     DEAD = "its worker is gone"
 
 
@@ -31,6 +31,8 @@ class Kind:
     DIED = "died"
     TIMEOUT = "timeout"
     CLIENT = "client"
+    #: None: its client has the results.
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Gang:
             self.started.set_result(None)
 
     def leave(self, rank: int, *, spoilt: bool = False) -> None:
-        """The function has ended in a member; `spoilt`: and its process can't be used again."""
+        """The function has ended in a member; `spoilt`: see `Stage.SPOILT`."""
         if self.stages[rank] is Stage.JOINED:
             self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
         self._look_around()
@@ -163,8 +165,9 @@ class Gang:
         return [member for member in self.members if self.stages[member.rank] is Stage.JOINED]
 
     def to_end(self) -> list[Member]:
-        """The members whose processes must end, once the others have had their time."""
-        stages = (Stage.JOINED, Stage.SPOILT)
+        """The members whose processes must end, now that it is over and they have had their time to return."""
+        failed = self.over.result().kind != Kind.CLOSED
+        stages = (Stage.JOINED, Stage.SPOILT) if failed else (Stage.JOINED,)
         return [member for member in self.members if self.stages[member.rank] in stages]
 
     def dead(self) -> list[Member]:

@@ -44,6 +44,10 @@ def run_member(
     worker: Any = get_worker()
     call = _Calls(worker, gang, member.rank)
     cancelled = _cancelled[gang] = threading.Event()
+
+    def failed(error: BaseException) -> None:
+        call("failed", 0.0, {"failure": _as_data(error)})
+
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
         host = get_address_host(worker.address)
@@ -53,43 +57,50 @@ def run_member(
         # now, and not before the others are there: until its use another program may take the port
         port = str(free_port(host)).encode() if member.rank == 0 else b""
         agreed = call("exchange", AGREEING, {**PORT, "part": port, "timeout": AGREEING})
-        ended, failure, result = False, None, None
+        ended, spoilt, result = False, False, None
         if agreed["state"] == State.GOOD:
             hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(agreed["parts"][0]))
             device = device_of(worker.state.total_resources, os.environ)
             group = Group(member, hosts, master, device, call, cancelled)
             with applied(variables_of(member, size, *master, interface_of(host))):
-                ended, failure, result = _run(fn, group, args)
+                ended, result = _run(fn, group, args, failed)
+            spoilt = torch_is_initialised()
         elif agreed["state"] == State.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
-            failure = _as_data(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
-        call("leave", 0.0, {"failure": failure, "spoilt": not ended and torch_is_initialised()})
+            failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
+        call("leave", 0.0, {"spoilt": spoilt})
         return result if ended else no_result(gang)
     finally:
         _cancelled.pop(gang, None)
 
 
 def _run(
-    fn: Callable[..., Any], group: Group, args: tuple[Any, ...]
-) -> tuple[bool, dict[str, Any] | None, Any]:
-    """Whether the function has returned, what went wrong, if anything did, and the result."""
+    fn: Callable[..., Any], group: Group, args: tuple[Any, ...], failed: Callable[[BaseException], None]
+) -> tuple[bool, Any]:
+    """Whether the function has returned, and the result; what goes wrong is reported by `failed`."""
     try:
-        return True, None, fn(group, *args)
+        return True, fn(group, *args)
     # SystemExit as well: a member that ends is one that has failed
     except BaseException as error:
-        if isinstance(error, GangCancelledError) and group.cancelled:
-            return False, None, None  # not this member's failure
-        return False, _as_data(error), None
+        if not (
+            isinstance(error, GangCancelledError) and group.cancelled
+        ):  # which is not this member's failure
+            # Now: afterwards what the function had is freed, and what waits for other members in its end may hang this one
+            failed(error)
+        return False, None
 
 
 def torch_is_initialised() -> bool:
     """Whether this process is a member of a process group of PyTorch: a later gang can't make another.
 
-    A member that has failed can't leave the group: with NCCL ``destroy_process_group()`` waits for the other members, who
-    wait for it.
+    Where a gang has failed, its members can't leave the group: with NCCL ``destroy_process_group()`` waits for all of them.
     """
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+    if (distributed := sys.modules.get("torch.distributed")) is None:
+        return False
+    try:
+        return bool(distributed.is_available() and distributed.is_initialized())
+    except Exception:  # half imported, say: who knows
+        return True
 
 
 def _as_data(error: BaseException) -> dict[str, Any]:

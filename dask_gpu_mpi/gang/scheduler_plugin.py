@@ -48,11 +48,14 @@ class Gangs(SchedulerPlugin):
         self._settled: dict[str, Gang] = {}
         self._leases = Leases()
         self._granted: dict[str, asyncio.Event] = {}
+        #: The workers whose processes were ended here: when, in the loop's time, and whether they have a GPU.
+        self._ended: dict[str, tuple[float, bool]] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
         for handler in (
             self.open,
             self.join,
             self.exchange,
+            self.failed,
             self.leave,
             self.watch,
             self.fail,
@@ -118,7 +121,7 @@ class Gangs(SchedulerPlugin):
         if (found := self._gangs.get(gang) or self._settled.get(gang)) is None:
             return {"notes": [], "died": []}
         if not found.over.done():
-            self._end(found, Failure(Kind.CLIENT, "its client has closed it"))
+            self._end(found, Failure(Kind.CLOSED, "its client has closed it"))
         await asyncio.shield(found.settled)
         self._settled.pop(gang, None)
         notes = [
@@ -167,15 +170,16 @@ class Gangs(SchedulerPlugin):
         found.give_up(number, rank)
         return {"state": State.LATE, "missing": found.missing(number)}
 
-    def leave(self, gang: str, rank: int, failure: dict[str, Any] | None, spoilt: bool = False) -> None:
-        """The function has ended in a member; `spoilt`: its process can't be used again."""
-        if (found := self._gangs.get(gang)) is None:
-            return
-        if failure is not None:
-            self._end(
-                found, Failure(Kind.RAISED, f"raised {one_line(failure['exception_text'])}", rank, failure)
-            )
-        found.leave(rank, spoilt=spoilt)
+    def failed(self, gang: str, rank: int, failure: dict[str, Any]) -> None:
+        """The function has raised an exception in a member, and is about to be left."""
+        if (found := self._gangs.get(gang)) is not None:
+            text = f"raised {one_line(failure['exception_text'])}"
+            self._end(found, Failure(Kind.RAISED, text, rank, failure))
+
+    def leave(self, gang: str, rank: int, spoilt: bool) -> None:
+        """The function has been left in a member; `spoilt`: see `Stage.SPOILT`."""
+        if (found := self._gangs.get(gang)) is not None:
+            found.leave(rank, spoilt=spoilt)
 
     # -- what the scheduler tells -----------------------------------------------------------------------------------------------
 
@@ -241,9 +245,14 @@ class Gangs(SchedulerPlugin):
             await asyncio.sleep(POLL_INTERVAL)
 
     def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
-        """Names of the workers that belong to "all" and were lost a moment ago; of a cluster of others that is not known."""
+        """Names of the workers that belong to "all" and were lost a moment ago; in others' clusters, of those ended here."""
         watch = self._scheduler.plugins.get(JOB_PLUGIN)
-        lost: Sequence[tuple[str, str]] = () if watch is None else watch.recently_lost(LOST_TIMEOUT)
+        lost: list[tuple[str, str]] = [] if watch is None else list(watch.recently_lost(LOST_TIMEOUT))
+        names = {worker.name for worker in there} | {name for name, _ in lost}
+        since = asyncio.get_running_loop().time() - LOST_TIMEOUT
+        for name, (ended, has_gpu) in self._ended.items():
+            if ended > since and name not in names:
+                lost.append((name, "gpu" if has_gpu else "cpu"))
         gpus = any(worker.has_gpu for worker in there) or any(kind == "gpu" for _, kind in lost)
         return [name for name, kind in lost if kind == "gpu" or not gpus]
 
@@ -314,9 +323,11 @@ class Gangs(SchedulerPlugin):
 
     async def _end_process(self, member: Member, stage: Stage) -> None:
         """Have a worker's nanny end its process; it starts another, and takes the end for one that was asked for."""
+        self._ended[member.worker.name] = (asyncio.get_running_loop().time(), member.worker.has_gpu)
         if stage is Stage.SPOILT:
             say(
-                f"warning: spmd: worker {member.worker.name} failed inside torch.distributed; restarting its process"
+                f"warning: spmd: worker {member.worker.name} is in a torch.distributed group of a gang that failed; "
+                "restarting its process"
             )
         else:
             say(

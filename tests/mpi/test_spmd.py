@@ -179,20 +179,28 @@ assert note.startswith("spmd: rank 1 (worker 1 on ") and note.endswith(") died a
 assert not hasattr(error_of(fail, ValueError("alone")), "__notes__")
 
 # a member that failed inside a process group of PyTorch, which it can't leave, has another process for the next gang
-def with_torch(group):
+def with_torch(group, fails):
     import types
     assert "torch.distributed" not in sys.modules
     torch = sys.modules["torch.distributed"] = types.ModuleType("torch.distributed")
-    torch.is_available, torch.is_initialized = lambda: True, lambda: group.rank == 1
+    torch.is_available, torch.is_initialized = lambda: True, lambda: True
     group.barrier()
-    if group.rank == 1:
+    if group.rank == fails:
         raise ValueError("inside the group")
-    del sys.modules["torch.distributed"]
+    if group.rank == 0 and fails:
+        del sys.modules["torch.distributed"]
+    else:
+        while not group.cancelled:
+            time.sleep(0.01)
 def process(group):
     return os.getpid()
-before, found, after = session.spmd(process), error_of(with_torch), session.spmd(process)
-assert found.rank == 1 and found.died == () and not hasattr(found, "__notes__"), found
-assert before[0] == after[0] and before[1] != after[1], (before, after)
+pids = [session.spmd(process)]
+for fails in (1, 0):
+    found = error_of(with_torch, fails)
+    assert found.rank == fails and found.died == () and not hasattr(found, "__notes__"), found
+    pids.append(session.spmd(process))
+changed = [[a != b for a, b in zip(*pair)] for pair in zip(pids, pids[1:])]
+assert changed == [[False, True], [True, True]], pids  # who left the group; and one that only returned when it was over
 
 # a worker that is just being restarted is a member all the same
 pids = dict(client.run(lambda dask_worker: (str(dask_worker.name), os.getpid())).values())

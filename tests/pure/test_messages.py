@@ -53,7 +53,7 @@ WITHOUT_FIX = {
     "spmd: rank {rank} (worker": "what the user's function raised",
     "spmd: the connection to the scheduler is lost": "the cluster is lost: the job's own line has the reason",
     "has not returned from a gang": "an event: the process is restarted",
-    "failed inside torch.distributed": "an event: the process is restarted",
+    "torch.distributed group of a gang that failed": "an event: the process is restarted",
     "no worker yet": "a part of what top draws",
     "one row per node": "a part of what top draws",
 }

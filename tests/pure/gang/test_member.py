@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +27,7 @@ def test_result() -> None:
     def function(group: Group, *args: Any) -> Any:
         return group.rank, *args
 
-    assert member._run(function, group(threading.Event()), (1, 2)) == (True, None, (0, 1, 2))
+    assert member._run(function, group(threading.Event()), (1, 2), pytest.fail) == (True, (0, 1, 2))
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), SystemExit(3), KeyboardInterrupt()])
@@ -33,9 +35,12 @@ def test_every_exception_is_a_failure(error: BaseException) -> None:
     def function(group: Group) -> None:
         raise error
 
-    ended, failure, result = member._run(function, group(threading.Event()), ())
-    assert (ended, result) == (False, None)
-    assert failure is not None
+    told: list[dict[str, Any]] = []
+    failed = member._run(
+        function, group(threading.Event()), (), lambda error: told.append(member._as_data(error))
+    )
+    assert failed == (False, None)
+    [failure] = told
     assert failure["exception_text"] == repr(error)
     carried = clean_exception(failure["exception"].data, failure["traceback"].data)
     assert repr(carried[1]) == repr(error)
@@ -48,8 +53,45 @@ def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
 
     over, running = threading.Event(), threading.Event()
     over.set()
-    assert member._run(function, group(over), ()) == (False, None, None)
-    assert member._run(function, group(running), ())[1] is not None
+    assert member._run(function, group(over), (), pytest.fail) == (False, None)
+    told: list[BaseException] = []
+    member._run(function, group(running), (), told.append)
+    assert len(told) == 1
+
+
+def test_a_failure_is_told_before_what_the_function_had_is_freed() -> None:
+    """The end of a communicator may wait for other members, who learn of the failure by this alone."""
+    order = []
+
+    class Communicator:
+        def __del__(self) -> None:
+            order.append("freed")
+
+    def function(group: Group) -> None:
+        communicator = Communicator()
+        raise ValueError(communicator.__class__)
+
+    member._run(function, group(threading.Event()), (), lambda error: order.append("told"))
+    assert order == ["told", "freed"]
+
+
+@pytest.mark.parametrize(
+    ("functions", "initialised"),
+    [
+        (None, False),
+        ({}, True),  # half imported
+        ({"is_available": lambda: False}, False),
+        ({"is_available": lambda: True, "is_initialized": lambda: False}, False),
+        ({"is_available": lambda: True, "is_initialized": lambda: True}, True),
+    ],
+)
+def test_process_group_of_pytorch(
+    monkeypatch: pytest.MonkeyPatch, functions: dict[str, Any] | None, initialised: bool
+) -> None:
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    if functions is not None:
+        monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**functions))  # type: ignore[arg-type]
+    assert member.torch_is_initialised() is initialised
 
 
 def test_only_a_gang_of_this_process_hears_of_its_end() -> None:

@@ -163,7 +163,7 @@ async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     assert (answer["state"], answer["why"]) == (State.OVER, "rank 1 died while the gang ran")
     assert cluster.sent == [("tls://10.0.0.1:1", {"op": CANCEL, "gang": "g"})]
     assert (await plugin.watch("g"))["host"] == "h1"
-    plugin.leave("g", 0, None)
+    plugin.leave("g", 0, spoilt=False)
     closing = asyncio.create_task(plugin.close_gang("g"))
     await asyncio.sleep(0.1)
     assert not closing.done()
@@ -194,8 +194,10 @@ async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
     await cluster.opened("g", grace=0.05)
     await asyncio.gather(*cluster.joining("g", 0, 1, 2))
     error = {"exception_text": "ValueError()"}
-    plugin.leave("g", 1, error)
-    plugin.leave("g", 2, {"exception_text": "a later one"})
+    plugin.failed("g", 1, error)
+    plugin.leave("g", 1, spoilt=False)
+    plugin.failed("g", 2, {"exception_text": "a later one"})
+    plugin.leave("g", 2, spoilt=False)
     watched = await plugin.watch("g")
     assert (watched["rank"], watched["text"], watched["error"]) == (1, "raised ValueError()", error)
     await plugin.close_gang("g")
@@ -209,12 +211,47 @@ async def test_a_member_whose_process_is_spoilt_is_restarted_as_well() -> None:
     plugin = await cluster.begin()
     await cluster.opened("g", grace=60)
     await asyncio.gather(*cluster.joining("g", 0, 1, 2))
-    plugin.leave("g", 1, {"exception_text": "ValueError()"}, spoilt=True)
-    plugin.leave("g", 0, None)
-    plugin.leave("g", 2, None, spoilt=True)
+    plugin.leave("g", 0, spoilt=False)
+    plugin.leave("g", 2, spoilt=True)  # before the failure
+    plugin.failed("g", 1, {"exception_text": "ValueError()"})
+    plugin.leave("g", 1, spoilt=True)
     assert await plugin.close_gang("g") == {"notes": [], "died": []}
     assert sorted(cluster.killed) == ["2", "3"]
     assert len((await cluster.opened("next"))["members"]) == 3
+
+
+@in_loop
+async def test_a_gang_that_has_succeeded_restarts_nobody() -> None:
+    cluster = Cluster("1")
+    plugin = await cluster.begin()
+    await cluster.opened("g")
+    await asyncio.gather(*cluster.joining("g", 0))
+    plugin.leave("g", 0, spoilt=True)
+    assert await plugin.close_gang("g") == {"notes": [], "died": []}
+    assert cluster.killed == []
+
+
+@in_loop
+async def test_the_next_gang_waits_for_a_worker_that_was_ended_here() -> None:
+    cluster = Cluster("1", "2")
+    cluster.restarts = False
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.01)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
+    try:
+        plugin.failed("g", 0, {"exception_text": "ValueError()"})
+        plugin.leave("g", 0, spoilt=False)
+        [note] = (await plugin.close_gang("g"))["notes"]
+    finally:
+        scheduler_plugin.RETURN_TIMEOUT = before
+    assert "is not back" in note
+    assert cluster.killed == ["2"]
+    following = asyncio.create_task(cluster.opened("next"))
+    await asyncio.sleep(0.2)
+    assert not following.done()
+    cluster.add("2", generation=2)
+    assert len((await following)["members"]) == 2
 
 
 @in_loop
@@ -239,7 +276,8 @@ async def test_a_member_that_can_not_be_ended_is_told() -> None:
     await asyncio.gather(*cluster.joining("g", 0, 1))
     before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
     try:
-        plugin.leave("g", 0, {"exception_text": "ValueError()"})
+        plugin.failed("g", 0, {"exception_text": "ValueError()"})
+        plugin.leave("g", 0, spoilt=False)
         closed = await plugin.close_gang("g")
     finally:
         scheduler_plugin.RETURN_TIMEOUT = before
@@ -300,7 +338,7 @@ async def test_time_for_the_run() -> None:
     plugin = await cluster.begin()
     await cluster.opened("g", timeout=0.05, grace=0.0)
     await asyncio.gather(*cluster.joining("g", 0, 1))
-    plugin.leave("g", 0, None)
+    plugin.leave("g", 0, spoilt=False)
     assert (await plugin.watch("g"))["why"] == "not ended within 0.05 s: rank(s) 1 still ran"
 
 
