@@ -15,7 +15,7 @@ from typing import Any
 from clusters import TELL, facts, until
 from harness import ROOT, Mpi, TestBed
 from jobs import CompletedJob, Job
-from listeners import TELL_ADDRESSES, Census, Listener
+from listeners import TELL_ADDRESSES, Census, Listener, open_memory
 
 __all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start"]
 
@@ -213,6 +213,8 @@ class Attacked:
         Of the whole job, from its start on.
     unexpected : list of Listener
         Those of no known kind.
+    open_memory : list of str
+        Shared memory of its processes that others may use (see `listeners.open_memory`).
     rounds : list of int
         Rounds of the script during each group of attacks, its start not counted.
     exploded : bool
@@ -224,6 +226,7 @@ class Attacked:
     outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     listeners: list[Listener] = field(default_factory=list)
     unexpected: list[Listener] = field(default_factory=list)
+    open_memory: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     exploded: bool = False
@@ -294,6 +297,7 @@ def attacked(
             for each in result.listeners
             if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
         ]
+        result.open_memory = open_memory(job.processes())
         before = _rounds(job)
         targets = _targets(result.listeners, hosts, attacks)
         more = {"recorded": told["recorded"], "routes": told["routes"]}

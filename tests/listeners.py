@@ -16,7 +16,7 @@ from typing import Any
 from clusters import listening, parent, ranks_of
 from jobs import Job
 
-__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "role_of"]
+__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "open_memory", "role_of"]
 
 #: What a launcher is called.
 LAUNCHERS = re.compile(r"(mpirun|mpiexec|prterun|prted|hydra_pmi_proxy|hydra_bstrap_proxy|orted|srun)\S*")
@@ -167,6 +167,16 @@ def role_of(pid: int, ranks: Iterable[int]) -> str:
             return "agent"
         return " ".join(words)[:200]
     return "ended"
+
+
+def open_memory(pids: Iterable[int]) -> list[str]:
+    """System V shared memory of these processes that others than their user may read or write, a line of the kernel's each."""
+    head, *lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+    perms, creator = (head.split().index(name) for name in ("perms", "cpid"))
+    made = {str(pid) for pid in pids}
+    return [
+        line for line in lines if (fields := line.split())[creator] in made and int(fields[perms], 8) & 0o066
+    ]
 
 
 def beyond_loopback(listeners: Iterable[Listener]) -> Mapping[str, set[str]]:

@@ -5,14 +5,19 @@ token of the link opens it, as in Jupyter: in the query of the first page, which
 as ``Authorization: Bearer TOKEN``, for Prometheus. The gate stands where the server looks for what answers a request, so it is
 before all routes: pages, static files, websockets, and those that are added later.
 
+A connection has half a minute for each request, and is among the first to be closed when descriptors run out, until it has
+shown the token: else who connects to the dashboard and says nothing would lock the job's own processes out of the scheduler.
+
 Who has no token leaves no line in a log. Nor does the token: nothing behind the gate sees it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
-from collections.abc import Awaitable
+import weakref
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
@@ -26,9 +31,12 @@ from tornado.httputil import (
 from tornado.routing import Router
 
 from dask_gpu_mpi.network.dashboard_link import TOKEN
+from dask_gpu_mpi.network.listeners import until_known
 
 __all__ = ["TokenGate"]
 
+#: Seconds for the head of a request, from the connection or the request before it. Browsers connect again by themselves.
+REQUEST_TIMEOUT = 30.0
 REFUSED = (
     403,
     "Forbidden",
@@ -61,6 +69,22 @@ class TokenGate(Router):
         self._token = token.encode()
         #: A browser sends it to all ports of a host: tunnels to several jobs are told by its name.
         self._cookie = f"dask-gpu-mpi-{hashlib.sha256(self._token).hexdigest()[:12]}"
+        #: What to call when a connection has shown the token.
+        self._unknown: weakref.WeakKeyDictionary[Any, Callable[[], None]] = weakref.WeakKeyDictionary()
+
+    def guard(self, server: Any) -> None:
+        """Stand before an `HTTPServer` that has accepted no connection yet."""
+        handle = server.handle_stream
+
+        def handle_stream(stream: Any, address: Any) -> Any:
+            is_known = self._unknown[stream] = until_known(stream.close)
+            # it has shown it by then, or is closed
+            asyncio.get_running_loop().call_later(REQUEST_TIMEOUT, is_known)
+            return handle(stream, address)
+
+        server.handle_stream = handle_stream
+        server.conn_params.header_timeout = REQUEST_TIMEOUT
+        server.request_callback = self
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """What answers this request; called by tornado once it has the headers."""
@@ -71,6 +95,9 @@ class TokenGate(Router):
             request.connection = _SettingCookie(request.connection, cookie)  # type: ignore[assignment]
         elif not self._has_header(request) and not self._has_cookie(request):
             return _Answer(request, *REFUSED)
+        stream = getattr(request.connection, "stream", None)
+        if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
+            is_known()
         if request.path == EVENT_STREAM:
             return _Answer(request, *CLOSED)
         return self._application.find_handler(request, **kwargs)

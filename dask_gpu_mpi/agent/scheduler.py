@@ -151,7 +151,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         )
         if settings.dashboard:
             # It listens since the line above, and accepts nothing before the next turn of this loop.
-            scheduler.http_server.request_callback = TokenGate(scheduler.http_application, settings.token)
+            TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
         JobWatch(settings.facts).attach(scheduler)
         await scheduler
     except Exception as error:

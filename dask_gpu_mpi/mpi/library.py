@@ -20,7 +20,7 @@ from . import launcher_check
 from .finalize import finalize_at_exit
 from .launcher_watchdog import look_after_launcher
 from .launchers import all_on_one_host
-from .loopback import on_loopback
+from .loopback import closed_to_others
 from .openmpi import fewer_components
 
 __all__ = ["abort", "before_finalize", "load_mpi", "load_ucx_first"]
@@ -75,8 +75,7 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
                 settings.enter_context(
                     fewer_components(environ, spec.origin, beside_ucx=beside_ucx, one_host=one_host)
                 )
-                if one_host:
-                    settings.enter_context(on_loopback(environ))
+                settings.enter_context(closed_to_others(environ, one_host=one_host))
             settings.enter_context(_finalized_by_us(spec.origin if spec is not None else None))
             settings.enter_context(warnings.catch_warnings())
             # mpi4py's own warning of a foreign launcher; `launcher_check.cross_check` reports it with the fix.

@@ -29,7 +29,7 @@ from dask_gpu_mpi.base.tally import Tally
 
 from .certificates import clock_problem
 
-__all__ = ["DASK_HANDSHAKE", "PAUSE", "PatientSocket", "guard_listeners"]
+__all__ = ["DASK_HANDSHAKE", "PAUSE", "PatientSocket", "guard_listeners", "until_known"]
 
 #: Below distributed's own, so that it has their handlers and level.
 logger = logging.getLogger("distributed.dask_gpu_mpi")
@@ -74,6 +74,17 @@ def _within(seconds: float, close: Callable[[], object]) -> Iterator[list[str]]:
     finally:
         timer.cancel()
         _unknown.pop(key, None)
+
+
+def until_known(close: Callable[[], object]) -> Callable[[], None]:
+    """Have `close` called when descriptors run out, until what is returned is called: nobody knows yet who has connected."""
+    key = object()
+    _unknown[key] = close
+
+    def is_known() -> None:
+        _unknown.pop(key, None)
+
+    return is_known
 
 
 def _make_room(why: str) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
+    "NO_SYSTEM_V",
     "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
@@ -46,6 +47,8 @@ __all__ = [
     "without_gpu_transports",
 ]
 
+#: A value of ``UCX_TLS``: all transports but System V shared memory, which whoever has the job's group may write.
+NO_SYSTEM_V = "^sysv"
 #: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
 PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 SECTION = "distributed-ucxx"

@@ -48,8 +48,8 @@ AGREEMENT_TIMEOUT = 60.0
 START_TIMEOUT = 30.0
 #: Seconds for the proofs; else the connection stays TLS.
 PROOF_TIMEOUT = 10.0
-#: Seconds for one frame, 2 GB at most: after them the connection is closed, and Dask asks once more.
-FRAME_TIMEOUT = 300.0
+#: Seconds for one frame, and bytes for which there is one more: after them the connection is closed, and Dask asks once more.
+FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
 #: Bytes of a proof.
 PROOF_SIZE = 64
 #: How distributed serialises what goes over UCX: memory of a GPU stays there.
@@ -88,8 +88,9 @@ class WorkerComm(TLS):
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
 
     def handshake_info(self) -> dict[str, Any]:
-        """What this end offers in Dask's handshake."""
-        return {**super().handshake_info(), OFFER: VERSION}
+        """What this end offers in Dask's handshake: UCX belongs to one event loop, the worker's."""
+        offer = {OFFER: VERSION} if Ucx.is_of_this_loop() else {}
+        return {**super().handshake_info(), **offer}
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         """Called by distributed, at either end, when both know what the other offers."""
@@ -114,7 +115,7 @@ class WorkerComm(TLS):
             if any(on_device for _, on_device in header["over_ucx"]):
                 endpoint.ucx.synchronize()  # the arrays are there
             for frame in large:
-                async with asyncio.timeout(FRAME_TIMEOUT):
+                async with asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST):
                     await endpoint.receive(frame)
             over_ucx, over_tls = iter(large), iter(inner.frames)
             frames = [next(over_ucx if is_large else over_tls) for is_large in header["is_over_ucx"]]
@@ -153,7 +154,7 @@ class WorkerComm(TLS):
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
             for frame in over_ucx:
-                async with asyncio.timeout(FRAME_TIMEOUT):
+                async with asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST):
                     await endpoint.send(frame)
         return sum(map(nbytes, frames))
 
@@ -198,7 +199,7 @@ class WorkerComm(TLS):
             self._deserialize_messages, self.deserialize = self.deserialize, False
             self._endpoint = endpoint
             # Dask drops connections that the other end has closed without closing them.
-            weakref.finalize(self, endpoint.abort).atexit = False
+            weakref.finalize(self, _abort_soon, asyncio.get_running_loop(), endpoint).atexit = False
             if self.closed():  # meanwhile
                 self._abort_endpoint()
         self._offered = False
@@ -284,6 +285,12 @@ def _proof(key: bytes, sender: bytes) -> bytes:
 
 def _on_device(frame: Any) -> bool:
     return hasattr(frame, "__cuda_array_interface__")
+
+
+def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> None:
+    """Python collects garbage in any thread."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed
+        loop.call_soon_threadsafe(endpoint.abort)
 
 
 def _on_close(reference: weakref.ref[WorkerComm]) -> None:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
-from .ucx import SECTION, configured_numbers, import_ucx, in_thread
+from .ucx import NO_SYSTEM_V, SECTION, configured_numbers, import_ucx, in_thread
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
@@ -36,6 +36,8 @@ class Ucx:
 
     #: Whether it is to listen on the loopback interface alone.
     loopback = False
+    #: The event loop that has it: the worker's. Tasks may have others, for clients of their own.
+    _loop: asyncio.AbstractEventLoop | None = None
     #: Done when UCX is there, or has failed.
     _start: asyncio.Task[Ucx] | None = None
 
@@ -44,7 +46,7 @@ class Ucx:
         import ucxx
         from distributed_ucxx import ucxx as backend
 
-        with _unwarned(), dask.config.set({**configured_numbers(), **self._devices()}):
+        with _unwarned(), dask.config.set({**configured_numbers(), **self._restrictions()}):
             backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
         self._backend: Any = backend
         self._library: Any = ucxx
@@ -59,6 +61,14 @@ class Ucx:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._context.worker.epoll_file_descriptor)
             self._timer = loop.call_soon(self._tick)
+
+    @classmethod
+    def is_of_this_loop(cls) -> bool:
+        """Whether the running event loop may use it: the first one that asks, which is the worker's."""
+        loop = asyncio.get_running_loop()
+        if cls._loop is None or cls._loop.is_closed():
+            cls._loop = loop
+        return cls._loop is loop
 
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
@@ -101,15 +111,25 @@ class Ucx:
         self._backend.synchronize_stream()
 
     @classmethod
-    def _devices(cls) -> dict[str, Any]:
-        """The configuration by which UCX listens on the loopback interface alone, unless the user has chosen its devices."""
+    def _restrictions(cls) -> dict[str, Any]:
+        """The configuration by which others do not reach UCX, unless the user has chosen: on one node it listens on the loopback
+        interface alone, and it makes no memory that the job's group may write (`mpi.loopback`).
+        """
         import dask
 
         configured = dask.config.get(f"{SECTION}.environment", None) or {}
-        chosen = any(name.upper().replace("-", "_") == "NET_DEVICES" for name in configured)
-        if not cls.loopback or chosen or "UCX_NET_DEVICES" in os.environ:
-            return {}
-        return {f"{SECTION}.environment.net-devices": "lo"}
+        chosen = {name.upper().replace("-", "_") for name in configured}
+        chosen |= {name.removeprefix("UCX_") for name in os.environ}
+        found = {}
+        if cls.loopback and "NET_DEVICES" not in chosen:
+            found[f"{SECTION}.environment.net-devices"] = "lo"
+        # with a switch distributed-ucxx names the transports itself, without that one
+        switched = any(
+            dask.config.get(f"{SECTION}.{switch}", None) for switch in ("tcp", "nvlink", "infiniband")
+        )
+        if "TLS" not in chosen and not switched:
+            found[f"{SECTION}.environment.tls"] = NO_SYSTEM_V
+        return found
 
     def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a send or receive, and make UCX's progress until it is over. Nobody may cancel it: UCX has its buffer so long."""
@@ -145,10 +165,10 @@ class Ucx:
 
     def _tick(self) -> None:
         """Progress now and then, whatever is under way: UCX asks for it, to notice what has ended."""
-        self._context.worker.progress()
         loop = asyncio.get_running_loop()
         lingers = loop.time() < self._lingers_until
         self._timer = loop.call_later(LINGERING_TICK if lingers else TICK, self._tick)
+        self._context.worker.progress()
 
 
 def _import() -> None:
@@ -224,7 +244,11 @@ class Endpoint:
     def _failure(self, task: asyncio.Task[Any]) -> str:
         """Why an operation has failed, in words: ucxx has a dozen classes, and their frames have the buffer."""
         if not task.done():
-            broken = [str(each.exception()) for each in self.ucx.broken if each.done()]
+            broken = [
+                "the event loop ends" if each.cancelled() else str(each.exception())
+                for each in self.ucx.broken
+                if each.done()
+            ]
             return broken[0] if broken else "the endpoint was closed"
         if task.cancelled():
             return "the event loop ends"

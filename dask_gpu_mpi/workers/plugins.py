@@ -157,16 +157,15 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
     with contextlib.suppress(
         Exception
     ):  # whatever comes of it, the connections that transfer data find out for themselves
-        await asyncio.wait({starting}, timeout=PROBE_TIMEOUT)
-        scheduler: Any = worker.scheduler
-        workers = (await scheduler.identity(n_workers=-1))["workers"]
-        first: dict[str, str] = {}
-        for address in sorted(workers):
-            first.setdefault(get_address_host(address), address)
-        nodes = sorted(first)
-        following = nodes[(nodes.index(get_address_host(worker.address)) + 1) % len(nodes)]
-        peer: Any = worker.rpc(first[following])
         async with asyncio.timeout(PROBE_TIMEOUT):
+            await asyncio.wait({starting})
+            scheduler: Any = worker.scheduler
+            first: dict[str, str] = {}
+            for address in sorted(await scheduler.ncores()):  # the least that names all workers
+                first.setdefault(get_address_host(address), address)
+            nodes = sorted(first)
+            following = nodes[(nodes.index(get_address_host(worker.address)) + 1) % len(nodes)]
+            peer: Any = worker.rpc(first[following])
             await peer.identity()
 
 

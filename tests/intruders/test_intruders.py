@@ -49,6 +49,10 @@ def test_every_listener_is_known(job: Attacked) -> None:
     assert "worker http" not in {each.name for each in job.listeners}
 
 
+def test_no_memory_is_open_to_the_group(job: Attacked) -> None:
+    assert job.open_memory == []
+
+
 def test_nothing_is_deserialised(job: Attacked) -> None:
     assert not job.exploded
 

@@ -59,6 +59,10 @@ def test_nobody_gets_in(job: Attacked) -> None:
         } == {}, attack
 
 
+def test_no_memory_is_open_to_the_group(job: Attacked) -> None:
+    assert job.open_memory == []
+
+
 def test_nothing_is_deserialised(job: Attacked) -> None:
     assert not job.exploded
 

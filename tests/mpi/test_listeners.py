@@ -9,6 +9,7 @@ import pytest
 
 from clusters import COMMAND
 from harness import Mpi
+from listeners import open_memory
 
 #: The components that the tests choose otherwise
 UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
@@ -21,7 +22,7 @@ print("set", set_by_us, flush=True)
 """
 
 
-def listeners(process: psutil.Process) -> set[tuple[str, int]]:
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
     return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
@@ -34,14 +35,15 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     python = [each for each in processes if each.exe() == psutil.Process().exe()]
     assert len(python) >= 6  # ranks, agents, a scheduler, workers
     # what a launcher has opened is its own, also where its children have inherited it
-    launchers = {place for each in processes if each not in python for place in listeners(each)}
+    launchers = {place for each in processes if each not in python for place in listening(each)}
     beyond = {
         (" ".join(each.cmdline())[:100], place)
         for each in python
-        for place in listeners(each) - launchers
+        for place in listening(each) - launchers
         if not ipaddress.ip_address(place[0]).is_loopback
     }
     assert beyond == set()
+    assert open_memory(each.pid for each in processes) == []
     job.signal(15)
     assert job.wait(30).rc != 0
 

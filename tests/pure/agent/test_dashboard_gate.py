@@ -13,7 +13,9 @@ import pytest
 from tornado.httpclient import AsyncHTTPClient, HTTPClientError, HTTPRequest, HTTPResponse
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from dask_gpu_mpi.agent import dashboard_gate
 from dask_gpu_mpi.agent.dashboard_gate import TokenGate
+from dask_gpu_mpi.network import listeners
 
 TOKEN = "right-T0ken_"
 WRONG = "wrong-T0ken_"
@@ -61,7 +63,7 @@ async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
     scheduler: Any = Scheduler(
         host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
     )
-    scheduler.http_server.request_callback = TokenGate(scheduler.http_application, TOKEN)
+    TokenGate(scheduler.http_application, TOKEN).guard(scheduler.http_server)
     async with scheduler:
         if pages:
             dashboard = pytest.importorskip("distributed.dashboard.scheduler", exc_type=ImportError)
@@ -264,5 +266,51 @@ def test_a_connection_that_is_kept_is_asked_again_and_closed() -> None:
         writer.close()
         await writer.wait_closed()
         assert codes == [b"200", b"200", b"403"]
+
+    visit(visitor)
+
+
+async def opened(site: Site, request: str = "") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection of its own, which stays; where something is asked for, the head of the answer has come."""
+    host, port = site.host.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    if request:
+        writer.write(f"GET {request} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+    return reader, writer
+
+
+def test_who_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboard_gate, "REQUEST_TIMEOUT", 0.3)
+    monkeypatch.setattr(listeners, "_unknown", {})
+
+    async def visitor(site: Site) -> None:
+        reader, writer = await opened(site)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        await writer.wait_closed()
+        while listeners._unknown:
+            await asyncio.sleep(0.01)
+
+    visit(visitor)
+
+
+def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listeners, "_unknown", {})
+
+    async def visitor(site: Site) -> None:
+        known, known_writer = await opened(site, f"/health?token={TOKEN}")
+        silent, silent_writer = await opened(site)
+        while len(listeners._unknown) != 1:
+            await asyncio.sleep(0.01)
+        listeners._make_room("a test")
+        assert await asyncio.wait_for(silent.read(), 20) == b""
+        known_writer.write(f"GET /health?token={TOKEN} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
+        assert b"HTTP/1.1 200" in await asyncio.wait_for(known.readuntil(b"\r\n\r\n"), 20)
+        for writer in (known_writer, silent_writer):
+            writer.close()
+            await writer.wait_closed()
 
     visit(visitor)

@@ -253,12 +253,12 @@ def test_library_is_looked_at_before_it_is_loaded(
         seen.append(("over", *sys.modules["mpi4py.MPI"].calls))
 
     @contextlib.contextmanager
-    def on_loopback(environ: object) -> Iterator[None]:
-        seen.append(("loopback", environ))
+    def closed_to_others(environ: object, *, one_host: bool) -> Iterator[None]:
+        seen.append(("closed", environ, one_host))
         yield
 
     monkeypatch.setattr(library, "fewer_components", fewer_components)
-    monkeypatch.setattr(library, "on_loopback", on_loopback)
+    monkeypatch.setattr(library, "closed_to_others", closed_to_others)
     monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
     monkeypatch.setattr(
         library.launcher_check, "check_library", lambda *given: seen.append(("check", *given))
@@ -273,7 +273,7 @@ def test_library_is_looked_at_before_it_is_loaded(
     assert seen == [
         ("check", {"A": "1"}, file, "n3"),
         ("settings", {"A": "1"}, file, first or ucxx, one_host),
-        *([("loopback", {"A": "1"})] if one_host else []),
+        ("closed", {"A": "1"}, one_host),
         ("over", "import", False),
     ]
 

@@ -6,9 +6,9 @@ import os
 
 import pytest
 
-from dask_gpu_mpi.mpi.loopback import on_loopback
+from dask_gpu_mpi.mpi.loopback import closed_to_others
 
-ALL = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+ALL = {"UCX_TLS": "^sysv", "UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def inside(environ: dict[str, str]) -> dict[str, str]:
-    with on_loopback(environ):
+def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
+    with closed_to_others(environ, one_host=one_host):
         settings = {name: os.environ[name] for name in ALL if name in os.environ}
     assert not ALL.keys() & os.environ.keys()
     return settings
@@ -27,7 +27,7 @@ def inside(environ: dict[str, str]) -> dict[str, str]:
 
 def test_for_the_time_of_the_start() -> None:
     assert inside({"UCX_LOG_LEVEL": "info", "FI_LOG_LEVEL": "info"}) == ALL
-    with pytest.raises(RuntimeError), on_loopback({}):
+    with pytest.raises(RuntimeError), closed_to_others({}, one_host=True):
         raise RuntimeError
     assert not ALL.keys() & os.environ.keys()
 
@@ -35,12 +35,17 @@ def test_for_the_time_of_the_start() -> None:
 @pytest.mark.parametrize(
     ("chosen", "left"),
     [
-        ("UCX_NET_DEVICES", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
+        ("UCX_NET_DEVICES", {"UCX_TLS", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
         ("UCX_TLS", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
-        ("FI_PROVIDER", {"UCX_NET_DEVICES"}),
-        ("FI_TCP_IFACE", {"UCX_NET_DEVICES", "FI_SOCKETS_IFACE"}),
-        ("FI_SOCKETS_IFACE", {"UCX_NET_DEVICES", "FI_TCP_IFACE"}),
+        ("FI_PROVIDER", {"UCX_TLS", "UCX_NET_DEVICES"}),
+        ("FI_TCP_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_SOCKETS_IFACE"}),
+        ("FI_SOCKETS_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_TCP_IFACE"}),
     ],
 )
 def test_choice_of_the_users(chosen: str, left: set[str]) -> None:
     assert inside({chosen: "any"}).keys() == left
+
+
+def test_on_several_hosts_the_memory_of_the_group_is_left_out_alone() -> None:
+    assert inside({}, one_host=False) == {"UCX_TLS": "^sysv"}
+    assert inside({"UCX_TLS": "all"}, one_host=False) == {}

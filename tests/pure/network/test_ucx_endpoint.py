@@ -52,7 +52,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
         library.starts += 1
         library.environ = dict(os.environ)
-        library.configured = (dask.config.get("distributed-ucxx.environment", None) or {}).get("net-devices")
+        configured = dask.config.get("distributed-ucxx.environment", None) or {}
+        library.configured, library.transports = configured.get("net-devices"), configured.get("tls")
         if library.fails is not None:
             raise library.fails
 
@@ -108,7 +109,9 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setattr(ucx_endpoint, "_import", imports)
     monkeypatch.setattr(Ucx, "_start", None)
     monkeypatch.setattr(Ucx, "loopback", False)
-    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    monkeypatch.setattr(Ucx, "_loop", None)
+    for name in ("UCX_NET_DEVICES", "UCX_TLS"):
+        monkeypatch.delenv(name, raising=False)
     return library
 
 
@@ -155,6 +158,57 @@ def test_on_one_node_it_listens_on_loopback_unless_the_user_has_chosen(
         run(Ucx.begin)
     assert library.configured == found
     assert library.environ.get("UCX_NET_DEVICES") == variable  # what tasks start is not told
+
+
+@pytest.mark.parametrize(
+    ("variable", "settings", "found"),
+    [
+        (None, {}, "^sysv"),
+        ("tcp", {}, None),
+        (None, {"distributed-ucxx.environment.tls": "tcp,sm"}, "tcp,sm"),
+        (None, {"distributed-ucxx.nvlink": True}, None),
+    ],
+)
+def test_it_makes_no_memory_that_the_group_may_write_unless_the_user_has_chosen(
+    library: Library,
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str | None,
+    settings: dict[str, Any],
+    found: str | None,
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("UCX_TLS", variable)
+    with dask.config.set(settings):
+        run(Ucx.begin)
+    assert library.transports == found
+
+
+def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) -> None:
+    async def main() -> None:
+        assert Ucx.is_of_this_loop()
+        assert Ucx.is_of_this_loop()
+
+        async def elsewhere() -> bool:
+            return Ucx.is_of_this_loop()
+
+        assert not await asyncio.to_thread(lambda: asyncio.run(elsewhere()))
+
+    run(main)
+
+
+def test_a_progress_that_fails_is_not_the_last(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ucx_endpoint, "TICK", 0.01)
+
+    async def main() -> None:
+        await Ucx.begin()
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        library.progress_fails = RuntimeError("no memory")
+        before = library.progress
+        while library.progress < before + 3:
+            await asyncio.sleep(0.01)
+        library.progress_fails = None
+
+    run(main)
 
 
 def test_an_address_to_which_nothing_leads(library: Library) -> None:

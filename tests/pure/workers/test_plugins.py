@@ -173,10 +173,13 @@ def test_the_first_worker_of_a_node_connects_to_the_next_node() -> None:
         def __init__(self, address: str) -> None:
             self.address = address
 
-        async def identity(self, **given: Any) -> Any:
+        async def identity(self) -> None:
+            asked.append(self.address)
+
+        async def ncores(self) -> dict[str, int]:
             asked.append(self.address)
             nodes = ("10.0.0.1:5", "10.0.0.1:6", "10.0.0.2:5", "10.0.0.3:5")
-            return {"workers": {f"tls://{node}": {} for node in nodes}}
+            return {f"tls://{node}": 1 for node in nodes}
 
     def probe(own: str) -> list[str]:
         asked.clear()
