@@ -399,10 +399,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "tornado.httpserver",
-        "HTTPServer.request_callback",
-        "agent/scheduler",
+        "HTTPServer.request_callback HTTPServer.handle_stream HTTPServer.conn_params",
+        "agent/dashboard_gate",
         "tornado 6.4 to 6.6",
-        why="replaced: the gate that asks for the token",
+        why="replaced: the gate that asks for the token, and a deadline for each request",
         without="the test of this module fails: nothing would ask for it",
     ),
     *_of(
