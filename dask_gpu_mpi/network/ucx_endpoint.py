@@ -73,6 +73,7 @@ class Ucx:
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
         """Have it start, if it does not already; what fails is raised, as `UcxError`, where the result is awaited."""
+        cls.is_of_this_loop()  # from here on, at the latest
         if cls._start is None or cls._start.cancelled():
             cls._start = asyncio.get_running_loop().create_task(cls._started())
             cls._start.add_done_callback(lambda done: done.cancelled() or done.exception())

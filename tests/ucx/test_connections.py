@@ -146,3 +146,24 @@ async def test():
 """,
         tmp_path,
     )
+
+
+def test_a_client_in_another_event_loop_talks_tls(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """As a task has that makes a client for itself, also while UCX starts: the worker's own connections keep UCX."""
+    run(
+        """
+async def test():
+    async def exchange(over_ucx):
+        comm = await pair()
+        assert (await sent_back(comm, np.full(100_000, 7.0)) == 7).all()
+        assert (comm._endpoint is not None) == over_ucx
+        await comm.close()
+
+    ucx_endpoint.Ucx.begin()
+    await asyncio.to_thread(asyncio.run, exchange(False))
+    await exchange(True)
+    await asyncio.to_thread(asyncio.run, exchange(False))
+    await exchange(True)
+""",
+        tmp_path,
+    )
