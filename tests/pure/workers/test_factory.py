@@ -35,9 +35,10 @@ def make(
     *,
     gpus: bool = False,
     ucx: WorkerUcx = WorkerUcx.OFF,
+    settings: WorkerSettings = SETTINGS,
     **options: Any,
 ) -> Any:
-    settings = replace(SETTINGS, device_memory={"GPU-x": 1} if gpus else {}, ucx=ucx)
+    settings = replace(settings, device_memory={"GPU-x": 1} if gpus else {}, ucx=ucx)
     given = configuration(
         Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
@@ -85,6 +86,24 @@ def test_who_offers_ucx(
     offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
     assert all(each.loopback for each in offers)
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "loopback"),
+    [
+        ("tls://127.0.0.1:1", "127.0.0.1", True),
+        ("tls://127.0.0.1:1", None, True),  # the job has joined a cluster
+        ("tls://10.0.0.1:1", None, False),
+        ("tls://10.0.0.1:1", "10.0.0.2", False),
+    ],
+)
+def test_ucx_stays_on_loopback_where_the_cluster_is(
+    address: str, host: str | None, loopback: bool, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, address=address, host=host)
+    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, settings=settings)
+    [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
+    assert offer.loopback is loopback
 
 
 def test_a_worker_in_the_agent_offers_no_ucx(tmp_path: Path) -> None:
