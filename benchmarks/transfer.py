@@ -251,8 +251,8 @@ def main() -> None:
     print(f"copy between two GPUs {copy:.0f} GB/s")
     for name, rate in rates.items():
         print(f"{name:24} {rate:8.1f} GB/s median, {best[name]:8.1f} best, {len(steady[name])} repetitions")
+    first = next(iter(rates), "")
     for other in [*rates][1:]:
-        first = next(iter(rates))
         print(f"{first} / {other}: {rates[first] / rates[other]:.2f}")
     write(arguments.json, {**document, "median_GB_s": rates})
     plot(rates, copy, arguments.plot, operation=arguments.operation)

@@ -16,8 +16,7 @@ pure_rest() {
   tests openmpi -m slow -k "$half" tests/pure > "$log" 2>&1 &
   other=$!
   tests openmpi -m slow -k "not ($half)" tests/pure || rc=1
-  wait "$other" || rc=1
-  cat "$log"
+  made_beside "$other" "$log" || rc=1
   rm "$log"
   return "$rc"
 }

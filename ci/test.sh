@@ -55,8 +55,7 @@ pure() {
   tests openmpi -m "not slow" "${rooms[@]}" > "$log" 2>&1 &
   other=$!
   tests openmpi -m "not slow" "${ignored[@]}" tests/pure || rc=1
-  wait "$other" || rc=1
-  cat "$log"
+  made_beside "$other" "$log" || rc=1
   rm "$log"
   return "$rc"
 }

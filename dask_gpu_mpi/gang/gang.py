@@ -31,7 +31,7 @@ class Kind:
     DIED = "died"
     TIMEOUT = "timeout"
     CLIENT = "client"
-    #: None: its client has the results.
+    #: No failure: its client has the results.
     CLOSED = "closed"
 
 

@@ -57,25 +57,6 @@ _refused = Tally(logger.warning, _later)
 _exhausted = Tally(logger.warning, _later)
 
 
-@contextmanager
-def _within(seconds: float, close: Callable[[], object]) -> Iterator[list[str]]:
-    """Close a connection that is not known until then, or when descriptors run out; the list says why (``""``: the latter)."""
-    why: list[str] = []
-
-    def end(text: str) -> None:
-        why.append(text)
-        close()
-
-    key = object()
-    _unknown[key] = lambda: end("")
-    timer = asyncio.get_running_loop().call_later(seconds, end, f"no handshake within {seconds:g} s")
-    try:
-        yield why
-    finally:
-        timer.cancel()
-        _unknown.pop(key, None)
-
-
 def until_known(close: Callable[[], object]) -> Callable[[], None]:
     """Have `close` called when descriptors run out, until what is returned is called: nobody knows yet who has connected."""
     key = object()
@@ -85,6 +66,24 @@ def until_known(close: Callable[[], object]) -> Callable[[], None]:
         _unknown.pop(key, None)
 
     return is_known
+
+
+@contextmanager
+def _within(seconds: float, close: Callable[[], object]) -> Iterator[list[str]]:
+    """Close a connection that is not known until then, or when descriptors run out; the list says why (``""``: the latter)."""
+    why: list[str] = []
+
+    def end(text: str) -> None:
+        why.append(text)
+        close()
+
+    is_known = until_known(lambda: end(""))
+    timer = asyncio.get_running_loop().call_later(seconds, end, f"no handshake within {seconds:g} s")
+    try:
+        yield why
+    finally:
+        timer.cancel()
+        is_known()
 
 
 def _make_room(why: str) -> None:

@@ -115,7 +115,7 @@ class WorkerComm(TLS):
             if any(on_device for _, on_device in header["over_ucx"]):
                 endpoint.ucx.synchronize()  # the arrays are there
             for frame in large:
-                async with asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST):
+                async with _time_for(frame):
                     await endpoint.receive(frame)
             over_ucx, over_tls = iter(large), iter(inner.frames)
             frames = [next(over_ucx if is_large else over_tls) for is_large in header["is_over_ucx"]]
@@ -154,7 +154,7 @@ class WorkerComm(TLS):
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
             for frame in over_ucx:
-                async with asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST):
+                async with _time_for(frame):
                     await endpoint.send(frame)
         return sum(map(nbytes, frames))
 
@@ -281,6 +281,10 @@ async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str
 
 def _proof(key: bytes, sender: bytes) -> bytes:
     return hmac.digest(key, b"dask-gpu-mpi ucx proof" + sender, "sha512")
+
+
+def _time_for(frame: Any) -> asyncio.Timeout:
+    return asyncio.timeout(FRAME_TIMEOUT + nbytes(frame) / SLOWEST)
 
 
 def _on_device(frame: Any) -> bool:

@@ -120,7 +120,7 @@ class Ucx:
 
         configured = dask.config.get(f"{SECTION}.environment", None) or {}
         chosen = {name.upper().replace("-", "_") for name in configured}
-        chosen |= {name.removeprefix("UCX_") for name in os.environ}
+        chosen |= {name.removeprefix("UCX_") for name in os.environ if name.startswith("UCX_")}
         found = {}
         if cls.loopback and "NET_DEVICES" not in chosen:
             found[f"{SECTION}.environment.net-devices"] = "lo"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -68,6 +69,16 @@ class Cluster:
 
     def joining(self, gang: str, *ranks: int) -> list[asyncio.Task[dict[str, Any]]]:
         return [asyncio.create_task(self.plugin.join(gang, rank, f"h{rank}")) for rank in ranks]
+
+
+@contextmanager
+def quick_return() -> Iterator[None]:
+    """Workers that do not come back are not waited for long."""
+    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
+    try:
+        yield
+    finally:
+        scheduler_plugin.RETURN_TIMEOUT = before
 
 
 Test = Callable[[], Coroutine[Any, Any, None]]
@@ -177,13 +188,10 @@ async def test_a_worker_that_does_not_come_back_is_not_waited_for_for_ever() -> 
     cluster = Cluster("1", "2")
     plugin = await cluster.begin()
     await cluster.opened("g")
-    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
-    try:
+    with quick_return():
         cluster.remove("2")
         assert (await plugin.watch("g"))["why"] == "rank 1 died before the gang started"
         await plugin.close_gang("g")
-    finally:
-        scheduler_plugin.RETURN_TIMEOUT = before
     assert len((await cluster.opened("next"))["members"]) == 1
 
 
@@ -238,13 +246,10 @@ async def test_the_next_gang_waits_for_a_worker_that_was_ended_here() -> None:
     plugin = await cluster.begin()
     await cluster.opened("g", grace=0.01)
     await asyncio.gather(*cluster.joining("g", 0, 1))
-    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
-    try:
+    with quick_return():
         plugin.failed("g", 0, {"exception_text": "ValueError()"})
         plugin.leave("g", 0, spoilt=False)
         [note] = (await plugin.close_gang("g"))["notes"]
-    finally:
-        scheduler_plugin.RETURN_TIMEOUT = before
     assert "is not back" in note
     assert cluster.killed == ["2"]
     following = asyncio.create_task(cluster.opened("next"))
@@ -274,13 +279,10 @@ async def test_a_member_that_can_not_be_ended_is_told() -> None:
     plugin = await cluster.begin()
     await cluster.opened("g", grace=0.01)
     await asyncio.gather(*cluster.joining("g", 0, 1))
-    before, scheduler_plugin.RETURN_TIMEOUT = scheduler_plugin.RETURN_TIMEOUT, 0.1
-    try:
+    with quick_return():
         plugin.failed("g", 0, {"exception_text": "ValueError()"})
         plugin.leave("g", 0, spoilt=False)
         closed = await plugin.close_gang("g")
-    finally:
-        scheduler_plugin.RETURN_TIMEOUT = before
     assert closed == {
         "notes": ["spmd: rank 1 (worker 2 on h1) could not be ended; it may still use its GPU"],
         "died": [],
