@@ -21,7 +21,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.startup.transport import choose_ucx
+from dask_gpu_mpi.startup.transport import choose_transport
 
 from .observations import Observations
 from .rank import CheckingRank, Kind, ListenOrder, RankTest
@@ -170,8 +170,8 @@ class CheckCoordinator:
         port = evidence.listening.port if evidence.listening is not None else 0
         peers = peers_by_rank(evidence.nodes, MOST_IN_CHECK)
         seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
-        devices = _tries_of_ucx(evidence)
-        self._pairs = UcxPairs({rank: evidence.observations[rank].host for rank in devices})
+        devices, between_nodes = _tries_of_ucx(evidence)
+        self._pairs = UcxPairs({rank: evidence.observations[rank].host for rank in devices if between_nodes})
         ucx = {rank: UcxOrder(device, self._pairs.peers_of(rank)) for rank, device in devices.items()}
         for rank in range(self.mailbox.size):
             uuids = tuple(gpus.get(rank, ()))
@@ -191,27 +191,28 @@ class CheckCoordinator:
             return None, str(error)
 
 
-def _tries_of_ucx(evidence: Evidence) -> dict[int, str]:
-    """The first rank of each node that has workers which may use UCX, and the GPU of the first of these; empty: it has none."""
+def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
+    """The first rank of each node that has workers which may use UCX, and the GPU of the first of these (empty: it has none);
+    and whether they try it between nodes as well.
+    """
     if evidence.plan is None:
-        return {}
-    obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
+        return {}, False
     try:
-        chosen = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)[0]
+        transport = choose_transport(evidence.worker_ucx, evidence.plan, evidence.abilities)
     except InputError:
-        return {}
-    if chosen is WorkerUcx.OFF:
-        return {}
+        return {}, False
+    if transport.ucx is WorkerUcx.OFF:
+        return {}, False
     devices: dict[int, str] = {}
     for worker in evidence.plan.workers:
-        if worker.kind == "gpu" or chosen is WorkerUcx.ALL:
+        if worker.kind == "gpu" or transport.ucx is WorkerUcx.ALL:
             devices.setdefault(worker.rank, worker.devices[0] if worker.devices else "")
     firsts: dict[int, str] = {}
     for observed in evidence.by_host().values():
-        able = [each.rank for each in observed if each.rank in devices and not each.without_ucx]
+        able = [each.rank for each in observed if each.rank in devices and not each.ucx.obstacle]
         if able:
             firsts[able[0]] = devices[able[0]]
-    return firsts
+    return firsts, transport.between_nodes
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:

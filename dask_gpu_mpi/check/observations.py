@@ -8,16 +8,17 @@ import platform
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.machine.inventory import Inventory, boot_id, take_inventory
+from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvml import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
-from dask_gpu_mpi.network.interfaces import Interface, list_interfaces
+from dask_gpu_mpi.network.interfaces import Interface, boot_id, list_interfaces
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.transport import obstacle
+from dask_gpu_mpi.startup.transport import ucx_ability
 
 __all__ = [
     "GPUS_ON_NODE",
@@ -93,8 +94,8 @@ class Observations:
     problems: tuple[tuple[str, str], ...] = ()
     #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
     allocated_gpus: int = 0
-    #: Why its workers can't use UCX; empty: they can, or need not.
-    without_ucx: str = ""
+    #: How far its workers can use UCX.
+    ucx: UcxAbility = field(default_factory=UcxAbility)
 
 
 def observe(
@@ -147,7 +148,7 @@ def observe(
         ecc=ecc,
         problems=tuple(found),
         allocated_gpus=allocated_gpus(environ) if wants_gpus else 0,
-        without_ucx=obstacle(options, gpus=bool(inventory and inventory.gpus)),
+        ucx=ucx_ability(options, gpus=bool(inventory and inventory.gpus)),
     )
 
 

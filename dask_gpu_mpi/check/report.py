@@ -10,6 +10,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -121,6 +122,11 @@ class Evidence:
     def gpus(self) -> dict[str, Gpu]:
         """All visible GPUs by UUID, each as the last rank saw it."""
         return {gpu.uuid: gpu for inventory in self.inventories for gpu in inventory.gpus}
+
+    @property
+    def abilities(self) -> dict[int, UcxAbility]:
+        """How far each rank can use UCX."""
+        return {rank: observed.ucx for rank, observed in self.observations.items()}
 
     def host(self, rank: int) -> str:
         """Where a rank runs; empty: unknown."""

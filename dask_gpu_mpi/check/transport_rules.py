@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.startup.transport import choose_ucx
+from dask_gpu_mpi.startup.transport import choose_transport
 
 from .report import Evidence, Finding, split_fix
 
@@ -23,9 +23,10 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
     """What workers will send each other over UCX, and whether UCX works on and between nodes; nothing where UCX is not wanted."""
     if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
         return
-    obstacles = {rank: observed.without_ucx for rank, observed in evidence.observations.items()}
     try:
-        chosen, line = choose_ucx(evidence.worker_ucx, evidence.plan, obstacles)
+        chosen, line, warning, between_nodes = choose_transport(
+            evidence.worker_ucx, evidence.plan, evidence.abilities
+        )
     except InputError as refused:
         yield Finding("error", "transport", *split_fix(str(refused), FIX))
         return
@@ -33,6 +34,8 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
         if line:
             yield Finding("warning", "transport", *split_fix(line, FIX))
         return
+    if warning:
+        yield Finding("warning", "transport", *split_fix(warning, FIX))
     results = {rank: test.ucx for rank, test in evidence.tests.items() if test.ucx is not None}
     failed = False
     for rank, result in results.items():
@@ -45,7 +48,7 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
             found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
             yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
     if not failed:
-        where = (
-            "within 1 node" if len(results) == 1 else f"within {len(results)} nodes and from each to the next"
-        )
+        where = f"within {len(results)} node{'s' * (len(results) > 1)}"
+        if between_nodes and len(results) > 1:
+            where += " and from each to the next"
         yield Finding("ok", "transport", f"{line}; UCX works {where}")

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.interfaces import boot_id
 
 from .cgroups import allowed_cpus, cpu_quota, host_memory
 from .contexts import own_contexts
 from .gpus import Gpu
 from .visible_devices import VISIBLE_DEVICES, visible_gpus
 
-__all__ = ["Gpu", "Inventory", "boot_id", "take_inventory"]
-
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+__all__ = ["Gpu", "Inventory", "take_inventory"]
 
 
 @dataclass(frozen=True)
@@ -131,21 +128,3 @@ def take_inventory(
             if not gpu.uuid
         ),
     )
-
-
-def boot_id(file: Path = BOOT_ID) -> str:
-    """An id of this boot of this machine; empty where the system has none.
-
-    Linux has a random id per boot (random(4)), macOS the time of boot.
-    """
-    try:
-        return file.read_text().strip()
-    except OSError:
-        pass
-    try:
-        found = subprocess.run(
-            ["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, timeout=5, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()

@@ -14,10 +14,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from dask_gpu_mpi.network.ucx import NO_SYSTEM_V
-
 __all__ = ["closed_to_others"]
 
+NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
 ANYWHERE = {"UCX_TLS": re.compile(r"UCX_TLS")}
 ON_ONE_HOST = {

@@ -9,13 +9,16 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dask_gpu_mpi.errors import InputError
 
-__all__ = ["Interface", "choose_addresses", "list_interfaces"]
+__all__ = ["Interface", "boot_id", "choose_addresses", "list_interfaces"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d$"))
 #: Bridges and tunnels that exist on many hosts with the same, unreachable address.
@@ -159,3 +162,21 @@ def _common_network(interfaces: Mapping[int, Sequence[Interface]]) -> str | None
     """A network that every rank is on, whatever its interface is called there."""
     shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
     return min(shared) if shared else None
+
+
+def boot_id(file: Path = _BOOT_ID) -> str:
+    """An id of this boot of this machine, or an empty text. Ranks share a node if their host names and boot ids are the same.
+
+    Linux has a random id per boot (random(4)), macOS the time of boot.
+    """
+    try:
+        return file.read_text().strip()
+    except OSError:
+        pass
+    try:
+        found = subprocess.run(
+            ["sysctl", "-n", "kern.boottime"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()

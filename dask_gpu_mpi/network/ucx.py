@@ -17,6 +17,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import InputError
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
-    "NO_SYSTEM_V",
+    "CLOSED",
+    "UcxAbility",
     "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
@@ -38,6 +40,8 @@ __all__ = [
     "install_hooks",
     "load_library",
     "missing_ucx",
+    "obstacle_between_nodes",
+    "opened_by",
     "shown_transports",
     "start_ucx",
     "start_ucx_in_thread",
@@ -47,8 +51,9 @@ __all__ = [
     "without_gpu_transports",
 ]
 
-#: A value of ``UCX_TLS``: all transports but System V shared memory, which whoever has the job's group may write.
-NO_SYSTEM_V = "^sysv"
+#: The value of ``UCX_TLS`` unless the user has chosen one. Everyone with the job's group may write System V shared memory. TCP
+#: has a port that authenticates nobody: its peers read and write any address of the process.
+CLOSED = "^sysv,tcp"
 #: The package that brings UCX to Dask, and the first libucx with which no release of UCXX works.
 PACKAGE, LIBUCX, LIBUCX_LIMIT = "distributed_ucxx", ("libucx-cu12", "libucx-cu13"), (1, 22)
 SECTION = "distributed-ucxx"
@@ -78,6 +83,92 @@ def missing_ucx(*, device_memory: bool) -> str:
             if tuple(map(int, re.findall(r"[0-9]+", found)[:2])) >= LIBUCX_LIMIT:
                 return f"UCXX does not work with {name} {found}. Fix: pip install '{name}<1.22'"
     return ""
+
+
+@dataclass(frozen=True)
+class UcxAbility:
+    """How far the workers of a rank can use UCX beside TLS."""
+
+    #: Why they can't; empty: they can, or need not.
+    obstacle: str = ""
+    #: Why it does not lead to other nodes; empty: it does.
+    between_nodes: str = ""
+    #: The user's setting by which it opens a TCP port; empty: it opens none.
+    opened_by: str = ""
+
+
+#: Devices for RDMA, as the kernel lists them.
+RDMA = "/sys/class/infiniband/*"
+
+
+def obstacle_between_nodes(environ: Mapping[str, str], devices: str = RDMA) -> str:
+    """Why UCX has no way to other nodes that is not TCP; empty: it has RDMA.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's.
+    devices : str
+        Pattern of the files that stand for RDMA devices.
+    """
+    import glob
+    from importlib.util import find_spec
+
+    if not glob.glob(devices):
+        return "no RDMA device"
+    found = find_spec("libucx")
+    wheels = [] if found is None else list(found.submodule_search_locations or ())
+    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "").lower() not in ("", "0", "false")
+    if prefers_system or not wheels or glob.glob(f"{wheels[0]}/lib/ucx/libuct_ib*"):
+        return ""
+    return "the libucx package has no InfiniBand (for a UCX of the system: RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)"
+
+
+def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | None = None) -> str:
+    """The user's setting by which UCX opens a TCP port; empty: it opens none.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's.
+    worker_options : mapping, optional
+        CUDAWorker's, where they are not in Dask's configuration yet.
+
+    Notes
+    -----
+    In the order in which ``_prepare_ucx_config`` of distributed-ucxx reads them. With one of its switches it uses TCP as well.
+
+    Examples
+    --------
+    >>> opened_by({"UCX_TLS": "tcp,cuda_ipc"}), opened_by({"UCX_TLS": "rc,cuda"}), opened_by({"UCX_TLS": "^sysv"})
+    ('UCX_TLS', '', 'UCX_TLS')
+    """
+    import dask
+
+    if "UCX_TLS" in environ:
+        return "UCX_TLS" if _includes_tcp(environ["UCX_TLS"]) else ""
+    options = worker_options or {}
+    for switch in SWITCHES:  # one that is off switches the others on
+        if options.get(switch) is not None:
+            return f"worker_options[{switch!r}]"
+    for section in SECTIONS:
+        for switch in ("tcp", "nvlink", "infiniband"):
+            if dask.config.get(f"{section}.{switch}", None):
+                return f"{section}.{switch}"
+    for section in SECTIONS:
+        configured = dask.config.get(f"{section}.environment", None)
+        for name, value in configured.items() if isinstance(configured, Mapping) else ():
+            if name.upper() == "TLS":
+                return f"{section}.environment.{name}" if _includes_tcp(str(value)) else ""
+    return ""
+
+
+def _includes_tcp(transports: str) -> bool:
+    """Whether a value of ``UCX_TLS`` leaves UCX its TCP transport."""
+    names = transports.removeprefix("^").split(",")
+    if transports.startswith("^"):
+        return "tcp" not in names
+    return any("tcp" in name or "*" in name or name in ("all", "") for name in names)
 
 
 def connection_config(worker_options: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import functools
 import hmac
+import os
 import secrets
 import socket
 import weakref
@@ -35,13 +36,15 @@ from distributed.utils import nbytes
 
 from dask_gpu_mpi.base.streams import say
 
+from .interfaces import boot_id
 from .listeners import TLSListener
+from .ucx import obstacle_between_nodes, opened_by
 from .ucx_endpoint import Endpoint, Ucx, UcxError
 
 __all__ = ["WorkerComm", "use_ucx_between_workers"]
 
-#: Key of Dask's handshake, and what both ends must have there.
-OFFER, VERSION = "dask-gpu-mpi-ucx", 1
+#: Key of Dask's handshake. It holds this version, which node the process is on, and whether UCX leads from there to others.
+OFFER, VERSION = "dask-gpu-mpi-ucx", 2
 #: Seconds in which two workers must have agreed, UCX's start among them; else the connection is closed.
 AGREEMENT_TIMEOUT = 60.0
 #: Seconds for the start of UCX, for which others wait as well; else the connection stays TLS.
@@ -89,12 +92,14 @@ class WorkerComm(TLS):
 
     def handshake_info(self) -> dict[str, Any]:
         """What this end offers in Dask's handshake: UCX belongs to one event loop, the worker's."""
-        offer = {OFFER: VERSION} if Ucx.is_of_this_loop() else {}
+        offer = {OFFER: [VERSION, *_place()]} if Ucx.is_of_this_loop() else {}
         return {**super().handshake_info(), **offer}
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
         """Called by distributed, at either end, when both know what the other offers."""
-        self._offered = local.get(OFFER) == remote.get(OFFER) == VERSION
+        match local.get(OFFER), remote.get(OFFER):
+            case [version, here, leads_there], [other_version, there, leads_here] if version == other_version:
+                self._offered = here == there or bool(leads_there and leads_here)
         configuration: dict[str, Any] = super().handshake_configuration(local, remote)
         return configuration
 
@@ -277,6 +282,13 @@ async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str
     await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
     if not hmac.compare_digest(received, _proof(key, other["key"])):
         raise UcxError("what came over UCX is not from this peer")
+
+
+@functools.cache
+def _place() -> tuple[str, bool]:
+    """The node of this process, and whether UCX leads from it to other nodes: by RDMA, or by TCP if the user has chosen that."""
+    node = f"{socket.gethostname()} {boot_id()}"
+    return node, bool(opened_by(os.environ)) or not obstacle_between_nodes(os.environ)
 
 
 def _proof(key: bytes, sender: bytes) -> bytes:

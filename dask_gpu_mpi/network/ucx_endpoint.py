@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib
 import logging
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
 
-from .ucx import NO_SYSTEM_V, SECTION, configured_numbers, import_ucx, in_thread
+from .ucx import CLOSED, SECTION, SECTIONS, configured_numbers, import_ucx, in_thread, opened_by
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
@@ -46,7 +47,7 @@ class Ucx:
         import ucxx
         from distributed_ucxx import ucxx as backend
 
-        with _unwarned(), dask.config.set({**configured_numbers(), **self._restrictions()}):
+        with _unwarned(), _tags_alone(), dask.config.set({**configured_numbers(), **self._restrictions()}):
             backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
         self._backend: Any = backend
         self._library: Any = ucxx
@@ -113,24 +114,31 @@ class Ucx:
 
     @classmethod
     def _restrictions(cls) -> dict[str, Any]:
-        """The configuration by which others do not reach UCX, unless the user has chosen: on one node it listens on the loopback
-        interface alone, and it makes no memory that the job's group may write (`mpi.loopback`).
+        """The configuration by which others do not reach UCX. It opens a port only if the user has chosen TCP for it; in a job on
+        one node that port is one of the loopback interface.
         """
         import dask
 
-        configured = dask.config.get(f"{SECTION}.environment", None) or {}
-        chosen = {name.upper().replace("-", "_") for name in configured}
-        chosen |= {name.removeprefix("UCX_") for name in os.environ if name.startswith("UCX_")}
-        found = {}
-        if cls.loopback and "NET_DEVICES" not in chosen:
-            found[f"{SECTION}.environment.net-devices"] = "lo"
-        # with a switch distributed-ucxx names the transports itself, without that one
-        switched = any(
-            dask.config.get(f"{SECTION}.{switch}", None) for switch in ("tcp", "nvlink", "infiniband")
-        )
-        if "TLS" not in chosen and not switched:
-            found[f"{SECTION}.environment.tls"] = NO_SYSTEM_V
-        return found
+        chosen = {name.removeprefix("UCX_") for name in os.environ if name.startswith("UCX_")}
+        for section in SECTIONS:
+            configured = dask.config.get(f"{section}.environment", None) or {}
+            chosen |= {name.upper().replace("-", "_") for name in configured}
+        settings = {
+            # Without it UCX leaves shared memory out, since an endpoint has to notice that its peer has died.
+            "posix-error-handling": "y",
+            # A backtrace of forty lines in the job's output helps nobody, and Python has its own handlers of signals.
+            "handle-errors": "none",
+        }
+        if opened_by(os.environ):
+            if cls.loopback:
+                settings["net-devices"] = "lo"
+        else:
+            settings["tls"] = CLOSED
+        return {
+            f"{SECTION}.environment.{name}": value
+            for name, value in settings.items()
+            if name.upper().replace("-", "_") not in chosen
+        }
 
     def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a send or receive, and make UCX's progress until it is over. Nobody may cancel it: UCX has its buffer so long."""
@@ -178,6 +186,22 @@ def _import() -> None:
     importlib.import_module("distributed_ucxx.ucxx")
     with contextlib.suppress(ImportError):  # host memory needs none
         importlib.import_module("rmm")
+
+
+@contextlib.contextmanager
+def _tags_alone() -> Iterator[None]:
+    """Start UCX in here with messages by tag alone: with its features RMA and AM, which UCXX has on, it answers requests to read
+    any address of this process.
+    """
+    from ucxx._lib import libucxx
+
+    original = libucxx.UCXContext
+    features = (libucxx.Feature.TAG, libucxx.Feature.WAKEUP)
+    libucxx.UCXContext = functools.partial(original, feature_flags=features)
+    try:
+        yield
+    finally:
+        libucxx.UCXContext = original
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
-from .transport import obstacle
+from .transport import ucx_ability
 
 __all__ = [
     "WITHOUT_OPTIONS",
@@ -168,7 +168,7 @@ class Bringup:
                 options.interface,
                 shared,
                 has_client=context.has_client,
-                without_ucx=obstacle(options, gpus=bool(inventory.gpus)),
+                ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)

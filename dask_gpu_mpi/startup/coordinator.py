@@ -35,7 +35,7 @@ from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
 from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
-from .transport import choose_ucx, probing_workers
+from .transport import Transport, choose_transport, probing_workers
 
 __all__ = ["Coordinator", "Job"]
 
@@ -99,8 +99,7 @@ class Coordinator(FailureCoordinator):
         self._ready: set[int] = set()
         self._config: dict[str, Any] = {}
         self._listen: dict[int, str | None] = {}
-        #: What goes over UCX between workers, and the line for the user.
-        self._ucx = (WorkerUcx.OFF, "")
+        self._transport = Transport()
         self._cluster: Cluster | None = None
 
     def handle(self, event: Event, now: float) -> bool:
@@ -159,10 +158,12 @@ class Coordinator(FailureCoordinator):
             plan = self._job.plan(inventories, any(each.has_client for each in found))
             check_client(found, plan.client.rank)
             self._listen = self._choose_addresses(found, machines)
-            self._ucx = self._choose_ucx(found, plan)
+            self._transport = self._choose_transport(found, plan)
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
             return
+        if self._transport.warning:
+            plan = replace(plan, warnings=(*plan.warnings, self._transport.warning))
         self.plan = plan
         per_core = workers_per_core(plan)
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
@@ -183,12 +184,12 @@ class Coordinator(FailureCoordinator):
         else:
             self._start_scheduler()
 
-    def _choose_ucx(self, found: Sequence[Registration], plan: Plan) -> tuple[WorkerUcx, str]:
+    def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._job.target
         if target is not None and Protocol.of(target.address) is not Protocol.TLS:
-            return WorkerUcx.OFF, ""
-        obstacles = {rank: each.without_ucx for rank, each in enumerate(found)}
-        return choose_ucx(self._job.ucx, plan, obstacles, attaches=target is not None)
+            return Transport()
+        abilities = {rank: each.ucx for rank, each in enumerate(found)}
+        return choose_transport(self._job.ucx, plan, abilities, attaches=target is not None)
 
     def _choose_addresses(
         self, found: Sequence[Registration], machines: Sequence[str]
@@ -234,7 +235,7 @@ class Coordinator(FailureCoordinator):
         for worker in plan.workers:
             workers_of.setdefault(worker.rank, []).append(worker)
         before = 0
-        probes = probing_workers(plan) if self._ucx[0] is not WorkerUcx.OFF else {}
+        probes = probing_workers(plan) if self._transport.between_nodes else {}
         for rank in range(self.size):
             workers = tuple(workers_of.get(rank, ()))
             start = Start(
@@ -247,7 +248,7 @@ class Coordinator(FailureCoordinator):
                 is_client=rank == plan.client.rank,
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
-                ucx=self._ucx[0],
+                ucx=self._transport.ucx,
                 ucx_probe=probes.get(rank),
             )
             before += len(workers)
@@ -256,7 +257,7 @@ class Coordinator(FailureCoordinator):
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
-        full = replace(self._cluster, plan=self.plan, transport=self._ucx[1], config=self._config)
+        full = replace(self._cluster, plan=self.plan, transport=self._transport.line, config=self._config)
         if any(self.steps.values()):
             steps = {rank: list(steps) for rank, steps in self.steps.items()}
             full = replace(full, hosts=dict(self.hosts), steps=steps)

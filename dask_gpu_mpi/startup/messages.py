@@ -15,6 +15,7 @@ from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
@@ -82,8 +83,8 @@ class Registration:
     failure: Failure | None = None
     #: Whether this rank has a script to run, should it be the client's.
     has_client: bool = True
-    #: Why its workers can't use UCX; empty: they can, or need not.
-    without_ucx: str = ""
+    #: How far its workers can use UCX.
+    ucx: UcxAbility = field(default_factory=UcxAbility)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,35 @@
-"""What the workers of a job send each other over UCX, once there is a plan: a pure function."""
+"""What the workers of a job send each other over UCX, once there is a plan: pure functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network.ucx import missing_ucx
+from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["choose_ucx", "obstacle", "probing_workers"]
+__all__ = ["Transport", "choose_transport", "probing_workers", "ucx_ability"]
 
 
-def obstacle(options: Options, *, gpus: bool) -> str:
-    """Why the workers of this rank can't use UCX beside TLS; empty: they can, or need not.
+class Transport(NamedTuple):
+    """How the workers of a job exchange data."""
+
+    ucx: WorkerUcx = WorkerUcx.OFF
+    #: The line for the user, without a full stop; empty where there is nothing to exchange, or no GPU.
+    line: str = ""
+    #: What a setting of the user's has opened; empty: nothing.
+    warning: str = ""
+    #: Whether UCX may lead from node to node.
+    between_nodes: bool = False
+
+
+def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | None = None) -> UcxAbility:
+    """How far the workers of this rank can use UCX beside TLS.
 
     Parameters
     ----------
@@ -23,20 +37,30 @@ def obstacle(options: Options, *, gpus: bool) -> str:
         What the user asked for.
     gpus : bool
         Whether this rank sees GPUs.
+    environ : mapping, optional
+        Of this process, by default its own.
     """
     wanted = options.worker_ucx
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not gpus):
-        return ""
+        return UcxAbility()
     if str(options.worker_class).rpartition(".")[2] == "Worker":
-        return "workers of the class distributed.Worker run in the agent. Fix: worker_class (--worker-class) distributed.Nanny"
+        return UcxAbility(
+            "workers of the class distributed.Worker run in the agent. Fix: worker_class (--worker-class) distributed.Nanny"
+        )
     if wanted is WorkerUcx.AUTO and options.worker_class != "auto" and options.worker_kind != "gpu":
-        return "worker_class is not dask_cuda.CUDAWorker. Fix: leave it out, or choose --protocol tls"
-    return missing_ucx(device_memory=gpus)
+        return UcxAbility(
+            "worker_class is not dask_cuda.CUDAWorker. Fix: leave it out, or choose --protocol tls"
+        )
+    environ = os.environ if environ is None else environ
+    opened = opened_by(environ, options.worker_options)
+    return UcxAbility(
+        missing_ucx(device_memory=gpus), "" if opened else obstacle_between_nodes(environ), opened
+    )
 
 
-def choose_ucx(
-    wanted: WorkerUcx, plan: Plan, obstacles: Mapping[int, str], *, attaches: bool = False
-) -> tuple[WorkerUcx, str]:
+def choose_transport(
+    wanted: WorkerUcx, plan: Plan, abilities: Mapping[int, UcxAbility], *, attaches: bool = False
+) -> Transport:
     """What goes over UCX, and the line that says so and why.
 
     Parameters
@@ -45,15 +69,10 @@ def choose_ucx(
         What the user asked for.
     plan : Plan
         Of the job.
-    obstacles : mapping
-        By rank: why its workers can't use UCX; empty texts count as none.
+    abilities : mapping
+        By rank.
     attaches : bool
         Whether the workers are added to those of a running cluster.
-
-    Returns
-    -------
-    tuple
-        `WorkerUcx`, and a text without a full stop; empty where there is nothing to exchange, or no GPU.
 
     Raises
     ------
@@ -63,19 +82,34 @@ def choose_ucx(
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not with_gpus):
-        return WorkerUcx.OFF, ""
-    reason = _reason(working, obstacles)
+        return Transport()
+    reason = _reason(working, abilities, lambda ability: ability.obstacle)
     if wanted is WorkerUcx.ALL and reason:
         raise InputError(f"protocol 'ucx': {reason}")
     if len(plan.workers) == 1 and not attaches:
-        return WorkerUcx.OFF, ""
-    if wanted is WorkerUcx.ALL:
-        return wanted, "TLS, and UCX for large data between workers (authenticated, not encrypted)"
-    if without := sorted(working - with_gpus):
+        return Transport()
+    if wanted is WorkerUcx.AUTO and (without := sorted(working - with_gpus)):
         reason = f"{ranks_text(without)} without a GPU"
+    nodes = {worker.host for worker in plan.workers}
+    within = _reason(working, abilities, lambda ability: ability.between_nodes)
+    if not reason and within and len(nodes) == len(plan.workers) and not attaches:
+        reason = f"each node has one worker, and UCX leads to no other node: {within}"
     if reason:
-        return WorkerUcx.OFF, f"TLS; GPU data goes through host memory. No UCX: {reason}"
-    return WorkerUcx.AUTO, "TLS, and UCX for GPU memory between workers (authenticated, not encrypted)"
+        data = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
+        return Transport(line=f"TLS; {data}. No UCX: {reason}")
+    data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
+    line = f"TLS, and UCX for {data} between workers"
+    if within and len(nodes) > 1:
+        line += f" of a node (authenticated, not encrypted). Between nodes TLS alone: {within}"
+    else:
+        line += " (authenticated, not encrypted)"
+    warning = ""
+    if opened := _reason(working, abilities, lambda ability: ability.opened_by):
+        warning = (
+            f"{opened} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run code "
+            "as you. Fix: leave the setting out; within a node UCX needs no TCP"
+        )
+    return Transport(wanted, line, warning, not within)
 
 
 def probing_workers(plan: Plan) -> dict[int, str | int]:
@@ -87,11 +121,13 @@ def probing_workers(plan: Plan) -> dict[int, str | int]:
     return dict(first.values()) if len(first) > 1 else {}
 
 
-def _reason(working: set[int], obstacles: Mapping[int, str]) -> str:
-    """The first obstacle, with the ranks that have it."""
+def _reason(
+    working: set[int], abilities: Mapping[int, UcxAbility], text_of: Callable[[UcxAbility], str]
+) -> str:
+    """The first text that an ability has, with its ranks unless all have it; empty: none has one."""
     ranks_of: dict[str, list[int]] = {}
     for rank in sorted(working):
-        if text := obstacles.get(rank, ""):
+        if text := text_of(abilities.get(rank, UcxAbility())):
             ranks_of.setdefault(text, []).append(rank)
     for text, ranks in ranks_of.items():
         return text if len(ranks) == len(working) else f"{ranks_text(ranks)}: {text}"

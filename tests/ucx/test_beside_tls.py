@@ -49,7 +49,9 @@ def processes_with_ucx(client):
 
 def listening(dask_worker):
     import psutil
-    return sorted({each.laddr.ip for each in psutil.Process().net_connections('tcp') if each.status == 'LISTEN'})
+    own = {listener.bound_address[1] for listener in dask_worker.listeners}
+    found = [each.laddr for each in psutil.Process().net_connections('inet') if each.status in ('LISTEN', 'NONE')]
+    return [f'{place.ip}:{place.port}' for place in found if place.port not in own]
 
 def work(client):
     x = da.random.random((2_000, 2_000), chunks=500).persist()
@@ -87,14 +89,14 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
 
 
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
-    """Workers exchange data over UCX, all else speaks TLS, and on one host nothing listens beyond loopback."""
+    """Workers exchange data over UCX, all else speaks TLS, and UCX opens no port."""
     script = tmp_path / "script.py"
     script.write_text(HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "sys.exit(7)\n")
     done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, timeout=90).check(7)
     told = facts(done)
     check(told, 2)
     assert told["messages"] == [2_000_000_000]
-    assert set(told["listening"]) == {"127.0.0.1"}
+    assert told["listening"] == []
     assert only_our_lines(done.stderr), done.stderr
     assert "transport: TLS, and UCX for large data between workers" in done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
@@ -120,21 +122,48 @@ tell(threshold=[*client.run(threshold).values()])
     assert all("12345" in value for value in told["threshold"])
 
 
+#: The user's choice by which UCX leads from host to host where there is no RDMA.
+OPEN = {"DASK_DISTRIBUTED_UCXX__ENVIRONMENT__TLS": "tcp,sm,self"}
+
+
 @pytest.mark.one_mpi
 def test_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
+    """Between hosts without RDMA the data is encrypted: UCX would need a port that lets everyone in."""
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
+    program = (
+        HEAD + INITIALIZED + "tell(total=work(client), over_ucx=sorted(client.run(over_ucx).values()))\n"
+    )
+    program += "tell(listening=sorted(sum(client.run(listening).values(), [])))\n"
+    done = mpirun.run(program, 3, env=env, bed=hosts, hosts=["h1", "h1", "h2"], timeout=90).check()
+    told = facts(done)
+    assert told["listening"] == []
+    assert [bool(number) for number in told["over_ucx"]] == [False, True, True]
+    assert "UCX for large data between workers of a node" in done.stderr
+    assert "Between nodes TLS alone: no RDMA device" in done.stderr
+    assert "warning" not in done.stderr
+
+
+@pytest.mark.one_mpi
+def test_two_hosts_by_the_users_choice(mpirun: Mpi, hosts: TestBed) -> None:
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **OPEN}
     done = mpirun.run(
         HEAD + INITIALIZED + "seen(client)\n", 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90
     ).check()
     rows = check(facts(done), 2)
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
+    assert "warning: distributed-ucxx.environment.tls has UCX open a TCP port in each worker" in done.stderr
+    assert "anyone who reaches the port can run code as you" in done.stderr
 
 
 @pytest.mark.one_mpi
 def test_ucx_that_does_not_lead_to_the_other_node_is_told_before_anything_is_sent(
     mpirun: Mpi, hosts: TestBed
 ) -> None:
-    env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__TLS": "sm,self"}
+    env = {
+        "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        **OPEN,
+        "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
+    }
     program = HEAD + INITIALIZED + "time.sleep(15)\ntell(over_ucx=sorted(client.run(over_ucx).values()))\n"
     done = mpirun.run(program, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90).check()
     assert "go over TLS, not UCX" in done.stderr
@@ -239,20 +268,25 @@ def test_check_tries_ucx(mpirun: Mpi) -> None:
 @pytest.mark.one_mpi
 def test_check_tries_ucx_between_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     env = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    done = mpirun.run(CHECK, 4, env=env, bed=hosts, timeout=90).check()
-    (finding,) = transport(done)
+    (finding,) = transport(mpirun.run(CHECK, 4, env=env, bed=hosts, timeout=90).check())
     assert finding["level"] == "ok"
-    assert "UCX works within 3 nodes and from each to the next" in finding["found"]
+    assert finding["found"].endswith("UCX works within 3 nodes")
+    opened, found = transport(mpirun.run(CHECK, 4, env=env | OPEN, bed=hosts, timeout=90))
+    assert opened["level"] == "warning"
+    assert "can run code as you" in opened["found"]
+    assert found["level"] == "ok"
+    assert "UCX works within 3 nodes and from each to the next" in found["found"]
 
 
 @pytest.mark.one_mpi
 def test_check_where_ucx_finds_no_way_to_another_host(mpirun: Mpi, hosts: TestBed) -> None:
     env = {
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
+        **OPEN,
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__NET_DEVICES": "lo",
     }
     done = mpirun.run(CHECK, 2, env=env, bed=hosts, hosts=["h1", "h2"], timeout=90)
-    found = transport(done)
+    _, *found = transport(done)
     assert [(each["level"], each["ranks"]) for each in found] == [("warning", [0]), ("warning", [1])]
     assert "UCX does not work to h2" in found[0]["found"]
     assert "UCX does not work to h1" in found[1]["found"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +19,7 @@ pytestmark = [
 
 #: `pair()` is a connection to a process that sends back what it gets. In a file of its own, since a crash must not end the tests.
 HEAD = """
-import asyncio, multiprocessing, sys, time
+import asyncio, multiprocessing, os, signal, sys, time
 import dask, numpy as np
 from distributed import Security
 from distributed.comm import CommClosedError, connect, listen
@@ -51,7 +52,7 @@ async def sent_back(comm, data):
     return (await comm.read())["back"]
 
 def main(test):
-    global ADDRESS
+    global ADDRESS, SERVER
     credentials = make_credentials().dask_config()
     dask.config.set(credentials)
     ucx_comm.use_ucx_between_workers(65536, loopback=True)
@@ -59,17 +60,19 @@ def main(test):
     here, there = context.Pipe()
     server = context.Process(target=serve, args=(there, credentials), daemon=True)
     server.start()
+    SERVER = server.pid
     assert here.poll(60)
     ADDRESS = here.recv()
-    asyncio.run(asyncio.wait_for(test(), 60))
-    here.send(None)
+    expected = asyncio.run(asyncio.wait_for(test(), 60)) or 0
+    if not expected:
+        here.send(None)
     server.join(20)
-    assert server.exitcode == 0, server.exitcode
+    assert server.exitcode == expected, server.exitcode
 """
 FOOT = "\nif __name__ == '__main__':\n    main(test)\n    print('well')\n"
 
 
-def run(test: str, tmp_path) -> str:  # type: ignore[no-untyped-def]
+def run(test: str, tmp_path: Path) -> str:
     script = tmp_path / "script.py"
     script.write_text(HEAD + test + FOOT)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=110)
@@ -78,7 +81,7 @@ def run(test: str, tmp_path) -> str:  # type: ignore[no-untyped-def]
     return done.stdout + done.stderr
 
 
-def test_memory_stays_until_ucx_has_done_with_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_memory_stays_until_ucx_has_done_with_it(tmp_path: Path) -> None:
     """A read that is cancelled in the middle of a frame, or whose connection is closed: UCX must not write into freed memory."""
     run(
         """
@@ -109,7 +112,32 @@ async def test():
     )
 
 
-def test_a_start_of_ucx_that_takes_long_leaves_tls_and_comes_later(tmp_path) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
+def test_a_process_that_dies_in_the_middle_of_a_frame(seconds: float, tmp_path: Path) -> None:
+    """Shared memory does not notice it. The read fails at once, and nothing waits for that process: not even UCX's end."""
+    said = run(
+        f"""
+async def test():
+    ucx_endpoint.ABORT_AFTER = 1.0
+    comms = [await pair() for _ in range(4)]
+    for comm in comms:
+        assert await sent_back(comm, bytearray(800_000)) == bytearray(800_000)
+        assert comm._endpoint is not None
+    exchanges = [asyncio.create_task(sent_back(comm, bytearray(160_000_000))) for comm in comms]
+    await asyncio.sleep({seconds})
+    os.kill(SERVER, signal.SIGKILL)
+    ended = await asyncio.wait_for(asyncio.gather(*exchanges, return_exceptions=True), 20)
+    assert all(isinstance(each, CommClosedError) for each in ended), ended
+    for _ in range(40):
+        await asyncio.sleep(0.1)
+    return -signal.SIGKILL
+""",
+        tmp_path,
+    )
+    assert said == "well\n"
+
+
+def test_a_start_of_ucx_that_takes_long_leaves_tls_and_comes_later(tmp_path: Path) -> None:
     said = run(
         """
 async def test():
@@ -132,7 +160,7 @@ async def test():
     assert "go over TLS, not UCX: UCX has not started within 0.5 s" in said
 
 
-def test_a_transfer_after_another_does_not_wait_for_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_transfer_after_another_does_not_wait_for_it(tmp_path: Path) -> None:
     """UCX is looked at now and then after a transfer; the next one is not to wait for that, here for hours."""
     run(
         """
@@ -148,7 +176,7 @@ async def test():
     )
 
 
-def test_a_client_in_another_event_loop_talks_tls(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_client_in_another_event_loop_talks_tls(tmp_path: Path) -> None:
     """As a task has that makes a client for itself, also while UCX starts: the worker's own connections keep UCX."""
     run(
         """

@@ -11,6 +11,7 @@ from dask_gpu_mpi.check.coordinator import _tries_of_ucx
 from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
 from dask_gpu_mpi.check.transport_rules import check_transport
 from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from preflights import evidence, observed
 
@@ -18,7 +19,7 @@ MISSING = "distributed-ucxx is not installed. Fix: pip install it"
 
 
 def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: str = "", **more: Any) -> Evidence:
-    found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), without_ucx=without)]
+    found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), ucx=UcxAbility(without))]
     return evidence(*found, worker_ucx=ucx, **more)
 
 
@@ -65,10 +66,10 @@ def test_a_package_that_is_missing(ucx: WorkerUcx, level: str) -> None:
 
 
 def test_one_rank_of_each_node_tries() -> None:
-    assert _tries_of_ucx(two_nodes(WorkerUcx.OFF)) == {}
+    assert _tries_of_ucx(two_nodes(WorkerUcx.OFF)) == ({}, False)
     found = two_nodes(WorkerUcx.AUTO)
     devices = {worker.rank: worker.device for worker in found.plan.workers}  # type: ignore[union-attr]
-    assert _tries_of_ucx(found) == devices
-    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, without=MISSING)) == {}  # nobody will use it
-    assert _tries_of_ucx(two_nodes(WorkerUcx.ALL, gpus=False)) == {0: "", 1: ""}
-    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, gpus=False)) == {}
+    assert _tries_of_ucx(found) == (devices, True)
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, without=MISSING)) == ({}, False)  # nobody will use it
+    assert _tries_of_ucx(two_nodes(WorkerUcx.ALL, gpus=False)) == ({0: "", 1: ""}, True)
+    assert _tries_of_ucx(two_nodes(WorkerUcx.AUTO, gpus=False)) == ({}, False)

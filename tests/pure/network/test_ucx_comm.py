@@ -262,6 +262,29 @@ def test_where_the_proof_is_wrong_the_connection_stays_tls(
     assert "not from this peer" in text or "no answer over UCX" in text
 
 
+@pytest.mark.parametrize(
+    ("leads", "used"), [((True, True), True), ((True, False), False), ((False, False), False)]
+)
+def test_between_nodes_ucx_is_used_if_it_leads_from_both(
+    network: Network,
+    leads: tuple[bool, bool],
+    used: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else the connection stays TLS, as the job has said at its start."""
+    places = iter(zip(("h1", "h2"), leads, strict=True))
+    monkeypatch.setattr(ucx_comm, "_place", lambda: next(places))
+
+    async def talk(comm: Any) -> None:
+        assert bytes((await there_and_back(comm, Array(b"x"))).memory.data) == b"x"
+        assert (comm._endpoint is not None) == used
+
+    between(talk)
+    assert bool(network.sent) == used
+    assert capsys.readouterr().err == ""
+
+
 def test_no_agreement_closes_the_connection(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ucx_comm, "AGREEMENT_TIMEOUT", 0.2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import types
 from collections.abc import Callable
@@ -18,6 +19,9 @@ from dask_gpu_mpi.network.ucx_endpoint import Ucx, UcxError
 class Library:
     """The mock: counts what is asked of it."""
 
+    #: What a task does that uses UCX for itself.
+    make_context: Callable[[], None]
+
     def __init__(self) -> None:
         self.progress = 0
         self.imports = 0
@@ -27,6 +31,7 @@ class Library:
         self.fails: Exception | None = None
         self.progress_fails: Exception | None = None
         self.alive = True
+        self.features: Any = None
         self.waits = 3  # turns of the event loop until a message is there
 
     async def transfer(self) -> None:
@@ -48,12 +53,11 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
             raise library.progress_fails
 
     def init_once() -> None:
-        import os
-
         library.starts += 1
         library.environ = dict(os.environ)
         configured = dask.config.get("distributed-ucxx.environment", None) or {}
         library.configured, library.transports = configured.get("net-devices"), configured.get("tls")
+        features.UCXContext({})
         if library.fails is not None:
             raise library.fails
 
@@ -94,7 +98,20 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     backend.init_once = init_once
     package: Any = types.ModuleType("distributed_ucxx")
     package.ucxx = backend
+    features: Any = types.ModuleType("ucxx._lib.libucxx")
+    features.Feature = types.SimpleNamespace(TAG="tag", WAKEUP="wakeup", AM="am", RMA="rma")
+    everything = ("tag", "wakeup", "am", "rma")
+
+    def make_context(config: Any, feature_flags: Any = everything) -> None:
+        library.features = feature_flags
+
+    features.UCXContext = make_context
+    library.make_context = lambda: features.UCXContext({})
+    private: Any = types.ModuleType("ucxx._lib")
+    private.libucxx = features
     modules = {
+        "ucxx._lib": private,
+        "ucxx._lib.libucxx": features,
         "ucxx": ucxx,
         "ucxx.types": tags,
         "distributed_ucxx": package,
@@ -110,8 +127,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     monkeypatch.setattr(Ucx, "_start", None)
     monkeypatch.setattr(Ucx, "loopback", False)
     monkeypatch.setattr(Ucx, "_loop", None)
-    for name in ("UCX_NET_DEVICES", "UCX_TLS"):
-        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("UCX_")]:
+        monkeypatch.delenv(name)
     return library
 
 
@@ -133,55 +150,47 @@ def test_it_starts_once(library: Library) -> None:
     assert (library.imports, library.starts) == (1, 1)
 
 
+def test_it_serves_no_active_messages(library: Library) -> None:
+    """Which read any address for a peer. A context that a task makes for itself has all features."""
+    run(Ucx.begin)
+    assert library.features == ("tag", "wakeup")
+    library.make_context()
+    assert library.features == ("tag", "wakeup", "am", "rma")
+
+
 @pytest.mark.parametrize(
-    ("loopback", "variable", "configured", "found"),
+    ("loopback", "environ", "settings", "transports", "devices"),
     [
-        (False, None, None, None),
-        (True, None, None, "lo"),
-        (True, "mlx5_0:1", None, None),
-        (True, None, "ib0", "ib0"),
+        (True, {}, {}, "^sysv,tcp", None),
+        (False, {}, {}, "^sysv,tcp", None),
+        # what the user has chosen stays, and what TCP is left listens on loopback where that is enough
+        (True, {"UCX_TLS": "tcp"}, {}, None, "lo"),
+        (False, {"UCX_TLS": "tcp"}, {}, None, None),
+        (True, {"UCX_TLS": "sm,cuda"}, {}, None, None),
+        (True, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "ib0"}, {}, None, None),
+        (True, {}, {"distributed-ucxx.environment.tls": "tcp,sm"}, "tcp,sm", "lo"),
+        (True, {}, {"distributed-ucxx.nvlink": True}, None, "lo"),
+        (True, {}, {"distributed-ucxx.environment.net-devices": "ib0"}, "^sysv,tcp", "ib0"),
     ],
 )
-def test_on_one_node_it_listens_on_loopback_unless_the_user_has_chosen(
+def test_it_opens_no_port_unless_the_user_has_chosen(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
     loopback: bool,
-    variable: str | None,
-    configured: str | None,
-    found: str | None,
+    environ: dict[str, str],
+    settings: dict[str, Any],
+    transports: str | None,
+    devices: str | None,
 ) -> None:
     monkeypatch.setattr(Ucx, "loopback", loopback)
-    if variable is not None:
-        monkeypatch.setenv("UCX_NET_DEVICES", variable)
-    settings = {} if configured is None else {"distributed-ucxx.environment.net-devices": configured}
-    with dask.config.set(settings):
-        run(Ucx.begin)
-    assert library.configured == found
-    assert library.environ.get("UCX_NET_DEVICES") == variable  # what tasks start is not told
-
-
-@pytest.mark.parametrize(
-    ("variable", "settings", "found"),
-    [
-        (None, {}, "^sysv"),
-        ("tcp", {}, None),
-        (None, {"distributed-ucxx.environment.tls": "tcp,sm"}, "tcp,sm"),
-        (None, {"distributed-ucxx.nvlink": True}, None),
-    ],
-)
-def test_it_makes_no_memory_that_the_group_may_write_unless_the_user_has_chosen(
-    library: Library,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str | None,
-    settings: dict[str, Any],
-    found: str | None,
-) -> None:
     monkeypatch.setenv("TLS", "1")  # somebody else's
-    if variable is not None:
-        monkeypatch.setenv("UCX_TLS", variable)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
     with dask.config.set(settings):
         run(Ucx.begin)
-    assert library.transports == found
+    assert (library.transports, library.configured) == (transports, devices)
+    # what tasks start is not told
+    assert {name: value for name, value in library.environ.items() if name.startswith("UCX_")} == environ
 
 
 def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup import transport
-from dask_gpu_mpi.startup.transport import choose_ucx, obstacle, probing_workers
+from dask_gpu_mpi.startup.transport import choose_transport, probing_workers, ucx_ability
 from inventories import gpu, one_host, plan, rank
 
 OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
@@ -17,6 +19,10 @@ GPUS = plan(one_host((gpu(0),), (gpu(1),)))
 ONE_GPU = plan(one_host((gpu(0),)))
 SOME = plan([*one_host((gpu(0),), ())])
 MISSING = "distributed-ucxx is not installed. Fix: pip install it"
+
+
+def able(obstacles: dict[int, str]) -> dict[int, UcxAbility]:
+    return {rank: UcxAbility(text) for rank, text in obstacles.items()}
 
 
 @pytest.mark.parametrize(
@@ -35,8 +41,8 @@ MISSING = "distributed-ucxx is not installed. Fix: pip install it"
     ],
 )
 def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  # type: ignore[no-untyped-def]
-    found, line = choose_ucx(wanted, of, obstacles)
-    assert found is chosen
+    found, line, warning, _ = choose_transport(wanted, of, able(obstacles))
+    assert (found, warning) == (chosen, "")
     assert bool(line) == bool(words)
     for word in words:
         assert word in line
@@ -49,11 +55,11 @@ def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
         ],
         cpu_workers=1,
     )
-    assert choose_ucx(AUTO, mixed, {})[0] is AUTO  # its rank has one
+    assert choose_transport(AUTO, mixed, {}).ucx is AUTO  # its rank has one
     from dataclasses import replace
 
     alone = replace(mixed, workers=tuple(replace(w, rank=1) if w.kind == "cpu" else w for w in mixed.workers))
-    chosen, line = choose_ucx(AUTO, alone, {})
+    chosen, line, *_ = choose_transport(AUTO, alone, {})
     assert chosen is OFF
     assert "rank 1 without a GPU" in line
 
@@ -79,36 +85,88 @@ def test_what_is_missing_is_asked_where_it_matters(
         return MISSING
 
     monkeypatch.setattr(transport, "missing_ucx", missing)
-    assert obstacle(options, gpus=gpus) == ("" if asked is None else MISSING)
+    assert ucx_ability(options, gpus=gpus).obstacle == ("" if asked is None else MISSING)
     assert calls == ([] if asked is None else [asked])
 
 
 def test_a_class_of_the_users_own_has_no_ucx_by_itself() -> None:
-    assert "worker_class" in obstacle(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True)
+    assert (
+        "worker_class" in ucx_ability(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True).obstacle
+    )
 
 
 def test_workers_in_the_agent_have_none() -> None:
     options = Options(worker_ucx=ALL, worker_class="distributed.Worker")
-    assert "run in the agent" in obstacle(options, gpus=False)
+    assert "run in the agent" in ucx_ability(options, gpus=False).obstacle
 
 
 def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
     with pytest.raises(
         InputError, match="protocol 'ucx': rank 1: distributed-ucxx is not installed. Fix: pip install it"
     ):
-        choose_ucx(ALL, GPUS, {1: MISSING})
+        choose_transport(ALL, GPUS, able({1: MISSING}))
 
 
 def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() -> None:
     for wanted in (AUTO, ALL):
-        assert choose_ucx(wanted, ONE_GPU, {}) == (OFF, "")
-        assert choose_ucx(wanted, ONE_GPU, {}, attaches=True)[0] is wanted
+        assert choose_transport(wanted, ONE_GPU, {}) == (OFF, "", "", False)
+        assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
 
 
 def test_one_worker_of_each_node_tries_ucx_to_the_next() -> None:
     assert probing_workers(GPUS) == {}
-    nodes = [
+    ranks = [
         rank(number, 3, (gpu(number),), host=f"h{number // 2}", boot_id=f"b{number // 2}")
         for number in range(3)
     ]
-    assert probing_workers(plan(nodes)) == {0: "0-0", 2: "2-0"}
+    assert probing_workers(plan(ranks)) == {0: "0-0", 2: "2-0"}
+
+
+NO_RDMA = UcxAbility(between_nodes="no RDMA device")
+
+
+def nodes(*gpus: int) -> Plan:
+    """A rank on each node, with so many GPUs."""
+    return plan(
+        [
+            rank(number, len(gpus), tuple(map(gpu, range(each))), host=f"h{number}", boot_id=f"b{number}")
+            for number, each in enumerate(gpus)
+        ]
+    )
+
+
+def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
+    with_rdma = choose_transport(AUTO, nodes(2, 2), {})
+    assert (with_rdma.ucx, with_rdma.between_nodes) == (AUTO, True)
+    without = choose_transport(AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA})
+    assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, "")
+    assert "of a node" in without.line
+    assert without.line.endswith("Between nodes TLS alone: no RDMA device")
+    one = choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA})
+    assert one.line.endswith("Between nodes TLS alone: rank 1: no RDMA device")
+    # within one node nobody misses it
+    assert choose_transport(AUTO, nodes(2), {0: NO_RDMA}).line == with_rdma.line
+
+
+@pytest.mark.parametrize("wanted", [AUTO, ALL])
+def test_nodes_with_one_worker_each_have_no_use_for_ucx_without_rdma(wanted: WorkerUcx) -> None:
+    found = choose_transport(wanted, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA})
+    assert found.ucx is OFF
+    assert "UCX leads to no other node: no RDMA device" in found.line
+
+
+def test_a_port_that_the_user_opens_is_warned_of() -> None:
+    found = choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")})
+    assert found.ucx is AUTO
+    assert found.warning.startswith("UCX_TLS has UCX open a TCP port")
+    assert "anyone who reaches the port can run code as you. Fix: " in found.warning
+
+
+def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "missing_ucx", lambda **_: "")
+    monkeypatch.setattr(transport, "obstacle_between_nodes", lambda _: "no RDMA device")
+    options = Options(worker_ucx=AUTO)
+    assert ucx_ability(options, gpus=True, environ={}) == NO_RDMA
+    assert ucx_ability(options, gpus=True, environ={"UCX_TLS": "tcp"}) == UcxAbility(opened_by="UCX_TLS")
+    switched = Options(worker_ucx=AUTO, worker_options={"enable_nvlink": True})
+    assert ucx_ability(switched, gpus=True, environ={}).opened_by == "worker_options['enable_nvlink']"
