@@ -77,6 +77,10 @@ class Nvml:
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
         return next(device for device in self.devices if device["uuid"] == uuid)
 
+    def nvmlDeviceGetComputeMode(self, device: Any) -> int:
+        mode: int = device.get("compute_mode", 0)
+        return mode
+
     def nvmlDeviceGetTotalEccErrors(self, device: Any, kind: int, counter: int) -> int:
         assert (kind, counter) == (1, 0)  # uncorrected, since the last reset
         (number,) = self._get(device, "ecc")

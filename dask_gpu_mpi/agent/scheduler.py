@@ -131,11 +131,12 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
-    # The scheduler has no GPU; distributed would ask NVML for device 0, and a lost one would end it.
+    # distributed would ask NVML for device 0, and a lost one would end the scheduler.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     listen_where_routes_are()
     if not settings.dashboard:
         dask.config.set(NO_SCHEDULER_ROUTES)
+    # It makes no CUDA context before it unpickles a graph that holds GPU objects.
     hide_gpus(os.environ, but=settings.device)
     disable_gpu_transports(os.environ)
     # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
+import sys
 import time
 from collections import deque
 from typing import Any
@@ -13,6 +15,8 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.recording import JOB_PLUGIN
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.machine.visible_devices import NO_GPU
 from dask_gpu_mpi.mpi.batch import end_time
 
 from .job_facts import JobFacts, RunWarning
@@ -57,6 +61,7 @@ class JobWatch(SchedulerPlugin):
         self._paused: set[str] = set()
         self._end: asyncio.Future[float | None] | None = None
         self._log = _LogLines(self)
+        self._explained = False
 
     def attach(self, scheduler: Any) -> None:
         """Have the scheduler call this, and answer `OPERATION`; before its first worker comes."""
@@ -110,6 +115,18 @@ class JobWatch(SchedulerPlugin):
             RunWarning(time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "...")
         )
 
+    def explain(self, error: BaseException | None) -> None:
+        """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. Dask logs while it handles the error."""
+        while error is not None and not self._explained:
+            if NO_GPU.search(f"{type(error).__name__}: {error}"):
+                self._explained = True
+                say(
+                    f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} sees "
+                    "no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with --scheduler-rank "
+                    "(scheduler_rank)"
+                )
+            error = error.__cause__
+
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
@@ -158,3 +175,4 @@ class _LogLines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._watch.warn(record.getMessage())
+        self._watch.explain(sys.exc_info()[1])

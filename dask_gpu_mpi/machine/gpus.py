@@ -34,6 +34,8 @@ class Gpu:
     processes: tuple[tuple[int, int | None], ...] = ()
     #: Bytes of device memory that were free at that moment; -1: unknown.
     free: int = -1
+    #: Whether one process alone may use it: its compute mode is not the default.
+    exclusive: bool = False
 
     @property
     def busy(self) -> int | None:

@@ -160,6 +160,7 @@ def _read(nvml: Any, handle: Any, index: int, own_pid: int) -> Gpu:
         pci="" if pci is None else _text(pci.busId).upper(),
         processes=_processes(nvml, handle, own_pid),
         free=-1 if memory is None else int(memory.free),
+        exclusive=_ask(nvml, 0, nvml.nvmlDeviceGetComputeMode, handle) != 0,
     )
 
 
@@ -181,6 +182,7 @@ def _instances(nvml: Any, parent: Any, gpu: Gpu, own_pid: int) -> Iterator[Gpu]:
             slice=place,
             processes=_processes(nvml, handle, own_pid),
             free=-1 if memory is None else int(memory.free),
+            exclusive=gpu.exclusive,
         )
 
 

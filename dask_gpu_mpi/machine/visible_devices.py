@@ -16,10 +16,12 @@ from dask_gpu_mpi.errors import InputError
 from .gpus import Gpu
 from .nvml import list_gpus
 
-__all__ = ["VISIBLE_DEVICES", "hide_gpus", "parse_visible", "sees_none", "visible_gpus"]
+__all__ = ["NO_GPU", "VISIBLE_DEVICES", "hide_gpus", "parse_visible", "sees_none", "visible_gpus"]
 
 #: The variable by which a process is shown some of the GPUs of its host; nobody else spells it in code that reads or sets it.
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+#: What CUDA, and the libraries over it, say in a process that sees no GPU.
+NO_GPU = re.compile(r"no CUDA-capable device|CUDA_?ERROR_?NO_?DEVICE|No CUDA GPUs", re.IGNORECASE)
 
 
 def sees_none(value: str | None) -> bool:

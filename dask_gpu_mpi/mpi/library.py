@@ -14,7 +14,7 @@ from typing import Any
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
-from dask_gpu_mpi.network.ucx import load_library
+from dask_gpu_mpi.network.ucx import lacks_rdma, load_library
 
 from . import launcher_check
 from .finalize import finalize_at_exit
@@ -158,17 +158,30 @@ def before_finalize(function: Callable[[], object]) -> None:
     MPI.Comm.Free_keyval(keyval)  # goes when the attribute does
 
 
-def load_ucx_first() -> None:
-    """Load UCX before MPI: both bring a libucs, and with MPI's loaded, ucxx finds symbols missing; the other way both work.
+def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
+    """Load the UCX of this environment's packages before MPI: both bring a libucs. With MPI's loaded, ucxx finds symbols missing,
+    and with it cudf_polars and rapidsmpf in the script. The other way both work.
 
-    Its library alone, where that can be had: `ucxx` imports for more than a second.
+    Its library alone, if that is a package: `ucxx` imports for more than a second.
+
+    Parameters
+    ----------
+    environ : mapping
+        Of the rank.
+    required : bool
+        Whether Dask uses UCX in this process. Else it is loaded for what the script may import, unless MPI would lose its RDMA.
 
     Raises
     ------
     InputError
-        MPI is loaded already, by the script. (The agent reports a package that is missing.)
+        It is required, and MPI is loaded already, by the script. (The agent reports a package that is missing.)
     """
     global _ucx_is_first
+    if not required:
+        loses_rdma = lacks_rdma(environ) and not all_on_one_host(environ)
+        if "mpi4py.MPI" not in sys.modules and not loses_rdma:
+            _ucx_is_first = load_library() or _ucx_is_first
+        return
     if "mpi4py.MPI" in sys.modules:
         if _ucx_is_first or "ucxx" in sys.modules:
             return

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import glob
 import importlib
 import os
 import re
@@ -38,6 +39,7 @@ __all__ = [
     "import_ucx",
     "in_thread",
     "install_hooks",
+    "lacks_rdma",
     "load_library",
     "missing_ucx",
     "obstacle_between_nodes",
@@ -111,17 +113,22 @@ def obstacle_between_nodes(environ: Mapping[str, str], devices: str = RDMA) -> s
     devices : str
         Pattern of the files that stand for RDMA devices.
     """
-    import glob
-    from importlib.util import find_spec
-
     if not glob.glob(devices):
         return "no RDMA device"
-    found = find_spec("libucx")
-    wheels = [] if found is None else list(found.submodule_search_locations or ())
-    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "").lower() not in ("", "0", "false")
-    if prefers_system or not wheels or glob.glob(f"{wheels[0]}/lib/ucx/libuct_ib*"):
+    if not lacks_rdma(environ, devices):
         return ""
     return "the libucx package has no InfiniBand (for a UCX of the system: RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true)"
+
+
+def lacks_rdma(environ: Mapping[str, str], devices: str = RDMA) -> bool:
+    """Whether this node has RDMA devices that the UCX of the environment's packages can't use. Parameters as above."""
+    from importlib.util import find_spec
+
+    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "").lower() not in ("", "0", "false")
+    if prefers_system or not glob.glob(devices) or (package := find_spec("libucx")) is None:
+        return False
+    folders = package.submodule_search_locations or ()
+    return not any(glob.glob(f"{folder}/lib/ucx/libuct_ib*") for folder in folders)
 
 
 def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | None = None) -> str:

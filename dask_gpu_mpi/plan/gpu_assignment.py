@@ -12,8 +12,9 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
 from .cores import near_cores
+from .model import WorkerPlan
 
-__all__ = ["divide_gpus", "group_gpus"]
+__all__ = ["divide_gpus", "group_gpus", "scheduler_gpu"]
 
 
 def divide_gpus(
@@ -173,3 +174,36 @@ def _match(
         if given < most and give(number, set()):
             given += 1
     return {number: place for place, held in enumerate(holding) for number in held}
+
+
+def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[str]]:
+    """The GPU that the scheduler's process sees, and a warning if there is none.
+
+    Dask's scheduler unpickles graphs, and those of cuDF hold objects of a GPU. It makes a CUDA context when the first such graph
+    comes. A GPU without a worker is the best, then one that nobody else uses, then the first.
+
+    Parameters
+    ----------
+    rank : Inventory
+        Of the rank with the scheduler.
+    workers : sequence of WorkerPlan
+        All workers.
+
+    Returns
+    -------
+    (uuid, warnings)
+        Empty: there is none.
+    """
+    busy = {device for worker in workers for device in worker.devices}
+    where = f"the scheduler (rank {rank.rank} on {rank.host})"
+    effect = "graphs that hold GPU objects, as those of cuDF do, fail there"
+    if not rank.gpus:
+        fix = "choose a rank that sees a GPU with scheduler_rank (--scheduler-rank)"
+        return "", [f"{where} sees no GPU: {effect}. Fix: {fix}"]
+    usable = [gpu for gpu in rank.gpus if not (gpu.exclusive and (gpu.uuid in busy or gpu.processes))]
+    if not usable:
+        fix = "set the GPUs to the default compute mode (nvidia-smi -c 0), or leave one without a worker"
+        return "", [
+            f"{where} has no GPU, as one process alone may use each (compute mode): {effect}. Fix: {fix}"
+        ]
+    return min(usable, key=lambda gpu: (gpu.uuid in busy, bool(gpu.processes))).uuid, []

@@ -34,6 +34,8 @@ class Plan:
         In the order of ranks; of one rank GPU workers first.
     warnings : tuple of str
         What the user should know, each one line.
+    scheduler_device : str
+        UUID of the GPU that the scheduler's process sees, empty if none: it unpickles graphs, and those of cuDF hold GPU objects.
     """
 
     layout: str
@@ -43,6 +45,7 @@ class Plan:
     hosts: tuple[HostPlan, ...]
     workers: tuple[WorkerPlan, ...]
     warnings: tuple[str, ...] = ()
+    scheduler_device: str = ""
 
     @cached_property
     def _by_rank(self) -> Mapping[int, tuple[WorkerPlan, ...]]:
@@ -74,7 +77,7 @@ class Plan:
         return {
             "layout": self.layout,
             "world_size": self.world_size,
-            "scheduler": dict(vars(self.scheduler)),
+            "scheduler": {**vars(self.scheduler), "device": self.scheduler_device},
             "client": dict(vars(self.client)),
             "hosts": [
                 {

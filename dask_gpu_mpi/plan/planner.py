@@ -10,7 +10,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 
 from .device_memory import check_device_memory
-from .gpu_assignment import divide_gpus
+from .gpu_assignment import divide_gpus, scheduler_gpu
 from .gpu_warnings import (
     existing_contexts,
     gpus_in_use,
@@ -76,6 +76,10 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
     workers, of_workers = plan_workers(hosts, options, on_gpus)
 
     names = {rank.rank: host.name for host in hosts for rank in host.ranks}
+    device = ""
+    if on_gpus and options.has_scheduler:
+        device, missing = scheduler_gpu(ranks[scheduler], workers)
+        warnings += missing
     plan = Plan(
         layout=options.layout,
         world_size=len(ranks),
@@ -84,6 +88,7 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         hosts=tuple(host.plan() for host in hosts),
         workers=tuple(workers),
         warnings=(*warnings, *existing_contexts(ranks), *of_workers),
+        scheduler_device=device,
     )
     check_device_memory(plan, {rank.rank: rank.device_options for rank in ranks})
     return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,13 @@ from dask_gpu_mpi.errors import DaskGpuMpiError
 from . import outcome
 
 __all__ = ["ExceptHook", "install", "retire"]
+
+#: What the loader says of a library that was built for another UCX than the one that is loaded.
+OTHER_UCX = re.compile(r"undefined symbol: uc[mpst]_")
+UCX_FIX = (
+    "error: this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
+    "cluster started (expected the other order). Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
+)
 
 
 class ExceptHook:
@@ -35,6 +43,8 @@ class ExceptHook:
         if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
             if not self._retired and (label := self._label()) is not None:
                 say(label)
+            if not self._retired and OTHER_UCX.search(str(error)):
+                say(UCX_FIX)
             self._before(kind, error, traceback)
             return
         if not error.reported:

@@ -146,9 +146,9 @@ class Bringup:
             )
             self._timeline.lap("configure the agent")
             unloaded: Failure | None = None
-            if options.protocol.moves_device_memory and may_be_client(options, context.environ):
+            if may_be_client(options, context.environ):
                 try:
-                    load_ucx_first()
+                    load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
                 except InputError as error:
                     unloaded = Failure.of(error)
             try:

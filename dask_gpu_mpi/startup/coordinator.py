@@ -218,11 +218,8 @@ class Coordinator(FailureCoordinator):
             self._on_address(self._job.target.address, None)
             return
         role = self.plan.scheduler
-        here = next(host.gpus for host in self.plan.hosts if host.host == role.host)
-        device = here[0].uuid if here and self._job.protocol == Protocol.UCX else ""
-        self._send(
-            role.rank, Kind.SCHEDULER, (self._listen[role.rank], self._config, device, facts_of(self.plan))
-        )
+        order = (self._listen[role.rank], self._config, self.plan.scheduler_device, facts_of(self.plan))
+        self._send(role.rank, Kind.SCHEDULER, order)
 
     def _on_address(self, address: str, dashboard: str | None) -> None:
         """The scheduler is up: every rank may start its workers."""

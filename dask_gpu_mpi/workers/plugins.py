@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections.abc import Collection, Iterator
 from multiprocessing import current_process
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from distributed import Worker
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 from distributed.protocol import pickle
+
+from dask_gpu_mpi.machine.visible_devices import NO_GPU
 
 from .figures import Figures
 from .logs import log_to_file
@@ -45,8 +46,6 @@ def plugins_of(
         yield LogFile(log_directory, f"worker-{plan.name}-{plan.host}{gpu}")
 
 
-#: What CUDA, and the libraries over it, call a process without a GPU.
-NO_GPU = re.compile(r"no CUDA-capable device|CUDA_?ERROR_?NO_?DEVICE|No CUDA GPUs", re.IGNORECASE)
 #: What is noted of that on a worker that has none.
 GPU_FIX = (
     "this worker has no GPU (expected a GPU worker). Fix: annotate the task with resources={'GPU': 1}, or start the job with "

@@ -158,3 +158,25 @@ def test_it_listens_no_longer_once_it_is_detached() -> None:
     body()
     assert texts(watch) == []
     assert logging.getLogger("distributed").handlers == before
+
+
+def test_a_graph_that_needs_a_gpu_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Dask logs it: in the handler of an exception whose cause is RMM's."""
+    watch = JobWatch(JobFacts())
+    watch.attach(SimpleNamespace(add_plugin=lambda plugin: None, handlers={}))
+    log = logging.getLogger("distributed.scheduler")
+    for _ in range(2):
+        try:
+            raise RuntimeError("Error during deserialization") from MemoryError(
+                "cudaErrorNoDevice no CUDA-capable device"
+            )
+        except RuntimeError as error:
+            log.error(str(error))
+    try:
+        raise ValueError("another")
+    except ValueError as error:
+        log.error(str(error))
+    watch.detach()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dask_gpu_mpi: error: the graph holds GPU objects")
+    assert "--scheduler-rank" in line

@@ -118,3 +118,8 @@ def test_whether_there_is_a_driver(monkeypatch: pytest.MonkeyPatch, installed: b
 
     monkeypatch.setattr("ctypes.CDLL", load)
     assert driver_is_installed() is installed
+
+
+def test_a_compute_mode_that_lets_one_process_in() -> None:
+    found = list_gpus(Nvml(device(0), device(1, compute_mode=3)))
+    assert [gpu.exclusive for gpu in found] == [False, True]

@@ -27,13 +27,13 @@ def test_ucx_after_mpi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     monkeypatch.delitem(sys.modules, "ucxx", raising=False)
     with pytest.raises(InputError, match=r"has imported mpi4py\.MPI before initialize\(\)"):
-        load_ucx_first()
+        load_ucx_first({}, required=True)
 
 
 def test_ucx_that_the_script_has_loaded_first_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     monkeypatch.setitem(sys.modules, "ucxx", types.ModuleType("ucxx"))
-    load_ucx_first()
+    load_ucx_first({}, required=True)
 
 
 def test_library_of_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,25 +43,53 @@ def test_library_of_ucx_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     package = types.ModuleType("libucxx")
     package.load_library = lambda: loaded.append("library")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "libucxx", package)
-    load_ucx_first()
+    load_ucx_first({}, required=True)
     assert loaded == ["library"]
     assert "ucxx" not in sys.modules
     # and so a second cluster of this process is fine
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
-    load_ucx_first()
+    load_ucx_first({}, required=True)
+
+
+@pytest.mark.parametrize(
+    ("one_host", "mpi_is_loaded", "lacks", "loads"),
+    [
+        (False, False, False, True),
+        (True, True, False, False),  # too late, which matters only if the script imports it
+        # MPI between nodes would lose its network
+        (False, False, True, False),
+        (True, False, True, True),
+    ],
+)
+def test_ucx_is_loaded_for_what_the_script_imports(
+    one_host: bool,
+    mpi_is_loaded: bool,
+    lacks: bool,
+    loads: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
+    if mpi_is_loaded:
+        monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
+    loaded = []
+    monkeypatch.setattr(library, "load_library", lambda: loaded.append("library") or True)
+    monkeypatch.setattr(library, "lacks_rdma", lambda environ: lacks)
+    monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
+    load_ucx_first({}, required=False)
+    assert loaded == ["library"] * loads
 
 
 def test_ucx_is_loaded_where_its_library_is_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setitem(sys.modules, "libucxx", None)
     monkeypatch.setitem(sys.modules, "ucxx", None)
-    load_ucx_first()  # neither is here: the agent tells
+    load_ucx_first({}, required=True)  # neither is here: the agent tells
     imported = types.ModuleType("ucxx")
     monkeypatch.setitem(sys.modules, "ucxx", imported)
-    load_ucx_first()
+    load_ucx_first({}, required=True)
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     monkeypatch.delitem(sys.modules, "ucxx")
-    load_ucx_first()
+    load_ucx_first({}, required=True)
 
 
 #: An mpi4py that tells what it was asked for, and finds rc.finalize as the real one does: while it is imported.

@@ -373,3 +373,59 @@ def test_a_descriptor_of_ucx_is_watched_only_as_long_as_ucx_is_asked(
 
 async def _stop() -> None:
     ucx.stop_watching_ucx()
+
+
+@pytest.mark.parametrize(
+    ("environ", "device", "package", "why"),
+    [
+        ({}, False, "libuct_cma.so", "no RDMA device"),
+        ({}, True, "libuct_cma.so", "the libucx package has no InfiniBand"),
+        ({}, True, "libuct_ib.so.0", ""),
+        ({}, True, None, ""),  # of conda, or the system's
+        ({"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "true"}, True, "libuct_cma.so", ""),
+        ({"RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY": "false"}, True, "libuct_cma.so", "the libucx package"),
+    ],
+)
+def test_between_nodes_ucx_needs_rdma(
+    environ: dict[str, str],
+    device: bool,
+    package: str | None,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    devices = tmp_path / "infiniband"
+    devices.mkdir()
+    if device:
+        (devices / "mlx5_0").touch()
+    found = None
+    if package is not None:
+        folder = tmp_path / "libucx" / "lib" / "ucx"
+        folder.mkdir(parents=True)
+        (folder / package).touch()
+        found = types.SimpleNamespace(submodule_search_locations=[str(tmp_path / "libucx")])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    text = ucx.obstacle_between_nodes(environ, str(devices / "*"))
+    assert text.startswith(why) if why else not text
+
+
+@pytest.mark.parametrize(
+    ("value", "port"),
+    [
+        ("all", True), ("tcp", True), ("sm,tcp,cuda_ipc", True), ("", True), ("t*,sm", True), ("^sysv", True), ("^cuda", True),
+        ("^sysv,tcp", False), ("sm,cuda", False), ("rc,cuda_ipc", False), ("self", False),
+    ],
+)  # fmt: skip
+def test_a_list_of_transports_with_tcp_opens_a_port(value: str, port: bool) -> None:
+    assert ucx.opened_by({"UCX_TLS": value}) == ("UCX_TLS" if port else "")
+    with dask.config.set({"distributed-ucxx.environment.tls": value}):
+        assert ucx.opened_by({}) == ("distributed-ucxx.environment.tls" if port else "")
+        assert ucx.opened_by({"UCX_TLS": "sm"}) == ""  # which wins
+
+
+def test_a_switch_opens_a_port() -> None:
+    assert ucx.opened_by({}) == ""
+    assert ucx.opened_by({}, {"enable_nvlink": None, "rmm_pool_size": 0.5}) == ""
+    assert ucx.opened_by({}, {"enable_infiniband": False}) == "worker_options['enable_infiniband']"
+    with dask.config.set({"distributed.comm.ucx.nvlink": True}):
+        assert ucx.opened_by({}) == "distributed.comm.ucx.nvlink"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus
-from inventories import gpu, names, one_host, plan, rank
+from inventories import GIB, gpu, names, one_host, plan, rank
 
 CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tuple(sorted(cores)))
 ABC = (gpu(0), gpu(1), gpu(2))
@@ -124,3 +125,45 @@ def test_as_many_gpus_as_possible_are_near_their_rank(
     found = sum(close(number, gpu.index) for number, sets in divided.items() for (gpu,) in sets)
     ways = set(permutations([number for number in range(len(masks)) for _ in range(each)]))
     assert found == max(sum(close(number, core) for core, number in enumerate(way)) for way in ways)
+
+
+BUSY = ((77, GIB),)
+
+
+@pytest.mark.parametrize(
+    ("seen", "options", "device"),
+    [
+        ((gpu(0), gpu(1)), {}, "GPU-0000"),
+        # somebody else computes on the first one
+        ((gpu(0, processes=BUSY), gpu(1)), {}, "GPU-0001"),
+        ((gpu(0, processes=BUSY),), {}, "GPU-0000"),
+        ((gpu(0, uuid="MIG-a", parent="GPU-0000"),), {}, "MIG-a"),
+        ((gpu(0),), {"worker_kind": "cpu"}, ""),
+        ((gpu(0),), {"has_scheduler": False}, ""),
+        ((gpu(0, exclusive=True), gpu(1)), {}, "GPU-0001"),
+    ],
+)
+def test_the_scheduler_sees_a_gpu_of_its_rank(
+    seen: tuple[Gpu, ...], options: dict[str, Any], device: str
+) -> None:
+    found = plan(one_host(seen), **options)
+    assert found.scheduler_device == device
+    assert [line for line in found.warnings if "scheduler" in line] == []
+
+
+def test_a_gpu_without_a_worker_is_the_schedulers_first_choice() -> None:
+    ranks = one_host((gpu(0),), (gpu(1),), (gpu(2),))
+    found = plan(ranks, layout="exclusive", scheduler_rank=1)
+    assert found.scheduler_device == "GPU-0001"
+    assert {worker.device for worker in found.workers} == {"GPU-0002"}
+
+
+def test_a_scheduler_without_a_gpu_in_a_job_on_gpus_is_a_warning() -> None:
+    found = plan([rank(0, 2, (), host="login"), rank(1, 2, (gpu(0),), host="n1")])
+    assert found.scheduler_device == ""
+    (line,) = [line for line in found.warnings if "scheduler" in line]
+    assert line.startswith("the scheduler (rank 0 on login) sees no GPU: graphs that hold GPU objects")
+    assert "--scheduler-rank" in line
+    only = plan(one_host((gpu(0, exclusive=True),)))
+    assert only.scheduler_device == ""
+    assert "compute mode" in only.warnings[-1]

@@ -13,7 +13,8 @@ def test_json_has_the_schema_of_the_design() -> None:
     found = plan(hypothetical_job(2, 2, 2, memory_per_node=256 * GIB), cpu_workers=1)
     document = json.loads(json.dumps(found.as_json()))
     assert list(document) == ["layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"]
-    assert document["scheduler"] == document["client"] == {"rank": 0, "host": "h1"}
+    assert document["client"] == {"rank": 0, "host": "h1"}
+    assert document["scheduler"] == {"rank": 0, "host": "h1", "device": found.hosts[0].gpus[0].uuid}
     assert document["hosts"][1] == {
         "host": "h2",
         "ranks": [2, 3],

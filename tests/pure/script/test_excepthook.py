@@ -74,3 +74,15 @@ def test_a_hook_around_ours_stays_and_runs_once(
     report(error)
     assert (wrapped, seen) == ([error] * 2, [error] * 2)
     assert capsys.readouterr().err == "dask_gpu_mpi: rank 1 failed:\n"
+
+
+def test_a_library_that_finds_mpis_ucx_gets_a_line_before_its_traceback(
+    seen: list[BaseException], capsys: pytest.CaptureFixture[str]
+) -> None:
+    excepthook.install(lambda: None)
+    error = ImportError("libuct.so: undefined symbol: ucs_ifname_to_ndev_index")
+    report(error)
+    assert seen == [error]
+    assert "Fix: call initialize() before mpi4py is imported" in capsys.readouterr().err
+    report(ImportError("no module named cudf"))
+    assert capsys.readouterr().err == ""

@@ -110,13 +110,10 @@ def test_the_way_to_a_cluster() -> None:
     assert "abc" not in repr(driver.coordinator.outcome)
 
 
-@pytest.mark.parametrize(
-    ("protocol", "gpus", "device"),
-    [("ucx", (0, 1), "GPU-0000"), ("ucx", (), ""), ("tls", (0, 1), "")],
-)
-def test_the_device_of_the_scheduler(protocol: str, gpus: tuple[int, ...], device: str) -> None:
-    """Where a client's objects come over UCX: on the first GPU of its node."""
-    driver = Driver(1, protocol=protocol)
+@pytest.mark.parametrize(("gpus", "device"), [((0, 1), "GPU-0000"), ((), "")])
+def test_the_device_of_the_scheduler(gpus: tuple[int, ...], device: str) -> None:
+    """It unpickles graphs, and those of cuDF hold objects of a GPU."""
+    driver = Driver(1)
     found = registration(0, 1)
     assert found.inventory is not None
     driver.tell(
