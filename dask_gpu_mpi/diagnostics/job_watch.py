@@ -116,13 +116,13 @@ class JobWatch(SchedulerPlugin):
         )
 
     def explain(self, error: BaseException | None) -> None:
-        """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. Dask logs while it handles the error."""
+        """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. `error` is what Dask handles."""
         while error is not None and not self._explained:
             if NO_GPU.search(f"{type(error).__name__}: {error}"):
                 self._explained = True
                 say(
-                    f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} sees "
-                    "no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with --scheduler-rank "
+                    f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} "
+                    "sees no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with --scheduler-rank "
                     "(scheduler_rank)"
                 )
             error = error.__cause__

@@ -14,12 +14,13 @@ from . import outcome
 
 __all__ = ["ExceptHook", "install", "retire"]
 
-#: What the loader says of a library that was built for another UCX than the one that is loaded.
-OTHER_UCX = re.compile(r"undefined symbol: uc[mpst]_")
-UCX_FIX = (
-    "error: this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
-    "cluster started (expected the other order). Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
-)
+#: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
+FIXES = {
+    r"undefined symbol: uc[mpst]_": "this import needs the UCX of its own packages, but MPI has loaded another one, since mpi4py.MPI "
+    "was imported before the cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all",
+    r"without a global spill manager": "the workers have enable_cudf_spill, and what they send can't be unpacked in a script that has "
+    "not. Fix: cudf.set_option('spill', True) in the script",
+}
 
 
 class ExceptHook:
@@ -43,8 +44,9 @@ class ExceptHook:
         if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
             if not self._retired and (label := self._label()) is not None:
                 say(label)
-            if not self._retired and OTHER_UCX.search(str(error)):
-                say(UCX_FIX)
+            if not self._retired:
+                for fix in (fix for pattern, fix in FIXES.items() if re.search(pattern, str(error))):
+                    say(f"error: {fix}")
             self._before(kind, error, traceback)
             return
         if not error.reported:
