@@ -122,8 +122,8 @@ class JobWatch(SchedulerPlugin):
                 self._explained = True
                 say(
                     f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} "
-                    "sees no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with --scheduler-rank "
-                    "(scheduler_rank)"
+                    "sees no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with "
+                    "--scheduler-rank (scheduler_rank)"
                 )
             error = error.__cause__
 
