@@ -40,7 +40,15 @@ def from_a_host_of_the_job(jobs: Mpi, hosts: TestBed) -> Attacked:
 @pytest.fixture(scope="session")
 def from_another_user(jobs: Mpi) -> Attacked:
     """Two ranks on one host; the intruder is another user there."""
-    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http")})
+    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http", "mpi")})
+
+
+@pytest.fixture(scope="session")
+def with_ucx_opened_by_its_user(jobs: Mpi) -> Attacked:
+    """The same with a port of UCX in each rank, which the user has asked for."""
+    # POSIX shared memory, because UCX 1.20 does not reach its own port on loopback
+    chosen = {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"}
+    return on_one_host(jobs, {"mpi": (("memory by UCX",),)}, chosen=chosen)
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +67,18 @@ def on_two_hosts(
     return attacked(job, bed.on(intruder, []), networks, USER, attacks)
 
 
-def on_one_host(mpi: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **options: Any) -> Attacked:
-    """Attack a job on this host."""
+def on_one_host(
+    mpi: Mpi,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    chosen: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Attacked:
+    """Attack a job on this host; `chosen` are its user's variables."""
     if os.geteuid():
         pytest.skip("needs root, who may become another user")
     networks = {os.readlink("/proc/self/ns/net"): "127.0.0.1"}
-    return attacked(start(mpi, 2, options=options), [], networks, USER, attacks)
+    return attacked(start(mpi, 2, options=options, chosen=chosen), [], networks, USER, attacks)
 
 
 def network(bed: TestBed, host: str) -> str:
