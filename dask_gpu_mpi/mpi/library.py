@@ -190,7 +190,7 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
             "import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by "
             "`python -m dask_gpu_mpi`"
         )
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False):
         if not load_library():
             importlib.import_module("ucxx")
         _ucx_is_first = True

@@ -69,7 +69,7 @@ def test_memory_from_another_host(from_another_host: Attacked, jobs: Mpi) -> Non
 
 
 def test_memory_from_a_host_of_the_job(from_a_host_of_the_job: Attacked, jobs: Mpi) -> None:
-    """Under Open MPI the users of the job's nodes can write it: a packet of its TCP component says where in the memory it belongs."""
+    """Under Open MPI users of the job's nodes can write it: a packet of its TCP component says where its contents belong."""
     ranks = {name for name in from_a_host_of_the_job.hidden if name.startswith("rank ")}
     assert "written" in from_a_host_of_the_job.harmed.values() or jobs.name != "openmpi"
     assert from_a_host_of_the_job.harmed.keys() <= ranks

@@ -8,7 +8,9 @@ import pytest
 
 from dask_gpu_mpi.mpi.loopback import closed_to_others
 
-ALL = {"UCX_TLS": "^sysv", "UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
+LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+ALL = ANYWHERE | LOOPBACK | {"UCX_TLS": "^sysv,tcp"}
 
 
 @pytest.fixture(autouse=True)
@@ -33,19 +35,20 @@ def test_for_the_time_of_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "left"),
+    ("chosen", "left_alone"),
     [
-        ("UCX_NET_DEVICES", {"UCX_TLS", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
-        ("UCX_TLS", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
-        ("FI_PROVIDER", {"UCX_TLS", "UCX_NET_DEVICES"}),
-        ("FI_TCP_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_SOCKETS_IFACE"}),
-        ("FI_SOCKETS_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_TCP_IFACE"}),
+        ("UCX_NET_DEVICES", {"UCX_NET_DEVICES"}),
+        ("UCX_TLS", {"UCX_TLS", "UCX_NET_DEVICES"}),
+        ("UCX_HANDLE_ERRORS", {"UCX_HANDLE_ERRORS"}),
+        ("FI_PROVIDER", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
+        ("FI_TCP_IFACE", {"FI_TCP_IFACE"}),
+        ("FI_SOCKETS_IFACE", {"FI_SOCKETS_IFACE"}),
     ],
 )
-def test_choice_of_the_users(chosen: str, left: set[str]) -> None:
-    assert inside({chosen: "any"}).keys() == left
+def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
+    assert inside({chosen: "any"}).keys() == ALL.keys() - left_alone
 
 
-def test_on_several_hosts_the_memory_of_the_group_is_left_out_alone() -> None:
-    assert inside({}, one_host=False) == {"UCX_TLS": "^sysv"}
-    assert inside({"UCX_TLS": "all"}, one_host=False) == {}
+def test_on_several_hosts_they_talk_by_tcp() -> None:
+    assert inside({}, one_host=False) == ANYWHERE
+    assert inside({"UCX_TLS": "all"}, one_host=False) == {"UCX_HANDLE_ERRORS": "none"}
