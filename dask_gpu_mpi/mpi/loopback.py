@@ -1,6 +1,6 @@
 """MPI that others do not reach: without a port if all ranks are on one host, and no memory of the group's.
 
-Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and talk through
+Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and talk by
 shared memory. UCX authenticates nobody: a process that reaches such a port reads and writes the rank's memory (docs/security.md).
 So on one host UCX starts without TCP. Between hosts TCP may be the only way, which no rank can find out alone: there it stays.
 

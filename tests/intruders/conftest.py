@@ -15,6 +15,11 @@ from intruderjobs import ATTACKS, Attacked, attacked, start
 
 #: Another user, whom every system has.
 USER = "nobody"
+#: A user's variables with which ranks of one host listen on loopback. (UCX 1.20 does not reach itself there: posix)
+WITH_PORTS = {
+    "openmpi": {"OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
+    "mpich": {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"},
+}
 
 
 @pytest.fixture(scope="session")
@@ -44,11 +49,10 @@ def from_another_user(jobs: Mpi) -> Attacked:
 
 
 @pytest.fixture(scope="session")
-def with_ucx_opened_by_its_user(jobs: Mpi) -> Attacked:
-    """The same with a port of UCX in each rank, which the user has asked for."""
-    # POSIX shared memory, because UCX 1.20 does not reach its own port on loopback
-    chosen = {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"}
-    return on_one_host(jobs, {"mpi": (("memory by UCX",),)}, chosen=chosen)
+def with_ports_of_mpi(jobs: Mpi) -> Attacked:
+    """The same with a port of MPI in each rank, which the user has asked for."""
+    attacks = {"mpi": (("memory by UCX",), ("a rank's handshake",))}
+    return on_one_host(jobs, attacks, chosen=WITH_PORTS[jobs.name])
 
 
 @pytest.fixture(scope="session")
