@@ -9,24 +9,24 @@ institute, can write into what passes between its ranks. Without it UCX takes PO
 
 Before release 1.20 UCX also installs handlers for signals, which print 40 lines into the job's output if the process crashes, be
 it by a stranger's packet or in the user's code. Without them such a process ends as any Python does: by the signal, and with
-``faulthandler``'s traceback if that is on. UCX reads the variable for it when its library is loaded.
+``faulthandler``'s traceback if that is on.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 __all__ = ["closed_to_others"]
 
 NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
-ANYWHERE = {
-    "UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS")),
-    "UCX_HANDLE_ERRORS": ("none", re.compile(r"UCX_HANDLE_ERRORS")),
-}
+ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
+#: What UCX reads when its library is loaded; later it warns of a variable that nobody uses.
+AT_LOAD = {"UCX_HANDLE_ERRORS": ("none", re.compile(r"UCX_HANDLE_ERRORS"))}
 ON_ONE_HOST = {
     "UCX_TLS": (f"{NO_SYSTEM_V},tcp", re.compile(r"UCX_TLS")),
     "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_(NET_DEVICES|TLS)")),
@@ -37,7 +37,7 @@ ON_ONE_HOST = {
 
 @contextmanager
 def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[None]:
-    """Initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
+    """Load and initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
 
     Parameters
     ----------
@@ -46,7 +46,9 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     one_host : bool
         Whether all ranks are on this host.
     """
-    wanted = ANYWHERE | ON_ONE_HOST if one_host else ANYWHERE
+    wanted = ANYWHERE | AT_LOAD if not _ucx_is_loaded() else ANYWHERE
+    if one_host:
+        wanted = wanted | ON_ONE_HOST
     settings = {
         name: value for name, (value, chosen) in wanted.items() if not any(map(chosen.fullmatch, environ))
     }
@@ -56,3 +58,10 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     finally:
         for name in settings:
             os.environ.pop(name, None)
+
+
+def _ucx_is_loaded() -> bool:
+    with suppress(OSError):
+        ctypes.CDLL("libucs.so.0", os.RTLD_NOLOAD)
+        return True
+    return False

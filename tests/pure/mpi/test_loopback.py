@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from dask_gpu_mpi.mpi import loopback
 from dask_gpu_mpi.mpi.loopback import closed_to_others
 
 ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
@@ -18,6 +19,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALL:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
+    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: False)
 
 
 def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
@@ -52,3 +54,9 @@ def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
 def test_on_several_hosts_they_talk_by_tcp() -> None:
     assert inside({}, one_host=False) == ANYWHERE
     assert inside({"UCX_TLS": "all"}, one_host=False) == {"UCX_HANDLE_ERRORS": "none"}
+
+
+def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would print a warning of a variable that nobody uses."""
+    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: True)
+    assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}
