@@ -20,6 +20,8 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from dask_gpu_mpi.network.ucx import CLOSED
+
 __all__ = ["closed_to_others"]
 
 NO_SYSTEM_V = "^sysv"
@@ -28,7 +30,7 @@ ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
 #: What UCX reads when its library is loaded; later it warns of a variable that nobody uses.
 AT_LOAD = {"UCX_HANDLE_ERRORS": ("none", re.compile(r"UCX_HANDLE_ERRORS"))}
 ON_ONE_HOST = {
-    "UCX_TLS": (f"{NO_SYSTEM_V},tcp", re.compile(r"UCX_TLS")),
+    "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
     "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_(NET_DEVICES|TLS)")),
     "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
     "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
