@@ -51,8 +51,19 @@ BEGINNINGS = (b"", b"\x16\x03\x01", b"GET /", b"\0" * 8, struct.pack("<Q", 64))
 MAGIC = b"OPAL-TCP-BTL".ljust(16, b"\0")
 #: What its component for messages (ob1) calls a message that fits into one piece.
 ONE_MESSAGE = 0x41
+#: Its packets that hold a message, and those that say themselves where in the receiver's memory their contents belong.
+SEND, PUT = 1, 2
 #: The first byte of a TLS record that refuses.
 ALERT = 0x15
+#: What an intruder writes over another process's memory.
+MARK = b"An intruder has been here."
+#: How UCX's TCP transport begins a connection, and what its packets are called that are no active messages: about the connection,
+#: a write to an address, and its acknowledgement (uct/tcp/tcp.h). What a packet about the connection says: requested, accepted.
+UCX_MAGIC = struct.pack("<Q", 0xCAFEBABE12345678)
+UCX_CONNECTION, UCX_WRITE, UCX_WRITTEN = 32, 33, 34
+REQUESTED, ACCEPTED = 1, 2
+#: UCX's active messages: about an endpoint, a request for memory, and the memory (ucp/core/ucp_types.h).
+UCX_WIREUP, UCX_READ, UCX_MEMORY = 1, 18, 19
 
 
 class Bomb:
@@ -371,25 +382,138 @@ def forged(marker: str, source: int) -> bytes:
         for number in range(40):
             match = struct.pack("<BBHiiH", ONE_MESSAGE, 0, communicator, source, _TAG, number)
             messages.append(
-                struct.pack("<BBHI", ONE_MESSAGE, 1, 0, len(match) + len(payload)) + match + payload
+                struct.pack("<BBHI", ONE_MESSAGE, SEND, 0, len(match) + len(payload)) + match + payload
             )
     return b"".join(messages)
 
 
+def put(address: int, data: bytes) -> bytes:
+    """A packet of Open MPI by TCP that its receiver writes to this address, without more ado: header, place, contents."""
+    return struct.pack("<BBHIQQ", 0, PUT, 1, len(data), address, len(data)) + data
+
+
 def ranks_handshake(target: dict[str, Any], order: dict[str, Any]) -> str:
-    """The 24 bytes with which a rank of Open MPI connects; where they are answered, messages in the name of that rank."""
+    """The 24 bytes with which a rank of Open MPI connects; where they are answered, packets in the name of that rank.
+
+    Open MPI ends the job when such a connection is closed: it stays open until the test has looked at the job.
+    """
     outcomes = []
     for jobid, rank in ((0, 0), (0, 1), (1, 0), (2**32 - 1, 2**32 - 1)):
         for magic in (MAGIC, bytes(16)):
-            with connection(target) as stream, contextlib.suppress(OSError):
+            stream = connection(target)
+            order["open"].append(stream)
+            with contextlib.suppress(OSError):
                 stream.settimeout(1.0)
                 stream.sendall(struct.pack("!II", jobid, rank) + magic)
                 got = stream.recv(24)
                 if len(got) == 24:
-                    stream.sendall(forged(order["marker"], rank))
-                    time.sleep(1.0)
+                    stream.sendall(put(target["memory"], MARK) + forged(order["marker"], rank))
                 outcomes.append(judged(target, got))
     return worst(outcomes)
+
+
+class UcxPeer:
+    """A peer of UCX's TCP transport, which asks nobody who they are: it knows the port alone."""
+
+    def __init__(self, target: dict[str, Any]) -> None:
+        self.stream = connection(target)
+        self.read = self.stream.makefile("rb")
+        # the address of a listener of our own, by which UCX tells its peers apart; nobody needs to listen there
+        self.host, self.port = self.stream.getsockname()
+        address = (
+            struct.pack("<H", socket.AF_INET) + struct.pack("!H", self.port) + socket.inet_aton(self.host)
+        )
+        request = struct.pack("<IBQ", REQUESTED, 0, 0) + address.ljust(16, b"\0")
+        self.stream.sendall(UCX_MAGIC)
+        self.send(UCX_CONNECTION, request)
+        self.wait_for(UCX_CONNECTION)
+
+    def __enter__(self) -> UcxPeer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.read.close()
+        self.stream.close()
+
+    def send(self, kind: int, data: bytes, behind: bytes = b"") -> None:
+        """Send a packet: its kind, its length, its contents."""
+        self.stream.sendall(struct.pack("<BI", kind, len(data)) + data + behind)
+
+    def wait_for(self, kind: int) -> bytes:
+        """The next packet of this kind; the other side's own request to connect is granted on the way."""
+        while head := self.read.read(5):
+            found, length = struct.unpack("<BI", head)
+            data = self.read.read(length)
+            if found == UCX_CONNECTION and data[0] & REQUESTED:
+                self.send(UCX_CONNECTION, struct.pack("<I", ACCEPTED))
+            if found == kind:
+                return data
+        raise ConnectionResetError("hung up")
+
+    def fetch(self, address: int, length: int) -> bytes:
+        """The other process's memory at this address: it makes an endpoint for us, and answers through that."""
+        nobody, any_id = 0, 1
+        self.send(UCX_WIREUP, struct.pack("<BBHQQ", 1, 0, 0, any_id, nobody) + self.own_address())
+        (endpoint,) = struct.unpack_from("<Q", self.wait_for(UCX_WIREUP), 4)
+        host_memory = 0
+        self.send(UCX_READ, struct.pack("<QQQQI", address, length, endpoint, any_id, host_memory))
+        return self.wait_for(UCX_MEMORY)[16:]
+
+    def write(self, address: int, data: bytes) -> None:
+        """Write into the other process's memory: the transport itself does it, and needs no endpoint for it."""
+        self.send(UCX_WRITE, struct.pack("<QQI", address, len(data), 0), behind=data)
+        self.wait_for(UCX_WRITTEN)
+
+    def own_address(self) -> bytes:
+        """What UCX exchanges about a process, version 2: here one device with one transport, TCP (ucp/wireup/address.c)."""
+        device = self.own_device()
+        overhead, bandwidth, latency, priority, segment = 0x40, 0x40, 0x40, 0, 128
+        to_interface, active_messages, wakes = 1, 2, 128
+        return b"".join(
+            (
+                struct.pack("<BBQ", 1, 2, random.getrandbits(64)),  # version, "has an id", a process's id
+                struct.pack("<BB", 0, len(device) | 0x80) + device,  # 0x80: it is the last one
+                struct.pack("<H", crc16(b"tcp")),
+                struct.pack("<BBBBH", overhead, bandwidth, latency, priority, segment),
+                struct.pack("<HB", to_interface | active_messages | wakes, 0),
+                struct.pack("<B", 2 | 0x80) + struct.pack("!H", self.port),
+            )
+        )
+
+    def own_device(self) -> bytes:
+        """An IPv4 address; for loopback's, which host and which network of it (uct/tcp/tcp_iface.c)."""
+        if not self.host.startswith("127."):
+            return struct.pack("<BB", 0, socket.AF_INET) + socket.inet_aton(self.host)
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            one, two, three, four, five = file.read().strip().split("-")
+        low = int(one, 16) | int(two, 16) << 32 | int(three, 16) << 48
+        high = int(four, 16) | int.from_bytes(bytes.fromhex(five), "little") << 16
+        host, network = (low ^ high) & ~(1 << 63), os.stat("/proc/self/ns/net").st_ino
+        if network == 0xF0000080:  # the first network of a host is not told
+            return struct.pack("<BBQQ", 1, socket.AF_INET, host, 0)
+        return struct.pack("<BBQQ", 1, socket.AF_INET, host | 1 << 63, network)
+
+
+def crc16(data: bytes) -> int:
+    """By which UCX calls its transports: CRC-16-CCITT."""
+    value = 0xFFFF
+    for byte in data:
+        value ^= byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x8408 if value & 1 else 0)
+    return value ^ 0xFFFF
+
+
+def memory_by_ucx(target: dict[str, Any], order: dict[str, Any]) -> str:
+    """Writes into the process's memory by UCX's TCP transport, and reads it."""
+    done = []
+    with contextlib.suppress(OSError), UcxPeer(target) as peer:
+        peer.write(target["memory"], MARK)
+        done.append("wrote")
+        done.append(f"read {peer.fetch(target['memory'], 64).hex()}")
+    if not done:
+        connection(target).close()  # raises where nobody listens
+    return f"in: {', '.join(done)}" if done else "out"
 
 
 #: Attacks by name. Which of them are tried on which kind of target is the test's to say.
@@ -409,6 +533,7 @@ ATTACKS: dict[str, Callable[[dict[str, Any], dict[str, Any]], str]] = {
     "a worker of another job, with UCX": with_ucx_of_another_job,
     "routes without the token": http_routes,
     "a rank's handshake": ranks_handshake,
+    "memory by UCX": memory_by_ucx,
 }
 
 
@@ -447,6 +572,7 @@ def main() -> None:
         os.chdir(folder)
         made = make_credentials()
         order["another_job"] = [made.key, made.certificate]
+        order["open"] = []  # connections that stay open until the test has looked at the job
         targets = {each["name"]: each for each in order["targets"]}
         for group in order["groups"]:
             pairs = [(attack, name) for attack, names in group.items() for name in names]
@@ -458,6 +584,8 @@ def main() -> None:
                     flush=True,
                 )
             sys.stdin.readline()  # until the test has looked at the job
+            while order["open"]:
+                order["open"].pop().close()
 
 
 if __name__ == "__main__":

@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from attacks import MARK
 from clusters import TELL, facts, until
 from harness import ROOT, Mpi, TestBed
 from jobs import CompletedJob, Job
 from listeners import TELL_ADDRESSES, Census, Listener, open_memory
 
-__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start"]
+__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start", "was_in"]
 
 #: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
 DESCRIPTORS = 1024
@@ -87,6 +88,13 @@ class Recorder:
         for each in self.open:
             each.close()
 
+def hide(dask_worker=None):
+    """Have 64 random bytes in this process, which nobody else should read or write: where they are, and what they are."""
+    import ctypes
+    hidden = ctypes.create_string_buffer(os.urandom(64), 64)
+    (dask_worker or sys).hidden = hidden
+    return {f"memory-{os.getpid()}": [ctypes.addressof(hidden), hidden.raw.hex()]}
+
 def note(path):
     with open(path, "a") as file:
         file.write("done\n")
@@ -111,11 +119,14 @@ def main(options):
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, hard))
     hold_the_start()
+    tell(**hide())
     from dask_gpu_mpi import initialize
     session = initialize(**options)
     from distributed import Client
     client = session.client()
     client.wait_for_workers(int(os.environ["INTRUDERS_WORKERS"]))
+    for each in client.run(hide).values():
+        tell(**each)
     recorder = Recorder(session.address)
     scheme = session.address.partition("://")[0]
     if scheme != "ucx":  # whose connections can't be passed on
@@ -178,10 +189,10 @@ ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
         HOLDING,
     ),
     "http": (("routes without the token",), RAW, HOLDING),
-    "mpi": ((), (*RAW, "a rank's handshake"), HOLDING),
+    "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
     "start": (RAW, HOLDING),
     "ucx": (("UCX without the secret",), RAW, HOLDING),
-    "uct": ((), ("garbage of every length", "closed at once")),
+    "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
 }
 
 
@@ -195,6 +206,9 @@ class Target:
     role: str
     host: str
     port: int
+    #: The process, and the address in it that the intruder is told. 0: it is none that should listen there at all.
+    pid: int = 0
+    memory: int = 0
 
 
 @dataclass
@@ -213,6 +227,10 @@ class Attacked:
         Of the whole job, from its start on.
     unexpected : list of Listener
         Those of no known kind.
+    harmed : dict
+        By target what became of its process: ``"written"``, its memory was changed, or ``"gone"``.
+    hidden : dict
+        By target what an intruder should not read of its process's memory, as hexadecimal digits.
     open_memory : list of str
         Shared memory of its processes that others may use (see `listeners.open_memory`).
     rounds : list of int
@@ -226,6 +244,8 @@ class Attacked:
     outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
     listeners: list[Listener] = field(default_factory=list)
     unexpected: list[Listener] = field(default_factory=list)
+    harmed: dict[str, str] = field(default_factory=dict)
+    hidden: dict[str, str] = field(default_factory=dict)
     open_memory: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
@@ -241,14 +261,16 @@ def start(
     bed: TestBed | None = None,
     hosts: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str] | None = None,
 ) -> Job:
-    """Start the job whose script computes until `attacked` ends it."""
+    """Start the job whose script computes until `attacked` ends it; `chosen` are the user's variables."""
     env: dict[str, str | None] = {
         "INTRUDERS_OPTIONS": json.dumps(options or {}),
         "INTRUDERS_WORKERS": str(ranks),
         # the components of Open MPI that users have
         "OMPI_MCA_btl": None,
         "OMPI_MCA_pml": None,
+        **(chosen or {}),
     }
     if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
         env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
@@ -299,13 +321,15 @@ def attacked(
         ]
         result.open_memory = open_memory(job.processes())
         before = _rounds(job)
-        targets = _targets(result.listeners, hosts, attacks)
+        targets = _targets(result.listeners, hosts, attacks, told)
+        result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets if each.memory}
         more = {"recorded": told["recorded"], "routes": told["routes"]}
         for _ in _intrusion(job, command, user, targets, attacks, result, **more):
             with contextlib.suppress(AssertionError):  # the test says so
                 until(lambda before=before: _rounds(job) > before, ROUND)
             result.rounds.append(_rounds(job) - before)
             before = _rounds(job)
+            result.harmed |= _harmed(targets, result.hidden)
         (job.directory / "go-end").touch()
         result.exploded = (job.directory / "marker").exists()
         with contextlib.suppress(FileNotFoundError):  # nothing could be recorded
@@ -314,8 +338,29 @@ def attacked(
     return result
 
 
+def _harmed(targets: Sequence[Target], hidden: Mapping[str, str]) -> dict[str, str]:
+    """Processes that are gone, or whose memory is no longer what it was."""
+    harmed = {}
+    for each in targets:
+        try:
+            with open(f"/proc/{each.pid}/mem", "rb", buffering=0) as file:
+                if each.memory and os.pread(file.fileno(), 64, each.memory).hex() != hidden[each.name]:
+                    harmed[each.name] = "written"
+        except (FileNotFoundError, ProcessLookupError):
+            harmed[each.name] = "gone"
+    return harmed
+
+
+def was_in(hidden: str) -> str:
+    """The outcome of an attack that wrote over this memory, and then read it."""
+    return f"in: wrote, read {MARK.hex()}{hidden[2 * len(MARK) :]}"
+
+
 def _targets(
-    listeners: Sequence[Listener], hosts: Mapping[str, str], attacks: Mapping[str, Any]
+    listeners: Sequence[Listener],
+    hosts: Mapping[str, str],
+    attacks: Mapping[str, Any],
+    told: Mapping[str, Any],
 ) -> list[Target]:
     """What is still open and attacked at all, each once, by its IPv4 address."""
     targets = {}
@@ -324,7 +369,8 @@ def _targets(
         if kind in attacks and each.what != "start" and ":" not in place.address:
             host = hosts[place.network] if place.address == "0.0.0.0" else place.address
             name = f"{each.name} {host}:{place.port}"
-            targets[name] = Target(name, kind, each.role, host, place.port)
+            memory, _ = told.get(f"memory-{place.pid}", (0, ""))
+            targets[name] = Target(name, kind, each.role, host, place.port, place.pid, memory)
     return list(targets.values())
 
 

@@ -69,13 +69,13 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
         spec = importlib.util.find_spec("mpi4py.MPI")
         with contextlib.ExitStack() as settings:
             if environ is not None and spec is not None and spec.origin:
-                launcher_check.check_library(environ, spec.origin, host)
-                beside_ucx = _ucx_is_first or "ucxx" in sys.modules
                 one_host = all_on_one_host(environ)
+                settings.enter_context(closed_to_others(environ, one_host=one_host))
+                launcher_check.check_library(environ, spec.origin, host)  # which loads it
+                beside_ucx = _ucx_is_first or "ucxx" in sys.modules
                 settings.enter_context(
                     fewer_components(environ, spec.origin, beside_ucx=beside_ucx, one_host=one_host)
                 )
-                settings.enter_context(closed_to_others(environ, one_host=one_host))
             settings.enter_context(_finalized_by_us(spec.origin if spec is not None else None))
             settings.enter_context(warnings.catch_warnings())
             # mpi4py's own warning of a foreign launcher; `launcher_check.cross_check` reports it with the fix.
@@ -190,7 +190,7 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
             "import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by "
             "`python -m dask_gpu_mpi`"
         )
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False):
         if not load_library():
             importlib.import_module("ucxx")
         _ucx_is_first = True

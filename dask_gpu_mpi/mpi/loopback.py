@@ -1,34 +1,45 @@
-"""MPI that others do not reach: over the loopback interface alone, where all ranks are on one host, and no memory of the group's.
+"""MPI that others do not reach: without a port if all ranks are on one host, and no memory of the group's.
 
-MPICH and its relatives make each rank listen on an interface of the network too, by UCX or libfabric, though such ranks talk
-through shared memory. Whoever reaches such a port can send the job messages as a rank (docs/security.md).
+Each rank of MPICH and its relatives listens on a TCP port, by UCX or libfabric, even if all ranks are on one host and talk by
+shared memory. UCX authenticates nobody: a process that reaches such a port reads and writes the rank's memory (docs/security.md).
+So on one host UCX starts without TCP. Between hosts TCP may be the only way, which no rank can find out alone: there it stays.
 
 UCX makes its System V shared memory with mode 0660, whatever the umask: whoever has the job's group, on many systems a whole
 institute, can write into what passes between its ranks. Without it UCX takes POSIX shared memory, which is its owner's alone.
+
+Before release 1.20 UCX also installs handlers for signals, which print 40 lines into the job's output if the process crashes, be
+it by a stranger's packet or in the user's code. Without them such a process ends as any Python does: by the signal, and with
+``faulthandler``'s traceback if that is on.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+from dask_gpu_mpi.network.ucx import CLOSED
 
 __all__ = ["closed_to_others"]
 
 NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
-ANYWHERE = {"UCX_TLS": re.compile(r"UCX_TLS")}
+ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
+#: What UCX reads when its library is loaded; later it warns of a variable that nobody uses.
+AT_LOAD = {"UCX_HANDLE_ERRORS": ("none", re.compile(r"UCX_HANDLE_ERRORS"))}
 ON_ONE_HOST = {
-    "UCX_NET_DEVICES": re.compile(r"UCX_(NET_DEVICES|TLS)"),
-    "FI_TCP_IFACE": re.compile(r"FI_(PROVIDER|TCP_IFACE)"),
-    "FI_SOCKETS_IFACE": re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)"),
+    "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
+    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_(NET_DEVICES|TLS)")),
+    "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
+    "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
 }
 
 
 @contextmanager
 def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[None]:
-    """Initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
+    """Load and initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
 
     Parameters
     ----------
@@ -37,16 +48,22 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     one_host : bool
         Whether all ranks are on this host.
     """
-
-    def unset(names: Mapping[str, re.Pattern[str]]) -> list[str]:
-        return [name for name, chosen in names.items() if not any(map(chosen.fullmatch, environ))]
-
-    settings = dict.fromkeys(unset(ANYWHERE), NO_SYSTEM_V)
+    wanted = ANYWHERE | AT_LOAD if not _ucx_is_loaded() else ANYWHERE
     if one_host:
-        settings |= dict.fromkeys(unset(ON_ONE_HOST), "lo")
+        wanted = wanted | ON_ONE_HOST
+    settings = {
+        name: value for name, (value, chosen) in wanted.items() if not any(map(chosen.fullmatch, environ))
+    }
     os.environ.update(settings)
     try:
         yield
     finally:
         for name in settings:
             os.environ.pop(name, None)
+
+
+def _ucx_is_loaded() -> bool:
+    with suppress(OSError):
+        ctypes.CDLL("libucs.so.0", os.RTLD_NOLOAD)
+        return True
+    return False

@@ -15,6 +15,11 @@ from intruderjobs import ATTACKS, Attacked, attacked, start
 
 #: Another user, whom every system has.
 USER = "nobody"
+#: A user's variables with which ranks of one host listen on loopback. (UCX 1.20 does not reach itself there: posix)
+WITH_PORTS = {
+    "openmpi": {"OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_btl_tcp_if_include": "lo"},
+    "mpich": {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"},
+}
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +45,14 @@ def from_a_host_of_the_job(jobs: Mpi, hosts: TestBed) -> Attacked:
 @pytest.fixture(scope="session")
 def from_another_user(jobs: Mpi) -> Attacked:
     """Two ranks on one host; the intruder is another user there."""
-    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http")})
+    return on_one_host(jobs, {kind: ATTACKS[kind] for kind in ("comm", "http", "mpi")})
+
+
+@pytest.fixture(scope="session")
+def with_ports_of_mpi(jobs: Mpi) -> Attacked:
+    """The same with a port of MPI in each rank, which the user has asked for."""
+    attacks = {"mpi": (("memory by UCX",), ("a rank's handshake",))}
+    return on_one_host(jobs, attacks, chosen=WITH_PORTS[jobs.name])
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +71,18 @@ def on_two_hosts(
     return attacked(job, bed.on(intruder, []), networks, USER, attacks)
 
 
-def on_one_host(mpi: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **options: Any) -> Attacked:
-    """Attack a job on this host."""
+def on_one_host(
+    mpi: Mpi,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    chosen: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Attacked:
+    """Attack a job on this host; `chosen` are its user's variables."""
     if os.geteuid():
         pytest.skip("needs root, who may become another user")
     networks = {os.readlink("/proc/self/ns/net"): "127.0.0.1"}
-    return attacked(start(mpi, 2, options=options), [], networks, USER, attacks)
+    return attacked(start(mpi, 2, options=options, chosen=chosen), [], networks, USER, attacks)
 
 
 def network(bed: TestBed, host: str) -> str:

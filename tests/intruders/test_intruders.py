@@ -18,6 +18,7 @@ MOST_LINES = 100
 OWN = {
     "routes without the token",
     "a rank's handshake",
+    "memory by UCX",
     "UCX without the secret",
     "a worker of another job, with UCX",
 }

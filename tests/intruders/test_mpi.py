@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import Mpi
-from intruderjobs import Attacked
+from intruderjobs import Attacked, was_in
 from listeners import beyond_loopback
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
@@ -19,6 +19,18 @@ def test_on_one_host_only_the_launcher_listens_beyond_loopback(
     from_another_user: Attacked, jobs: Mpi
 ) -> None:
     assert beyond_loopback(from_another_user.listeners) == {"launcher": LAUNCHERS[jobs.name]}
+
+
+def test_on_one_host_no_rank_listens(from_another_user: Attacked) -> None:
+    """Whoever reaches a port of MPI can write into the rank's memory: there is none, not on loopback either."""
+    assert [each for each in from_another_user.listeners if each.name == "rank"] == []
+    assert from_another_user.harmed == {}
+
+
+def test_an_open_port_opens_the_memory(with_ports_of_mpi: Attacked) -> None:
+    """Which shows that the attacks are some. UCX 1.20 can't answer over loopback: it says so, and at times dies of it."""
+    assert len(with_ports_of_mpi.hidden) == 2
+    assert with_ports_of_mpi.harmed.keys() == with_ports_of_mpi.hidden.keys()
 
 
 def test_on_several_hosts_exactly_these_listen(from_another_host: Attacked, jobs: Mpi) -> None:
@@ -39,6 +51,26 @@ def test_a_rank_that_is_none_from_another_host(from_another_host: Attacked) -> N
     assert from_another_host.done is not None
     from_another_host.done.check(0)
     assert not from_another_host.exploded
+
+
+def test_memory_from_another_host(from_another_host: Attacked, jobs: Mpi) -> None:
+    """Under MPICH every host of the network can read and write the memory of the ranks (docs/security.md, MPI)."""
+    found = from_another_host.outcomes["memory by UCX"]
+    in_reach = {name: was_in(from_another_host.hidden[name]) for name in found if " 127." not in name}
+    assert len(in_reach) == 2
+    if jobs.name == "openmpi":
+        assert from_another_host.harmed == {}
+        assert all(outcome.startswith("out") for outcome in found.values()), found
+    else:
+        assert from_another_host.harmed.keys() >= in_reach.keys()
+        assert {name: found[name] for name in in_reach} == in_reach
+
+
+def test_memory_from_a_host_of_the_job(from_a_host_of_the_job: Attacked, jobs: Mpi) -> None:
+    """Under Open MPI users of the job's nodes can write it: a packet of its TCP component says where its contents belong."""
+    ranks = {name for name in from_a_host_of_the_job.hidden if name.startswith("rank ")}
+    assert "written" in from_a_host_of_the_job.harmed.values() or jobs.name != "openmpi"
+    assert from_a_host_of_the_job.harmed.keys() <= ranks
 
 
 def test_a_rank_that_is_none_does_not_end_the_job(

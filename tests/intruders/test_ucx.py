@@ -25,13 +25,21 @@ pytestmark = [
 ]
 
 WITHOUT, ANOTHER = "UCX without the secret", "a worker of another job, with UCX"
+MEMORY = "memory by UCX"
 
 
-def attacked_job(jobs: Mpi, attacks: Mapping[str, Sequence[Sequence[str]]], **options: Any) -> Attacked:
+def attacked_job(
+    jobs: Mpi,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    *,
+    chosen: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Attacked:
     """Two ranks on one host; the intruder is another user there."""
     networks = {os.readlink("/proc/self/ns/net"): "127.0.0.1"}
     # UCX_TLS: shared memory of another user's is closed to the intruder
-    return attacked(start(jobs, 2, options=options), ["env", "UCX_TLS=tcp"], networks, "nobody", attacks)
+    job = start(jobs, 2, options=options, chosen=chosen)
+    return attacked(job, ["env", "UCX_TLS=tcp"], networks, "nobody", attacks)
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +52,8 @@ def job(jobs: Mpi) -> Attacked:
 
 def test_every_listener_is_known(job: Attacked) -> None:
     assert job.unexpected == []
-    # what UCX listens on by itself, in workers alone, and on this host alone
-    assert {each.role for each in job.listeners if each.name in ("worker", "scheduler", "nanny")} == {
-        "worker"
-    }
+    # UCX has no port of its own
+    assert [each for each in job.listeners if each.name in ("worker", "scheduler", "nanny", "rank")] == []
     assert {*beyond_loopback(job.listeners)} <= {"launcher"}
 
 
@@ -57,6 +63,7 @@ def test_nobody_gets_in(job: Attacked) -> None:
         assert {
             target: outcome for target, outcome in found.items() if not outcome.startswith("out")
         } == {}, attack
+    assert job.harmed == {}
 
 
 def test_no_memory_is_open_to_the_group(job: Attacked) -> None:
@@ -71,6 +78,15 @@ def test_the_result_is_right(job: Attacked) -> None:
     assert job.done is not None
     job.done.check(0)
     assert '"right": true' in job.done.stdout
+
+
+def test_with_a_port_of_ucx_they_do_get_in(jobs: Mpi) -> None:
+    """Which shows that the attack is one: the user has asked for UCX over TCP. It writes; no handler is there that reads."""
+    chosen = {"UCX_TLS": "tcp,self,posix", "UCX_NET_DEVICES": "lo"}
+    found = attacked_job(jobs, {"uct": ((MEMORY,),)}, chosen=chosen, protocol="ucx")
+    assert len(found.hidden) == 2
+    assert found.outcomes[MEMORY] == dict.fromkeys(found.hidden, "in: wrote")
+    assert found.harmed == dict.fromkeys(found.hidden, "written")
 
 
 def test_without_security_they_do_get_in(jobs: Mpi) -> None:

@@ -7,7 +7,7 @@ import ipaddress
 import psutil
 import pytest
 
-from clusters import COMMAND
+from clusters import COMMAND, ranks_of
 from harness import Mpi
 from listeners import open_memory
 
@@ -43,6 +43,10 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
         if not ipaddress.ip_address(place[0]).is_loopback
     }
     assert beyond == set()
+    # MPI asks nobody who they are: its ranks have no port at all, not for the users of this host either
+    ranks = {*ranks_of(job).values()}
+    assert len(ranks) == 2
+    assert {place for each in processes if each.pid in ranks for place in listening(each)} <= launchers
     assert open_memory(each.pid for each in processes) == []
     job.signal(15)
     assert job.wait(30).rc != 0

@@ -299,9 +299,9 @@ def test_library_is_looked_at_before_it_is_loaded(
     load_mpi({"A": "1"}, "n3")
     file = str(fake.folder / "MPI.py")
     assert seen == [
+        ("closed", {"A": "1"}, one_host),
         ("check", {"A": "1"}, file, "n3"),
         ("settings", {"A": "1"}, file, first or ucxx, one_host),
-        ("closed", {"A": "1"}, one_host),
         ("over", "import", False),
     ]
 

@@ -6,9 +6,12 @@ import os
 
 import pytest
 
+from dask_gpu_mpi.mpi import loopback
 from dask_gpu_mpi.mpi.loopback import closed_to_others
 
-ALL = {"UCX_TLS": "^sysv", "UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
+LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+ALL = ANYWHERE | LOOPBACK | {"UCX_TLS": "^sysv,tcp"}
 
 
 @pytest.fixture(autouse=True)
@@ -16,6 +19,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALL:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
+    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: False)
 
 
 def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
@@ -33,19 +37,26 @@ def test_for_the_time_of_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "left"),
+    ("chosen", "left_alone"),
     [
-        ("UCX_NET_DEVICES", {"UCX_TLS", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
-        ("UCX_TLS", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
-        ("FI_PROVIDER", {"UCX_TLS", "UCX_NET_DEVICES"}),
-        ("FI_TCP_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_SOCKETS_IFACE"}),
-        ("FI_SOCKETS_IFACE", {"UCX_TLS", "UCX_NET_DEVICES", "FI_TCP_IFACE"}),
+        ("UCX_NET_DEVICES", {"UCX_NET_DEVICES"}),
+        ("UCX_TLS", {"UCX_TLS", "UCX_NET_DEVICES"}),
+        ("UCX_HANDLE_ERRORS", {"UCX_HANDLE_ERRORS"}),
+        ("FI_PROVIDER", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
+        ("FI_TCP_IFACE", {"FI_TCP_IFACE"}),
+        ("FI_SOCKETS_IFACE", {"FI_SOCKETS_IFACE"}),
     ],
 )
-def test_choice_of_the_users(chosen: str, left: set[str]) -> None:
-    assert inside({chosen: "any"}).keys() == left
+def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
+    assert inside({chosen: "any"}).keys() == ALL.keys() - left_alone
 
 
-def test_on_several_hosts_the_memory_of_the_group_is_left_out_alone() -> None:
-    assert inside({}, one_host=False) == {"UCX_TLS": "^sysv"}
-    assert inside({"UCX_TLS": "all"}, one_host=False) == {}
+def test_on_several_hosts_they_talk_by_tcp() -> None:
+    assert inside({}, one_host=False) == ANYWHERE
+    assert inside({"UCX_TLS": "all"}, one_host=False) == {"UCX_HANDLE_ERRORS": "none"}
+
+
+def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would print a warning of a variable that nobody uses."""
+    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: True)
+    assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}
