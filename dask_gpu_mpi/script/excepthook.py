@@ -16,10 +16,14 @@ __all__ = ["ExceptHook", "install", "retire"]
 
 #: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
 FIXES = {
-    r"undefined symbol: uc[mpst]_": "this import needs the UCX of its own packages, but MPI has loaded another one, since "
-    "mpi4py.MPI was imported before the cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all",
-    r"without a global spill manager": "the workers have enable_cudf_spill, and the script has not, so it can't unpack what "
-    "they send. Fix: cudf.set_option('spill', True) in the script",
+    r"undefined symbol: uc[mpst]_": (
+        "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
+        "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
+    ),
+    r"without a global spill manager": (
+        "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
+        "cudf.set_option('spill', True) in the script"
+    ),
 }
 
 
