@@ -17,6 +17,7 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.launch import execute
 from dask_gpu_mpi.launch.command import Launch
 from dask_gpu_mpi.launch.execute import run_launch
 from strangers import links_are_strangers
@@ -219,6 +220,17 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
     assert rc == 1
     assert "exited with code 0, but the job has not completed" in output
     assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
+
+
+@pytest.mark.parametrize("planted", ["file", "link", "folder"])
+def test_mark_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    """A job that was lost is not completed because somebody else says so."""
+    mark, ours = tmp_path / "ended", tmp_path / "ours"
+    ours.touch()
+    if planted == "file":
+        monkeypatch.setattr(execute, "is_ours", lambda status: False)
+    how = {"file": ["touch"], "link": ["ln", "-s", str(ours)], "folder": ["mkdir"]}[planted]
+    assert run_launch(Launch({}, (), (*how, str(mark)), mark=str(mark)), os.environ) == 1
 
 
 def test_command_that_can_not_be_started() -> None:
