@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dask_gpu_mpi.launch.command import START
+
 __all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives"]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,7 +32,9 @@ import json, os, subprocess, sys
 name, argv = os.path.basename(sys.argv[0]), sys.argv[1:]
 said = json.loads(os.environ["FAKE_ANSWERS"])
 answer = said.get(" ".join([name, *argv[:2]]), said.get(name))
-if name == "python" and "-c" in argv[:2]:  # `launch` asks mpi4py what its library is
+starts = name == "python" and argv[:2] == ["-c", {start!r}]
+answer = said.get("start", answer) if starts else answer
+if name == "python" and not starts and "-c" in argv[:2]:  # `launch` asks mpi4py what its library is
     answer = ("dask-gpu-mpi:" + json.dumps([said["python -m mpi4py"][0], ""]), 0)
 env = {{key: value for key, value in os.environ.items() if not key.startswith("FAKE_")}}
 takes_script = name in ("sbatch", "qsub", "bsub") or argv[:1] == ["batch"]
@@ -43,7 +47,7 @@ inner = [i for i, word in enumerate(argv) if os.path.basename(word) in ("python"
 if answer is None and inner and name in ("srun", "mpirun", "mpiexec", "jsrun", "flux", "apptainer"):
     sys.exit(subprocess.run(argv[inner[0]:]).returncode)
 text, code = answer or ("", 0)
-if name == "python" and argv[:4] == ["-m", "dask_gpu_mpi", "run", "--log-directory"] and code == 0:
+if starts and argv[2:4] == ["run", "--log-directory"] and code == 0:
     os.makedirs(argv[4], exist_ok=True)
     open(os.path.join(argv[4], "ended"), "w").close()
 sys.stdout.write(text)
@@ -96,16 +100,15 @@ class Ran:
         return [row["argv"] for row in self.rows if row["name"] == name]
 
     def program(self) -> list[str] | None:
-        """What followed ``python -m dask_gpu_mpi run --log-directory DIRECTORY``; None: it was not run."""
-        for row in self.rows:
-            if row["name"] == "python" and row["argv"][:4] == [
-                "-m",
-                "dask_gpu_mpi",
-                "run",
-                "--log-directory",
-            ]:
-                return list(row["argv"][5:])
-        return None
+        """What followed ``run --log-directory DIRECTORY``; None: it was not run."""
+        return next(
+            (words[3:] for words in self.started() if words[:2] == ["run", "--log-directory"]),
+            None,
+        )
+
+    def started(self) -> list[list[str]]:
+        """Each command of ours that ranks were started with, and its arguments."""
+        return [argv[2:] for argv in self.of("python") if argv[:2] == ["-c", START]]
 
     def launched(self, name: str) -> list[str]:
         """The launcher's own options in its last call."""
@@ -121,14 +124,14 @@ class FakeBatch:
     Attributes
     ----------
     answers : dict
-        What a command prints and exits with, by ``"name"`` or ``"name first-argument second-argument"``.
+        What a command prints and exits with, by ``"name"`` or ``"name first-argument second-argument"``; ``"start"``: a rank.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.bin = directory / "bin"
         self.bin.mkdir(parents=True)
-        (self.bin / "fake").write_text(PROGRAM.format(python=sys.executable))
+        (self.bin / "fake").write_text(PROGRAM.format(python=sys.executable, start=START))
         (self.bin / "fake").chmod(0o755)
         for name in COMMANDS:
             (self.bin / name).symlink_to("fake")

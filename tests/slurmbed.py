@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.launch.command import START
 from harness import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
 from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
@@ -204,7 +205,7 @@ class BatchJob:
         """PID of each rank's process, by rank."""
         found = {}
         for pid, line in self.processes().items():
-            if not re.match(r"\S*python\S* -m dask_gpu_mpi run ", line):
+            if not re.match(rf"\S*python\S* -c {re.escape(START)} run ", line):
                 continue  # the launcher, a daemon, an agent
             with contextlib.suppress(OSError):
                 environ = (Path("/proc") / str(pid) / "environ").read_bytes().split(b"\0")

@@ -17,7 +17,7 @@ import asyncio
 import hashlib
 import hmac
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
@@ -92,9 +92,16 @@ class TokenGate(Router):
             _take_token_out(request)
             secure = "; Secure" * (request.protocol == "https")
             cookie = f"{self._cookie}={self._token.decode()}; HttpOnly; Path=/; SameSite=Strict{secure}"
-            request.connection = _SettingCookie(request.connection, cookie)  # type: ignore[assignment]
-        elif not self._has_header(request) and not self._has_cookie(request):
-            return _Answer(request, *REFUSED)
+            # the address of this page has the token in it, and goes with the links of the page
+            _add_headers(
+                request, {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
+            )
+        elif not self._has_header(request):
+            if not self._has_cookie(request):
+                return _Answer(request, *REFUSED)
+            if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
+                # a browser that does not tell whether it is for a frame, in a page of another port perhaps
+                _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
         stream = getattr(request.connection, "stream", None)
         if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
             is_known()
@@ -142,22 +149,24 @@ def _take_token_out(request: HTTPServerRequest) -> None:
         arguments.pop(TOKEN, None)
 
 
-class _SettingCookie:
-    """A connection whose answer sets a cookie; otherwise the one it is made of."""
+def _add_headers(request: HTTPServerRequest, headers: Mapping[str, str]) -> None:
+    request.connection = _AddingHeaders(request.connection, headers)  # type: ignore[assignment]
 
-    def __init__(self, connection: Any, cookie: str) -> None:
+
+class _AddingHeaders:
+    """A connection whose answer has more headers; otherwise the one it is made of."""
+
+    def __init__(self, connection: Any, headers: Mapping[str, str]) -> None:
         self._connection = connection
-        self._cookie = cookie
+        self._headers = headers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
     def write_headers(self, start_line: ResponseStartLine, headers: HTTPHeaders, *args: Any) -> Any:
         """Called by tornado."""
-        headers.add("Set-Cookie", self._cookie)
-        # the address of this page has the token in it, and goes with the links of the page
-        headers.add("Referrer-Policy", "same-origin")
-        headers.add("Cache-Control", "no-store")
+        for name, value in self._headers.items():
+            headers.add(name, value)
         return self._connection.write_headers(start_line, headers, *args)
 
 

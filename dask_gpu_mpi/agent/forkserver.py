@@ -112,7 +112,10 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     )
     if not known or "authkey_r" in inspect.signature(stdlib.main).parameters:
         stdlib.set_forkserver_preload(list(preload))
-        stdlib.ensure_running()
+        # It is a new Python, run with -c, which searches the working directory first: others may have put a module there. The
+        # processes that it forks change to the right directory themselves.
+        with contextlib.chdir("/"):
+            stdlib.ensure_running()
         return False
     address = os.path.join(directory, "fork-server")
     if len(os.fsencode(address)) > _UNIX_PATH_MAX:

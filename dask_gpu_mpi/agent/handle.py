@@ -6,7 +6,6 @@ A rank starts its agent first of all, before it reads its options: the agent imp
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -34,10 +33,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentProcess", "begin_agent", "start_agent"]
 
-# The empty __main__ of the agent: nothing that a child process could import again.
+# The empty __main__ of the agent: nothing that a child process could import again. With -c, Python searches the working directory
+# first, where others may have put a module. So no file is imported before the rank's path is set. -P would do the same, but
+# processes that tasks start inherit Python's flags.
 _BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from dask_gpu_mpi.agent.boot import main; "
-    "main(int(sys.argv[2]), gpus=int(sys.argv[3]), parent=int(sys.argv[4]))"
+    "import sys; sys.path[:] = sys.argv[4:]; from dask_gpu_mpi.agent.boot import main; "
+    "main(int(sys.argv[1]), gpus=int(sys.argv[2]), parent=int(sys.argv[3]))"
 )
 
 
@@ -154,10 +155,10 @@ class AgentProcess:
                 *getattr(subprocess, "_args_from_interpreter_flags", list)(),
                 "-c",
                 _BOOT,
-                json.dumps(_import_path()),
                 str(write),
                 str(gpus_write),
                 str(os.getpid() if follow else 0),
+                *_import_path(),
             ]
             self._process = subprocess.Popen(
                 argv,

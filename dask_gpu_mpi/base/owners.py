@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import grp
 import os
 import pwd
@@ -44,14 +45,25 @@ def name_of(descriptor: int) -> str:
 
 
 def _is_own_group(gid: int) -> bool:
-    """Whether it is the group that many systems make for each user, with the user's name."""
+    """Whether it is the group that many systems make for each user, with the user's name, and nobody else is in it."""
+    return _is_group_of(gid, os.geteuid())
+
+
+@functools.cache
+def _is_group_of(gid: int, uid: int) -> bool:
+    """The answer is kept: a site's list of accounts may be long, and come over the network."""
     try:
-        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(gid)
+        user, group = pwd.getpwuid(uid), grp.getgrgid(gid)
     except KeyError:
         return False
-    return (
-        group.gr_gid == user.pw_gid and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-    )
+    if (group.gr_gid, group.gr_name) != (user.pw_gid, user.pw_name) or set(group.gr_mem) - {user.pw_name}:
+        return False
+    accounts = pwd.getpwall()
+    if all(
+        account.pw_uid != uid for account in accounts
+    ):  # a directory that lists no accounts (sssd): by the convention
+        return uid == gid
+    return all(account.pw_uid == uid for account in accounts if account.pw_gid == gid)
 
 
 def _has_acl(descriptor: int) -> bool:

@@ -88,7 +88,7 @@ def make_folder(path: Path) -> None:
 
 
 def open_to_append(path: Path, *, make: bool = False, readable: bool = False) -> int:
-    """A descriptor of the file, made if it is missing, at whose end is written.
+    """A descriptor of the file, made for this user alone if it is missing, at whose end is written.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def open_to_append(path: Path, *, make: bool = False, readable: bool = False) ->
     flags = os.O_APPEND | (os.O_RDWR if readable else os.O_WRONLY)
     with located(path, make=make) as (folder, name):
         with contextlib.suppress(FileExistsError):
-            return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666, dir_fd=folder)
+            return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         descriptor = open_regular(folder, name, flags)
         try:
             status = os.fstat(descriptor)
@@ -124,7 +124,7 @@ def open_regular(folder: int, name: str, flags: int = os.O_RDONLY) -> int:
     return descriptor
 
 
-def replace(path: Path, content: bytes, mode: int = 0o666) -> None:
+def replace(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Write a file, whole or not at all, in place of the one that may be there.
 
     Parameters
@@ -150,7 +150,7 @@ def write(path: Path, content: bytes) -> None:
     with located(path, descriptors=True) as (folder, name):
         descriptor = _stream(folder, name)
     if descriptor is None:
-        replace(path, content)
+        replace(path, content, 0o666)
         return
     with open(descriptor, "wb") as stream:
         stream.write(content)

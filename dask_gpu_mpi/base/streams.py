@@ -7,10 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import sys
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-__all__ = ["flush", "open_missing", "print_by_line", "say", "write"]
+__all__ = ["PUBLIC", "flush", "is_public", "open_missing", "print_by_line", "say", "write"]
+
+#: Variable by which `launch`, whose standard error is the job's, tells the ranks that others may read that.
+PUBLIC = "DGM_PUBLIC_OUTPUT"
+#: Processes from a rank to the one that has the job's output.
+_MOST_PARENTS = 20
 
 
 def open_missing() -> None:
@@ -37,6 +45,29 @@ def print_by_line() -> None:
     """
     with contextlib.suppress(AttributeError, OSError, ValueError):
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+def is_public(environ: Mapping[str, str]) -> bool:
+    """Whether others may read standard error, as far as this process can tell: it ends in a file that they can reach and read.
+
+    A rank has a pipe to its launcher, and that may have the file. Below `srun`, and on other nodes than the launcher's, this is
+    unknown unless `launch` has passed it on.
+    """
+    if environ.get(PUBLIC):
+        return True
+    pid = os.getpid()
+    with contextlib.suppress(OSError, ValueError):  # of another user, or no /proc
+        for _ in range(_MOST_PARENTS):
+            mode = os.stat(f"/proc/{pid}/fd/2").st_mode
+            if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+                # with an ACL the bits of the group are the mask of all that it lists (acl(5))
+                readable = stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH)
+                folders = Path(os.readlink(f"/proc/{pid}/fd/2")).parents if readable else ()
+                return bool(readable) and all(
+                    os.stat(folder).st_mode & (stat.S_IXGRP | stat.S_IXOTH) for folder in folders
+                )
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+    return False
 
 
 def flush() -> None:

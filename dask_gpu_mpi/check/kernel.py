@@ -59,7 +59,8 @@ def _run(uuid: str, environ: Mapping[str, str], seconds: float) -> KernelResult:
     started = time.monotonic()
     # The child dies with this thread, which waits for it; so it dies with the rank, however that ends.
     child = subprocess.Popen(
-        [sys.executable, "-m", __name__, str(os.getpid())],
+        # -P: nothing of the working directory, where others may have put a module
+        [sys.executable, "-P", "-m", __name__, str(os.getpid())],
         env={**scrub(environ), VISIBLE_DEVICES: uuid},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

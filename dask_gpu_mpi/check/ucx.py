@@ -85,6 +85,7 @@ class UcxTrial:
         self._child = subprocess.Popen(
             [
                 sys.executable,
+                "-P",  # nothing of the working directory, where others may have put a module
                 "-m",
                 __name__,
                 str(os.getpid()),

@@ -6,7 +6,8 @@ import contextlib
 import importlib.util
 import os
 
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.safe_paths import replace
+from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.network.dashboard_link import ssh_line
 from dask_gpu_mpi.options.model import Options
@@ -49,9 +50,27 @@ def announce(joined: Joined, seconds: float) -> None:
         host = plan.scheduler.host if joined.options.scheduler else ""
         if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
             say(f"from your computer: {line}")
-        say(f"dashboard at {joined.cluster.dashboard}")
+        say(f"dashboard at {_link_for_output(joined, joined.cluster.dashboard)}")
     elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
         say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def _link_for_output(joined: Joined, link: str) -> str:
+    """The link as it is printed: where others may read that, its token is in a file of this user's instead."""
+    if not is_public(joined.environ):
+        return link
+    hidden = f"{link.partition('?')[0]}: others may read this output, so the link with its token is in "
+    if joined.options.scheduler_file is not None:
+        return f"{hidden}the scheduler file {os.path.abspath(joined.options.scheduler_file)}"
+    agent = joined.channels.agent
+    # the log directory can be read from a login node; the other one goes with the job
+    for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
+        if folder:
+            path = os.path.join(os.path.abspath(folder), "dashboard-link")
+            with contextlib.suppress(OSError):
+                replace(path, f"{link}\n".encode())
+                return f"{hidden}{host}{path}"
+    return f"{hidden}session.dashboard_link"
 
 
 def announce_waiting(options: Options) -> None:

@@ -14,7 +14,11 @@ from .environment import forwarded, launch_environment
 from .launchers import Starter
 from .mpi_library import MpiLibrary
 
-__all__ = ["Launch", "Request", "as_text", "decide", "python_command"]
+__all__ = ["START", "Launch", "Request", "as_text", "decide", "python_command"]
+
+#: Runs our command line as ``-m dask_gpu_mpi`` does, but imports nothing from the working directory, where others may have put a
+#: module. Not by -P or PYTHONSAFEPATH: the script, and what it starts, would inherit that.
+START = "import sys; sys.flags.safe_path or sys.path.pop(0); from dask_gpu_mpi.__main__ import main; main()"
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def decide(
         bound = environ.get("DGM_LOGS") or "logs"
         logs = os.path.join(bound, allocation.job)
         own = ("--log-directory", logs)
-    inner = (*python_command(request, environ, python, cwd, bound), "-m", "dask_gpu_mpi")
+    inner = (*python_command(request, environ, python, cwd, bound), "-c", START)
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
     check = (*launcher, *inner, "check", *expect, *request.options, *request.program)
     match request.command:

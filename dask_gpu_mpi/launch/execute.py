@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from dask_gpu_mpi.base.owners import is_ours
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.safe_paths import make_folder, remove
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.streams import PUBLIC, is_public, say
 from dask_gpu_mpi.errors import InputError, LauncherError
 
 from .command import Launch
@@ -129,6 +131,8 @@ def run_launch(
         Exit code of the preflight if it fails, else the job's.
     """
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
+    if is_public(environ):
+        child[PUBLIC] = "1"
     try:
         if launch.make:
             make_folder(launch.make)
@@ -152,10 +156,19 @@ def run_launch(
         if code == 75 and requeue is not None:
             answer = requeue()  # the signal with which the batch system ends this run comes at once
             return code if answer is None else answer
-    if code == 0 and launch.mark and not os.path.exists(launch.mark):
+    if code == 0 and launch.mark and not _is_our_mark(launch.mark):
         say(
-            f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing); a "
-            "node was lost. Fix: look for the node in the batch system's log, and submit the job again"
+            f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing, or "
+            "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
         )
         return 1
     return code
+
+
+def _is_our_mark(path: str) -> bool:
+    """Whether it is there, and not made by another user, who would have a job that was lost count as completed."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and is_ours(status)

@@ -80,7 +80,7 @@ def write_scheduler_file(
         CREDENTIALS_KEY: {"config": config, "host": socket.gethostname(), "dashboard": dashboard or ""},
     }
     try:
-        replace(path, json.dumps(content, indent=1).encode(), 0o600)
+        replace(path, json.dumps(content, indent=1).encode())
     except OSError as error:
         raise InputError(
             f"the scheduler file {path!r} can't be written ({error.strerror}). Fix: give another path with scheduler_file "

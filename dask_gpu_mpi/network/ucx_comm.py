@@ -164,12 +164,14 @@ class WorkerComm(TLS):
         return sum(map(nbytes, frames))
 
     def _goes_over_ucx(self, frame: Any) -> bool:
-        """Memory of GPUs; where the user wants it large buffers too, but no ``bytes``: what pickle and msgpack make is that."""
+        """Memory of GPUs, and large arrays of NumPy if the user wants that. No other buffer: it may hold what decides how a message is
+        deserialised, and TLS alone checks what arrives.
+        """
         size = nbytes(frame)
         if _on_device(frame):
             return bool(size)
         buffer = frame.obj if isinstance(frame, memoryview) else frame
-        return 0 < self.host_frames <= size and not isinstance(buffer, bytes)
+        return 0 < self.host_frames <= size and type(buffer).__module__ == "numpy"
 
     @contextlib.contextmanager
     def _aborting_on_error(self) -> Iterator[None]:

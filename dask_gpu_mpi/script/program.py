@@ -134,6 +134,8 @@ def absolute(path: str) -> str:
 
 def _own_entries() -> set[str]:
     """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    if sys.argv[:1] == ["-c"]:
+        return {""}  # which `launch` has removed: what comes first then may be the user's, of PYTHONPATH
     own = {"", _folder(sys.argv[0])} if sys.argv else {""}
     with contextlib.suppress(FileNotFoundError):
         own.add(os.getcwd())

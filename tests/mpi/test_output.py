@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import stat
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -146,3 +150,57 @@ def test_bad_input_and_nobody_to_tell(mpirun: Mpi, tmp_path: Path, redirection: 
     done = mpirun.run(["sh", "-c", f"exec {shlex.join(program)} {redirection}"], None, cwd=tmp_path).check(2)
     assert done.stdout == ""
     assert len(done.stderr.splitlines()) == (redirection == ">&-")
+
+
+LINK = """
+import os
+from dask_gpu_mpi import current_session
+print("LINK", current_session().dashboard_link, flush=True)
+place = [line for line in open(os.environ["OUTPUT"]) if "dashboard at" in line][0].split()[-1]
+path = place.rpartition(":")[2]
+if os.path.exists(path):
+    print("FILE", oct(os.stat(path).st_mode & 0o777), repr(open(path).read()), flush=True)
+"""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that everyone may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("how", ["file", "logs", "scheduler file", "launch", "private"])
+def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Path, how: str) -> None:
+    """Below the launcher as well, to which a rank has a pipe. Logs and reports are for the user alone."""
+    output, files = public / "output", public / "files"
+    options = {
+        "logs": ["--log-directory", str(files)],
+        "scheduler file": ["--scheduler-file", str(files)],
+        "launch": ["--log-directory", str(files), "--report", str(public / "report.json")],
+    }.get(how, [])
+    (public / "script.py").write_text(LINK)
+    words = [sys.executable, *COMMAND[1:], *options, str(public / "script.py")]
+    if how == "launch":
+        words[3:3] = ["launch", "-n", "2", "--interface", "lo"]
+    else:
+        words = mpirun.command(words, 2, env={"OUTPUT": str(output)})
+    mask = "077" if how == "private" else "022"
+    line = ["sh", "-c", f'umask {mask}; "$@" 2> {output}', "sh", *words]
+    done = mpirun.run(line, None, env={"OUTPUT": str(output)}).check()
+    found = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.strip())
+    (printed,) = (line for line in output.read_text().splitlines() if "dashboard at" in line)
+    link = found["LINK"]
+    assert "?token=" in link
+    if how == "private":
+        assert printed.endswith(f"dashboard at {link}")
+        return
+    assert link.partition("?token=")[2] not in output.read_text()
+    assert f"dashboard at {link.partition('?')[0]}: others may read this output" in printed
+    mode, content = found["FILE"].split(maxsplit=1)
+    assert mode == "0o600"
+    assert link in content or how == "scheduler file"
+    written = [path for path in (*files.glob("*"), public / "report.json") if path.is_file()]
+    assert len(written) >= {"logs": 3, "launch": 4}.get(how, 0)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} <= {0o600}

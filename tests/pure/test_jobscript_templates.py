@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.cli.templates import SYSTEMS, template
+from dask_gpu_mpi.launch.command import START
 from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,16 +63,16 @@ def test_template_runs_check_and_then_the_script(batch: FakeBatch, path: Path) -
     ran = batch.run(path, words, ENVIRON[system_of(path)])
     assert ran.rc == 0, ran.output
     assert ran.program() == list(words)
-    ours = [argv[2:] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
+    ours = ran.started()
     assert [line[0] for line in ours] == ["check", "run"]
     # the preflight is told what the job is: options before the script are the job's
     assert ours[0] == ["check", *words]
     # the first one is refused: nothing is run
-    batch.answers["python -m dask_gpu_mpi"] = ("", 1)
+    batch.answers["start"] = ("", 1)
     ran = batch.run(path, words, ENVIRON[system_of(path)])
     assert (ran.rc, ran.program()) == (1, None)
     # without the first one, the script's own exit code is the job's
-    batch.answers["python -m dask_gpu_mpi"] = ("", 7)
+    batch.answers["start"] = ("", 7)
     ran = batch.run(path, words, {**ENVIRON[system_of(path)], "DGM_CHECK": "no"})
     assert (ran.rc, ran.program()) == (7, list(words))
 
@@ -163,7 +164,7 @@ def test_scratch_is_left_to_each_host_unless_it_is_said(batch: FakeBatch, path: 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.name)
 def test_preflight_is_told_how_many_gpus_there_must_be(batch: FakeBatch, path: Path) -> None:
     ran = batch.run(path, ("my.py",), {"DGM_EXPECT_GPUS": "4", **ENVIRON[system_of(path)]})
-    ours = [argv[2:] for argv in ran.of("python") if argv[:2] == ["-m", "dask_gpu_mpi"]]
+    ours = ran.started()
     assert ours[0] == ["check", "--expect-gpus=4", "my.py"]
     assert ran.program() == ["my.py"]
 
@@ -174,12 +175,10 @@ def test_setup_file_leaves_the_options_of_the_shell(batch: FakeBatch, path: Path
     (batch.bin / "env.sh").write_text("exit 9\n")  # without a slash, source would find this one
     (batch.directory / "env.sh").write_text("set -euo pipefail\nexport MINE=yes\n")
     env = {"DGM_SETUP": "env.sh", "DGM_CHECK": "no", **ENVIRON[system_of(path)]}
-    batch.answers |= {"python -m dask_gpu_mpi": ("", 75), "squeue": ("N/A", 0)}
+    batch.answers |= {"start": ("", 75), "squeue": ("N/A", 0)}
     ran = batch.run(path, ("my.py",), env)
     assert ran.rc == 75, ran.output
-    assert (
-        next(row for row in ran.rows if row["argv"][1:3] == ["dask_gpu_mpi", "run"])["env"]["MINE"] == "yes"
-    )
+    assert next(row for row in ran.rows if row["argv"][1:3] == [START, "run"])["env"]["MINE"] == "yes"
     after = {"slurm": "scontrol", "pbs": "qsub"}.get(system_of(path))
     assert after is None or len(ran.of(after)) == 1
     # the last command of a file may well fail, as in `[[ -d X ]] && module use X`
@@ -331,7 +330,7 @@ def test_mpirun_of_open_mpi_has_the_gpus_of_its_host_that_were_asked_for(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
-    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    batch.answers["start"] = ("", 75)
     ran = run_template(batch, name, "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (75, [["requeue", "42"]])
     # 2030-01-02T03:04:05
@@ -339,7 +338,7 @@ def test_slurm_requeues_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
     assert job["env"]["SLURM_JOB_END_TIME"] == "1893553445"
     ran = run_template(batch, name, "my.py", DGM_CHECK="no", SLURM_RESTART_COUNT="10")
     assert (ran.rc, ran.of("scontrol")) == (75, [])
-    batch.answers |= {"python -m dask_gpu_mpi": ("", 3), "squeue": ("N/A", 0)}
+    batch.answers |= {"start": ("", 3), "squeue": ("N/A", 0)}
     ran = run_template(batch, name, "my.py", DGM_CHECK="no")
     assert (ran.rc, ran.of("scontrol")) == (3, [])
     assert "SLURM_JOB_END_TIME" not in ran.rows[-1]["env"]
@@ -463,7 +462,7 @@ def test_script_outlives_the_signal_before_the_walltime(batch: FakeBatch, name: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["slurm.sbatch", "slurm-mpirun.sbatch"])
 def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> None:
-    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    batch.answers["start"] = ("", 75)
     array = {"SLURM_ARRAY_JOB_ID": "42", "SLURM_ARRAY_TASK_ID": "0"}
     ran = run_template(batch, name, "my.py", DGM_CHECK="no", **array)
     assert ran.of("scontrol") == [["requeue", "42_0"]]
@@ -474,7 +473,7 @@ def test_slurm_requeues_one_member_of_an_array(batch: FakeBatch, name: str) -> N
 @pytest.mark.slow
 def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
     # LSF requeues after 75, whenever and however often it comes
-    batch.answers["python -m dask_gpu_mpi"] = ("", 75)
+    batch.answers["start"] = ("", 75)
     codes = [run_template(batch, "lsf.bsub", "my.py", DGM_CHECK="no", DGM_RESTARTS="2").rc for _ in range(3)]
     assert codes == [75, 75, 1]
     member = {"DGM_CHECK": "no", "DGM_RESTARTS": "0", "LSB_JOBINDEX": "7"}
@@ -483,7 +482,7 @@ def test_lsf_requeues_up_to_a_limit(batch: FakeBatch) -> None:
     assert "not requeued: 0 restarts so far" in ran.output
     counts = {str(path.relative_to(batch.directory)) for path in batch.directory.glob("logs/**/*restarts")}
     assert counts == {"logs/42/42.restarts", "logs/42_7/42_7.restarts"}
-    batch.answers["python -m dask_gpu_mpi"] = ("", 3)
+    batch.answers["start"] = ("", 3)
     assert run_template(batch, "lsf.bsub", "my.py", **member).rc == 3
 
 
@@ -502,7 +501,7 @@ QSTAT = """Job Id: 42.server
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["pbs.pbs", "pbs-pals.pbs"])
 def test_pbs_submits_a_job_like_this_one_after_a_checkpoint(batch: FakeBatch, name: str) -> None:
-    batch.answers |= {"python -m dask_gpu_mpi": ("", 75), "qstat": (QSTAT, 0)}
+    batch.answers |= {"start": ("", 75), "qstat": (QSTAT, 0)}
     env = {"DGM_CHECK": "no", "DGM_PROGRAM": "my.py a,b", "DASK_GPU_MPI__LAYOUT": "shared"}
     ran = run_template(batch, name, **env)
     assert ran.rc == 75

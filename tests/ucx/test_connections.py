@@ -121,9 +121,9 @@ async def test():
     ucx_endpoint.ABORT_AFTER = 1.0
     comms = [await pair() for _ in range(4)]
     for comm in comms:
-        assert await sent_back(comm, bytearray(800_000)) == bytearray(800_000)
+        assert (await sent_back(comm, np.ones(100_000)) == 1).all()
         assert comm._endpoint is not None
-    exchanges = [asyncio.create_task(sent_back(comm, bytearray(160_000_000))) for comm in comms]
+    exchanges = [asyncio.create_task(sent_back(comm, np.ones(20_000_000))) for comm in comms]
     await asyncio.sleep({seconds})
     os.kill(SERVER, signal.SIGKILL)
     ended = await asyncio.wait_for(asyncio.gather(*exchanges, return_exceptions=True), 20)
@@ -134,7 +134,7 @@ async def test():
 """,
         tmp_path,
     )
-    assert said == "well\n"
+    assert [line for line in said.splitlines() if "falling back to pickle" not in line] == ["well"]
 
 
 def test_a_start_of_ucx_that_takes_long_leaves_tls_and_comes_later(tmp_path: Path) -> None:

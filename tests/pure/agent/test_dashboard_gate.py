@@ -132,6 +132,23 @@ def test_links_that_do_not_open_it(given: str) -> None:
     visit(visitor)
 
 
+def test_a_page_of_another_port_can_not_show_it_in_a_frame() -> None:
+    """Of a browser that does not tell what a request is for: what comes by the cookie it may show in frames of this site only."""
+
+    async def visitor(site: Site) -> None:
+        cookie = {"Cookie": await site.cookie()}
+        for headers, path, expected in (
+            (cookie, "/health", "SAMEORIGIN"),
+            (cookie, "/none", "SAMEORIGIN"),
+            ({**cookie, "Sec-Fetch-Site": "none"}, "/health", None),
+            ({"Authorization": f"Bearer {TOKEN}"}, "/health", None),
+        ):
+            answer = await site.fetch(path, headers)
+            assert answer.headers.get("X-Frame-Options") == expected
+
+    visit(visitor)
+
+
 def test_headers_that_open_it_and_those_that_do_not() -> None:
     async def visitor(site: Site) -> None:
         right = ({"Authorization": f"{scheme} {TOKEN}"} for scheme in ("Bearer", "token", "bearer"))

@@ -51,6 +51,29 @@ def test_children_have_what_was_imported(tmp_path: Path) -> None:
     assert done.stdout.split("\n")[:2] == ["('imported once', True)", "0"], done.stderr
 
 
+def test_the_standard_server_runs_nothing_of_the_working_directory(tmp_path: Path) -> None:
+    """Of a Python whose own fork server has changed; in the working directory another user has put a module."""
+    plant = """
+        import os, multiprocessing.forkserver as stdlib, multiprocessing.resource_tracker, socket, subprocess, tempfile
+        with open("multiprocessing.py", "w") as file:
+            file.write("open('ran', 'w')")
+        stdlib._forkserver.__dict__.pop("_forkserver_pid")
+        type(stdlib._forkserver)._forkserver_pid = None
+    """
+    done = run(
+        tmp_path,
+        """
+        process = context.Process(target=exec, args=("import os; print(os.getcwd(), flush=True)",))
+        process.start()
+        process.join(30)
+        print(own, process.exitcode)
+        """,
+        before=plant,
+    )
+    assert done.stdout == f"{tmp_path}\nFalse 0\n", done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
 def test_children_die_with_the_process(tmp_path: Path) -> None:
     done = run(
         tmp_path,

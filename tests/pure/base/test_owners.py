@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,22 +13,41 @@ from dask_gpu_mpi.base import owners
 from dask_gpu_mpi.base.safe_paths import located
 
 
+@pytest.fixture(autouse=True)
+def _forget_groups() -> Iterator[None]:
+    owners._is_group_of.cache_clear()
+    yield
+    owners._is_group_of.cache_clear()
+
+
 @pytest.mark.parametrize(
-    ("name", "members", "acl", "others"),
+    ("name", "members", "primary", "acl", "others"),
     [
-        ("ann", [], False, False),
-        ("ann", ["ann"], False, False),
-        ("ann", ["ann", "eve"], False, True),
-        ("lab", [], False, True),
-        ("ann", [], True, True),
+        ("ann", [], ["ann"], False, False),
+        ("ann", ["ann"], ["ann"], False, False),
+        ("ann", ["ann", "eve"], ["ann"], False, True),
+        ("ann", [], ["ann", "eve"], False, True),  # in no list of members, but in the group
+        ("ann", [], ["ann", "ann's alias"], False, False),
+        ("lab", [], ["ann"], False, True),
+        ("ann", [], ["ann"], True, True),
     ],
 )
 def test_group_of_the_user_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, members: list[str], acl: bool, others: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    members: list[str],
+    primary: list[str],
+    acl: bool,
+    others: bool,
 ) -> None:
-    user = SimpleNamespace(pw_gid=os.getegid(), pw_name="ann")
-    group = SimpleNamespace(gr_gid=os.getegid(), gr_name=name, gr_mem=members)
+    me, here = os.geteuid(), os.getegid()
+    user = SimpleNamespace(pw_uid=me, pw_gid=here, pw_name="ann")
+    accounts = [SimpleNamespace(pw_uid=me + 7 * (name == "eve"), pw_gid=here) for name in primary]
+    accounts.append(SimpleNamespace(pw_uid=me + 8, pw_gid=here + 1))
+    group = SimpleNamespace(gr_gid=here, gr_name=name, gr_mem=members)
     monkeypatch.setattr(owners.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(owners.pwd, "getpwall", lambda: accounts)
     monkeypatch.setattr(owners.grp, "getgrgid", lambda gid: group)
     if acl:
         monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")
@@ -38,3 +58,17 @@ def test_group_of_the_user_alone(
         assert owners.others_may_write(folder)
         tmp_path.chmod(0o755)
         assert not owners.others_may_write(folder)
+
+
+@pytest.mark.parametrize(("uid", "own"), [(1007, True), (1008, False)])
+def test_a_directory_that_lists_no_accounts(monkeypatch: pytest.MonkeyPatch, uid: int, own: bool) -> None:
+    """As sssd: nobody knows who else has this group, so it is the user's only by the convention of such groups."""
+    monkeypatch.setattr(
+        owners.pwd, "getpwuid", lambda _: SimpleNamespace(pw_uid=uid, pw_gid=1007, pw_name="ann")
+    )
+    monkeypatch.setattr(owners.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=0, pw_gid=0)])
+    monkeypatch.setattr(
+        owners.grp, "getgrgid", lambda _: SimpleNamespace(gr_gid=1007, gr_name="ann", gr_mem=[])
+    )
+    monkeypatch.setattr(os, "geteuid", lambda: uid)
+    assert owners._is_own_group(1007) is own

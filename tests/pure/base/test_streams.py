@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -68,3 +72,44 @@ def test_what_the_script_has_put_in_its_place(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "stderr", object())
     streams.say("a third")
     streams.flush()
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that everyone may enter."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "folder", "public"),
+    [(0o644, 0o755, True), (0o640, 0o750, True), (0o600, 0o755, False), (0o644, 0o700, False)],
+    ids=oct,
+)
+def test_whether_others_may_read_what_is_printed(
+    open_folder: Path, mode: int, folder: int, public: bool
+) -> None:
+    """Of a process that has a pipe to one that has the file, as a rank has to its launcher."""
+    (output := open_folder / "in" / "output").parent.mkdir()
+    output.touch()
+    output.chmod(mode)
+    output.parent.chmod(folder)
+    code = "import os; from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
+    launcher = (
+        "import subprocess, sys; rank = subprocess.Popen([sys.executable, '-c', sys.argv[1]], stderr=subprocess.PIPE); "
+        "rank.communicate()"
+    )
+    with open(output, "a") as stderr:
+        for words in (["-c", code], ["-c", launcher, code]):
+            done = subprocess.run(
+                [sys.executable, *words], stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=60
+            )
+            assert done.stdout == f"{public}\n"
+
+
+def test_what_launch_has_passed_on_and_what_nobody_may_read() -> None:
+    assert streams.is_public({streams.PUBLIC: "1"})
+    code = "from dask_gpu_mpi.base.streams import is_public; print(is_public({}), flush=True)"
+    for redirection in ("2>/dev/null", "2>&-"):
+        assert python(code, redirection).stdout == "False\n"

@@ -9,6 +9,7 @@ import pytest
 
 from dask_gpu_mpi.cli.launch import earliest
 from dask_gpu_mpi.cli.main import main
+from dask_gpu_mpi.launch.command import START
 from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, scrub
 
 BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
@@ -59,7 +60,7 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     out = capsys.readouterr().out
     assert out.startswith("# this machine: 1 node, 3 MPI ranks\n")
     found = words(out)
-    assert found[found.index("dask_gpu_mpi") + 1 :] == ["run", *given]
+    assert found[found.index(START) + 1 :] == ["run", *given]
     assert "--check" not in found[: found.index("run")]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.launch.allocation import Allocation, Host
-from dask_gpu_mpi.launch.command import Launch, Request, as_text, decide, python_command
+from dask_gpu_mpi.launch.command import START, Launch, Request, as_text, decide, python_command
 from dask_gpu_mpi.launch.launchers import Kind, Starter
 from dask_gpu_mpi.launch.mpi_library import MpiLibrary
 
@@ -152,8 +152,8 @@ def test_preflight_has_the_options_of_the_job() -> None:
     launch = made(PBS, "pals", check=True, expect_gpus=4, options=("--interface", "ib0"))
     inner = launch.check[launch.check.index("/v/python") :]
     assert inner[1:] == (
-        "-m",
-        "dask_gpu_mpi",
+        "-c",
+        START,
         "check",
         "--expect-gpus=4",
         "--interface",
@@ -166,9 +166,9 @@ def test_preflight_has_the_options_of_the_job() -> None:
 
 def test_another_command_than_run() -> None:
     plan = made(PBS, "pals", command="plan", options=("--name", "x"), program=("--json",)).run
-    assert plan[plan.index("dask_gpu_mpi") + 1 :] == ("plan", "--name", "x", "--json")
+    assert plan[plan.index(START) + 1 :] == ("plan", "--name", "x", "--json")
     check = made(PBS, "pals", command="check", program=(), expect_gpus=4).run
-    assert check[check.index("dask_gpu_mpi") + 1 :] == ("check", "--expect-gpus=4")
+    assert check[check.index(START) + 1 :] == ("check", "--expect-gpus=4")
 
 
 def test_log_folder_of_the_job() -> None:

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.launch import execute
 from dask_gpu_mpi.launch.command import Launch
 from dask_gpu_mpi.launch.execute import run_launch
 from strangers import links_are_strangers
@@ -219,6 +222,17 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
     assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
 
 
+@pytest.mark.parametrize("planted", ["file", "link", "folder"])
+def test_mark_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    """A job that was lost is not completed because somebody else says so."""
+    mark, ours = tmp_path / "ended", tmp_path / "ours"
+    ours.touch()
+    if planted == "file":
+        monkeypatch.setattr(execute, "is_ours", lambda status: False)
+    how = {"file": ["touch"], "link": ["ln", "-s", str(ours)], "folder": ["mkdir"]}[planted]
+    assert run_launch(Launch({}, (), (*how, str(mark)), mark=str(mark)), os.environ) == 1
+
+
 def test_command_that_can_not_be_started() -> None:
     from dask_gpu_mpi.errors import LauncherError
     from dask_gpu_mpi.launch.command import Launch
@@ -316,3 +330,21 @@ def test_strangers_link_to_the_logs_is_not_followed(
     ):
         run_launch(launch, os.environ)
     assert os.listdir(tmp_path / "home") == ["1"]
+
+
+def test_ranks_are_told_that_others_may_read_their_output() -> None:
+    """They may have no way to see that: below srun, and on other nodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        for mode, told in ((0o644, "1"), (0o600, "None")):
+            with open(Path(folder, "output"), "w") as output:
+                os.chmod(output.name, mode)
+                words = ["", f"import os; print(os.environ.get({PUBLIC!r}))", "{}"]
+                done = subprocess.run(
+                    [sys.executable, "-c", LAUNCH, *words],
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    text=True,
+                    timeout=60,
+                )
+            assert done.stdout == f"{told}\n"

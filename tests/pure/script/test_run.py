@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.launch.command import START
 from dask_gpu_mpi.script import run as module
 from dask_gpu_mpi.script.program import Kind, Program
 
@@ -119,10 +120,15 @@ GONE = "mkdir gone && cd gone && rmdir ../gone && "
 
 
 def run_both(
-    *words: str | bytes, cwd: Path, environ: dict[str, str] | None = None, before: str = "", flags: str = ""
+    *words: str | bytes,
+    cwd: Path,
+    environ: dict[str, str] | None = None,
+    before: str = "",
+    flags: str = "",
+    start: str = "",
 ) -> list[subprocess.CompletedProcess[bytes]]:
-    """A program with two arguments, run by Python and by us, in `cwd` after the shell command `before`."""
-    own = f"import sys; sys.path.append({str(ROOT)!r})\n{RUN}"  # with -I there is no PYTHONPATH
+    """A program with two arguments, run by Python and by us (where `start` comes first), in `cwd` after the command `before`."""
+    own = f"{start}\nimport sys; sys.path.append({str(ROOT)!r})\n{RUN}"  # with -I there is no PYTHONPATH
     return [
         subprocess.run(
             [
@@ -295,6 +301,23 @@ def test_every_program_sees_what_it_sees_in_python(
         return
     seen = both(*given, cwd=tmp_path, environ=environ, flags=flags)
     assert seen[1] == seen[0]
+
+
+@pytest.mark.parametrize("words", PROGRAMS.values(), ids=lambda value: "".join(value)[:30])
+def test_below_launch_it_sees_what_it_sees_in_python(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Python's own entry was removed there before; what is first then is the user's, even if it is the working directory."""
+    make_programs(tmp_path, SELF)
+    environ = {"PYTHONPATH": f"{tmp_path}:{tmp_path}/modules.zip"}
+    given = [word if word == SELF else word.format(tmp=tmp_path) for word in words]
+    start = START.partition("from dask_gpu_mpi")[0]
+    for safe in ("", "1"):
+        how: dict[str, Any] = {
+            "cwd": tmp_path,
+            "environ": {**environ, "PYTHONSAFEPATH": safe},
+            "start": start,
+        }
+        python, ours = both(*given, **how)
+        assert ours == python
 
 
 #: Raises below a function, and asks for its own name by pickle where it is imported.
