@@ -164,7 +164,7 @@ class WorkerComm(TLS):
         return sum(map(nbytes, frames))
 
     def _goes_over_ucx(self, frame: Any) -> bool:
-        """Memory of GPUs, and large arrays of NumPy if the user wants that. No other buffer: it may hold what decides how a message is
+        """Memory of GPUs, and large arrays of NumPy if the user wants that. No other buffer: it may decide how a message is
         deserialised, and TLS alone checks what arrives.
         """
         size = nbytes(frame)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from clusters import COMMAND
 from harness import Mpi
 from intruderjobs import ATTACKS, Attacked, attacked, start
-from listeners import beyond_loopback
+from listeners import Census, beyond_loopback
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -94,3 +95,18 @@ def test_without_security_they_do_get_in(jobs: Mpi) -> None:
     found = attacked_job(jobs, {"ucx": ((WITHOUT,),)}, protocol="ucx", security=False)
     assert all(outcome.startswith("in") for outcome in found.outcomes[WITHOUT].values()), found.outcomes
     assert found.exploded
+
+
+@pytest.mark.parametrize("names", [[], ["h1", "h1", "h2"]], ids=["one host", "two hosts"])
+def test_check_opens_no_other_port(mpirun: Mpi, request: pytest.FixtureRequest, names: list[str]) -> None:
+    """Its ranks listen while they test the network; its processes that try UCX, on each host, do not."""
+    bed = {"bed": request.getfixturevalue("hosts"), "hosts": names} if names else {}
+    command = [*COMMAND, "check", "--protocol", "ucx"]
+    env = {"PYTHONPATH": os.environ.get("PYTHONPATH"), "OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
+    job = mpirun.start(command, 3, env=env, **bed)
+    with Census(job) as census:
+        done = job.wait(60).check(0)
+        listeners = census.listeners([])
+    assert "UCX works within" in done.stdout
+    roles = {each.role: each.place.address for each in listeners if each.role != "launcher"}
+    assert {*roles} <= {"rank", "ended"}, roles
