@@ -28,6 +28,8 @@ OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
+#: In what Polars' engine has the workers run, as it is pickled.
+POLARS = b"cudf_polars.engine.dask"
 #: How distributed calls that a worker goes because somebody has asked for it, or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
@@ -75,6 +77,13 @@ class JobWatch(SchedulerPlugin):
                 return on_status(status=status, worker=worker, **more)
 
             handlers["worker-status-change"] = on_status_change
+        if (broadcast := scheduler.handlers.get("broadcast")) is not None:
+
+            async def checked_broadcast(*, msg: dict[str, Any], **more: Any) -> Any:
+                self.refuse_cpu_workers(msg.get("function"))
+                return await broadcast(msg=msg, **more)
+
+            scheduler.handlers["broadcast"] = checked_broadcast
         for name in LOGGERS:
             logging.getLogger(name).addHandler(self._log)
 
@@ -114,6 +123,21 @@ class JobWatch(SchedulerPlugin):
         self.warnings.append(
             RunWarning(time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "...")
         )
+
+    def refuse_cpu_workers(self, function: Any) -> None:
+        """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait for them forever.
+
+        Raises
+        ------
+        RuntimeError
+            In the client that calls ``client.run(function)``.
+        """
+        without = [name for name in self._names.values() if self._kinds.get(name) == "cpu"]
+        if isinstance(function, bytes) and POLARS in function and without and "gpu" in self._kinds.values():
+            raise RuntimeError(
+                f"cudf_polars' DaskEngine makes every worker a member, and {len(without)} of the {len(self._names)} workers have "
+                f"no GPU (worker {without[0]}). Fix: start the job without --cpu-workers"
+            )
 
     def explain(self, error: BaseException | None) -> None:
         """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. `error` is what Dask handles."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -180,3 +181,38 @@ def test_a_graph_that_needs_a_gpu_is_explained_once(capsys: pytest.CaptureFixtur
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dask_gpu_mpi: error: the graph holds GPU objects")
     assert "--scheduler-rank" in line
+
+
+def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def broadcast(**message: Any) -> str:
+        sent.append(message)
+        return "done"
+
+    def ask(kinds: dict[str, str], function: bytes) -> Any:
+        rows = [PlannedRow(name, "h1", kind) for name, kind in kinds.items()]
+        scheduler = SimpleNamespace(
+            add_plugin=lambda plugin: None,
+            handlers={"broadcast": broadcast},
+            workers={
+                f"tls://127.0.0.1:{number}": SimpleNamespace(name=name) for number, name in enumerate(kinds)
+            },
+        )
+        watch = JobWatch(JobFacts(tuple(rows)))
+        watch.attach(scheduler)
+        watch.detach()
+        for address in scheduler.workers:
+            watch.add_worker(scheduler, address)
+        return asyncio.run(scheduler.handlers["broadcast"](msg={"function": function}, workers=None))
+
+    engine = pickle.dumps(b"cudf_polars.engine.dask")
+    assert ask({"0-0": "gpu", "0-1": "gpu"}, engine) == "done"
+    assert ask({"0": "cpu"}, engine) == "done"  # the library says it
+    assert ask({"0-0": "gpu", "0-cpu-0": "cpu"}, pickle.dumps(b"other")) == "done"
+    with pytest.raises(
+        RuntimeError,
+        match=r"1 of the 2 workers have no GPU \(worker 0-cpu-0\). Fix: .* without --cpu-workers",
+    ):
+        ask({"0-0": "gpu", "0-cpu-0": "cpu"}, engine)
+    assert len(sent) == 3
