@@ -204,3 +204,34 @@ def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Pa
     written = [path for path in (*files.glob("*"), public / "report.json") if path.is_file()]
     assert len(written) >= {"logs": 3, "launch": 4}.get(how, 0)
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} <= {0o600}
+
+
+IMPOSSIBLE = """
+import os, time
+from pathlib import Path
+from distributed import Client
+client = Client()
+asked = [client.submit(abs, -1, pure=False, resources={"GPU": 1}) for _ in range(3)]
+asked.append(client.submit(abs, -1, pure=False, workers="elsewhere"))
+go_on = Path(os.environ["TMPDIR"], "go-on")
+deadline = time.monotonic() + 60
+while not go_on.exists() and time.monotonic() < deadline:
+    time.sleep(0.1)
+"""
+
+
+def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IMPOSSIBLE)
+    job = mpirun.start([*COMMAND, "--no-dashboard", str(script)], 2)
+    job.wait_for("requires workers=elsewhere", 40, stream="stderr")
+    (job.directory / "go-on").touch()
+    done = job.wait(30).check()
+    told = [line for line in done.stderr.splitlines() if "no worker can run" in line]
+    assert told == [
+        "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires resources "
+        "GPU=1 (expected at most CPU=1 of a worker). Fix: start the job on nodes with GPUs, or do not require one",
+        "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires "
+        "workers=elsewhere (expected one of 0, 1). Fix: choose a worker or node of this cluster",
+    ]
+    assert only_our_lines(done.stderr)
