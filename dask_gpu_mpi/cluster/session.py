@@ -28,6 +28,7 @@ from dask_gpu_mpi.script.dask_client import (
     abandon_clients,
     close_clients,
     has_lost_client,
+    prefer_cluster,
     shut_down_once,
     silence_dask,
 )
@@ -277,6 +278,7 @@ class Session:
 
         register_defaults()
         shut_down_once(self._fetch_record)
+        prefer_cluster(self.address)
         settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
@@ -339,6 +341,7 @@ class Session:
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""
+        prefer_cluster(None)
         if self._settings is not None:
             self._settings.take_back()
         if self._children is not None:

@@ -235,3 +235,60 @@ def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
         "workers=elsewhere (expected one of 0, 1). Fix: choose a worker or node of this cluster",
     ]
     assert only_our_lines(done.stderr)
+
+
+SECOND_CLUSTER = """
+from distributed import Client, LocalCluster
+if __name__ == "__main__":
+    for _ in range(2):
+        with LocalCluster(n_workers=1, processes=PROCESSES, dashboard_address="127.0.0.1:0") as cluster:
+            with Client(cluster) as client:
+                print(client.submit(abs, -1).result(), len(client.scheduler_info()["workers"]))
+    with Client(n_workers=7, memory_limit="1GB", set_as_default=False) as client:
+        print(client.submit(abs, -1).result(), len(client.scheduler_info()["workers"]))
+    try:
+        Client(nworkers=7)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("guard", [True, False], ids=["guarded", "threads"])
+def test_another_cluster(mpirun: Mpi, tmp_path: Path, guard: bool) -> None:
+    script = tmp_path / "script.py"
+    text = SECOND_CLUSTER.replace("PROCESSES", str(guard))
+    script.write_text(text if guard else text.replace('__name__ == "__main__"', "True"))
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check()
+    assert done.stdout.splitlines() == ["1 1", "1 1", "1 2", "Unexpected keyword arguments: ['nworkers']"]
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+        "dask_gpu_mpi: warning: LocalCluster: this job already has a cluster, whose workers do nothing for this one. Fix: client "
+        "= Client(), which connects to the job's cluster",
+        "dask_gpu_mpi: warning: Client: this job already has a cluster, to which it connects; no effect: n_workers, "
+        "memory_limit. Fix: client = Client()",
+    ]
+
+
+def test_another_cluster_whose_workers_would_run_the_script_again(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SECOND_CLUSTER.replace("PROCESSES", "True").replace('__name__ == "__main__"', "True"))
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
+    assert only_our_lines(done.stderr)
+    (error,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert error.startswith(
+        "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
+    )
+
+
+def test_a_cluster_after_the_job_s(mpirun: Mpi) -> None:
+    script = """
+        from dask_gpu_mpi import initialize
+        from distributed import Client, LocalCluster
+        session = initialize(exit=False)
+        if session:
+            session.close()
+            with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+                print(len(cluster.workers))
+    """
+    done = mpirun.run(script, 2).check()
+    assert done.stdout == "1\n"
+    assert "warning" not in done.stderr
