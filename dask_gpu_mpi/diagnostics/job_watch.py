@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -74,6 +74,8 @@ class JobWatch(SchedulerPlugin):
         self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
         self._warned_of: set[tuple[object, ...]] = set()
+        self._had_client = False
+        self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
         self._log = _LogLines(self)
         self._explained = False
@@ -144,6 +146,18 @@ class JobWatch(SchedulerPlugin):
                     "--scheduler-rank (scheduler_rank)"
                 )
             error = error.__cause__
+
+    def report_client(self, report: Callable[[], None]) -> None:
+        """Call `report` once the scheduler has had a client, now or later."""
+        self._on_client = report
+        if self._had_client:
+            report()
+
+    def add_client(self, scheduler: Any, client: str) -> None:
+        """Called by distributed when a client has connected, of any process."""
+        if not self._had_client and self._on_client is not None:
+            self._on_client()
+        self._had_client = True
 
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""

@@ -25,6 +25,7 @@ __all__ = [
     "client_with_link",
     "close_clients",
     "has_lost_client",
+    "made_client",
     "prefer_cluster",
     "shut_down_once",
     "silence_dask",
@@ -32,6 +33,8 @@ __all__ = [
 
 #: Address of the scheduler of the session that is open.
 _address: str | None = None
+#: Whether the script has made a client since it has a session.
+_made_client = False
 #: What the user has been warned of: one warning is enough.
 _warned: set[str] = set()
 
@@ -119,8 +122,8 @@ def prefer_cluster(address: str | None) -> None:
     address : str or None
         Of the job's scheduler; None: the job's cluster is over, and the script may start one.
     """
-    global _address
-    _address = address
+    global _address, _made_client
+    _address, _made_client = address, False
     import dask
     from distributed import Client, LocalCluster
 
@@ -136,6 +139,8 @@ def prefer_cluster(address: str | None) -> None:
 
     @functools.wraps(make_client)
     def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
+        global _made_client
+        _made_client = True
         if (
             address is None
             and _address is not None
@@ -147,6 +152,11 @@ def prefer_cluster(address: str | None) -> None:
     cluster.warns = True  # type: ignore[attr-defined]
     LocalCluster.__init__ = cluster  # type: ignore[method-assign]
     Client.__init__ = client  # type: ignore[method-assign]
+
+
+def made_client() -> bool:
+    """Whether this process has made a client since it has a session."""
+    return _made_client
 
 
 def _warn_of_cluster(kind: str, *, processes: bool) -> None:
@@ -194,7 +204,7 @@ def _runs_again() -> bool:
         or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
     ):
         return False
-    frame: FrameType | None = sys._getframe()
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
         frame = frame.f_back
     if frame is None:

@@ -292,3 +292,30 @@ def test_a_cluster_after_the_job_s(mpirun: Mpi) -> None:
     done = mpirun.run(script, 2).check()
     assert done.stdout == "1\n"
     assert "warning" not in done.stderr
+
+
+UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
+USES = {
+    "its own compute": ("import dask; print(dask.delayed(abs)(-1).compute())", True),
+    "a client": ("from distributed import Client; print(Client().submit(abs, -1).result())", False),
+    "a client of a child": (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from distributed import Client; "
+        "print(Client().submit(abs, -1).result())'], check=True)",
+        False,
+    ),
+    "an error": ("print(1); raise SystemExit(3)", False),
+}
+
+
+@pytest.mark.parametrize("client_rank", [0, 1])
+@pytest.mark.parametrize("use", USES)
+def test_a_script_that_does_not_use_its_cluster(
+    mpirun: Mpi, tmp_path: Path, use: str, client_rank: int
+) -> None:
+    text, warned = USES[use]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    done = mpirun.run([*COMMAND, "--no-dashboard", "--client-rank", str(client_rank), str(script)], 2)
+    assert done.check(3 if use == "an error" else 0).stdout == "1\n"
+    assert only_our_lines(done.stderr)
+    assert done.stderr.count(UNUSED) == warned
