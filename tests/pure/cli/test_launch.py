@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 
@@ -69,6 +70,20 @@ def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     found = words(capsys.readouterr().out)
     assert found.count("h1:1,h2:2") == 2
     assert found.index("check") < found.index("&&") < found.index("run")
+
+
+def test_check_without_a_script_is_all_there_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commands(*given: str) -> list[str]:
+        assert run("--dry-run", "--check", *given) == 0
+        found = words(capsys.readouterr().out)
+        return [after for before, after in itertools.pairwise(found) if before == "dask_gpu_mpi"]
+
+    assert commands("--expect-gpus", "2") == ["check"]
+    assert commands("--scheduler-file", "f.json") == ["check", "run"]  # for clients elsewhere
+    monkeypatch.setenv("DGM_CHECK", "no")
+    assert commands() == ["run"]
 
 
 def test_settings_of_a_job_script(
