@@ -33,7 +33,7 @@ from dask_gpu_mpi.script.dask_client import (
     shut_down_once,
     silence_dask,
 )
-from dask_gpu_mpi.script.dask_settings import DaskSettings
+from dask_gpu_mpi.script.dask_settings import DaskSettings, shuffle_settings
 from dask_gpu_mpi.script.outcome import Outcome
 from dask_gpu_mpi.script.walltime import Walltime
 
@@ -282,6 +282,10 @@ class Session:
         shut_down_once(self._fetch_record)
         prefer_cluster(self.address)
         settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
+        if (
+            self._member.joined.options.scheduler
+        ):  # in the cluster of another job there are workers that this plan does not have
+            settings |= shuffle_settings(self.plan)
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
