@@ -118,6 +118,8 @@ def test_settings_of_a_job_script(
     ("arguments", "message"),
     [
         (["--nodes", "2", "my.py"], "No such option"),
+        (["--worker-gpu", "1", "my.py"], "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
+        (["--worker-memory=1GB", "my.py"], "Did you mean '--memory-limit'?"),
         (["-n", "0", "my.py"], "0 is not in the range"),
         (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
         (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),
