@@ -54,7 +54,7 @@ def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> Non
 @pytest.mark.slow
 @needs_compiler
 def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
-    skip_without("sklearn")
+    skip_without(*EXAMPLES["hyperparameters"].packages)
     command = [*COMMAND, "--no-dashboard", "--cpu-workers", "1", str(FOLDER / "hyperparameters.py")]
     env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
     done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()
