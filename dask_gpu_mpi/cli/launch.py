@@ -14,7 +14,7 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
-from .options import RUN_CONTEXT, RunCommand, fail, run_help, run_parameters
+from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters
 
 __all__ = ["launch"]
 
@@ -101,11 +101,11 @@ def launch(
     try:
         command, program = split_command(program)
         preflight = preflight and os.environ.get("DGM_CHECK") != "no"
-        if preflight and command == "run" and not (program or given["scheduler_file"]):
-            command, preflight = (
-                "check",
-                False,
-            )  # no client could find the cluster, which would run until the walltime
+        if preflight and command == "run" and not program:
+            options = read_texts(given)
+            if options.scheduler and options.scheduler_file is None:
+                # no client could find the cluster, which would run until the walltime
+                command, preflight = "check", False
         request = Request(
             options=run_options(context.command.params, given),
             program=program,

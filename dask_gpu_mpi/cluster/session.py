@@ -282,9 +282,8 @@ class Session:
         shut_down_once(self._fetch_record)
         prefer_cluster(self.address)
         settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
-        if (
-            self._member.joined.options.scheduler
-        ):  # in the cluster of another job there are workers that this plan does not have
+        # in the cluster of another job there are workers that this plan does not have
+        if self._member.joined.options.scheduler:
             settings |= shuffle_settings(self.plan)
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)

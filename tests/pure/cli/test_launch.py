@@ -6,6 +6,7 @@ import itertools
 import os
 import shlex
 
+import dask
 import pytest
 
 from dask_gpu_mpi.cli.launch import earliest
@@ -82,8 +83,11 @@ def test_check_without_a_script_is_all_there_is(
 
     assert commands("--expect-gpus", "2") == ["check"]
     assert commands("--scheduler-file", "f.json") == ["check", "run"]  # for clients elsewhere
-    monkeypatch.setenv("DGM_CHECK", "no")
-    assert commands() == ["run"]
+    assert commands("--no-scheduler", "--scheduler-address", "tls://h:1") == ["check", "run"]
+    with monkeypatch.context() as patch, dask.config.set({"gpu-mpi.scheduler-file": "f.json"}):
+        assert commands() == ["check", "run"]
+        patch.setenv("DGM_CHECK", "no")
+        assert commands() == ["run"]
 
 
 def test_settings_of_a_job_script(
