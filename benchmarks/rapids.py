@@ -3,8 +3,8 @@
     python benchmarks/rapids.py [--pairs 5] [--only merge shuffle transpose-sum polars] [--json FILE]
 
 Run it with the Python of an environment that has cuDF, CuPy, dask-cuda and an MPI, whose mpirun is used; `polars` needs
-cudf-polars as well. Ours is the default cluster, found by its scheduler file. Both have an RMM pool of half a GPU. Polars has none,
-and is compared with the cluster that its DaskEngine makes for itself. Ratios are of throughput, pair by pair; above 1 ours is
+cudf-polars as well. Ours is the default cluster, found by its scheduler file. Both have an RMM pool of half a GPU. Polars has
+none, and is compared with the cluster that its DaskEngine makes for itself. Ratios are of throughput, pair by pair; above 1 ours is
 faster.
 """
 

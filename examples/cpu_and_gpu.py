@@ -3,13 +3,15 @@
     dask-gpu-mpi launch -n 2 --cpu-workers 1 --default-workers gpu examples/cpu_and_gpu.py
 
 Only what is for CPU workers is annotated; with `--default-workers gpu` all other tasks go to GPU workers. Without GPUs all
-workers are CPU workers. Exit code 1: the answer differs from NumPy's, or a task ran on the wrong kind of worker.
+workers are CPU workers. Without these options it runs as well, and prints which tasks ran where they should not. Exit code 1:
+the answer differs from NumPy's, or a GPU worker has loaded although there are CPU workers.
 """
 
 from __future__ import annotations
 
 import gzip
 import sys
+from contextlib import nullcontext
 from importlib.resources import files
 from typing import Any
 
@@ -44,18 +46,24 @@ def moments(loaded: tuple[np.ndarray, str]) -> tuple[Any, Any, str, str]:
 def main() -> int:
     """Load, compute, compare; return the exit code."""
     with Client() as client:
-        with dask.annotate(resources={"CPU": 1}):
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        has_cpu_workers = any(worker["resources"].get("CPU") for worker in workers)
+        # a task that requires what no worker has would wait forever
+        with dask.annotate(resources={"CPU": 1}) if has_cpu_workers else nullcontext():
             parts = [dask.delayed(load, pure=False)(part) for part in range(PARTS)]
         tasks = [dask.delayed(moments)(part) for part in parts]
         # fusing a part with what is computed from it would lose the annotation
         found = dask.compute(*tasks, optimize_graph=False)
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
     gpu_workers = {str(worker["name"]) for worker in workers if worker["resources"].get("GPU")}
     loaded_by, computed_by = {answer[2] for answer in found}, {answer[3] for answer in found}
     print(f"loaded by {sorted(loaded_by)}, computed by {sorted(computed_by)}")
-    if loaded_by & gpu_workers or (gpu_workers and not computed_by <= gpu_workers):
+    if not has_cpu_workers:
+        print("no CPU workers: the GPU workers have loaded as well. Fix: --cpu-workers 1", file=sys.stderr)
+    elif loaded_by & gpu_workers:
         print(f"WRONG: the GPU workers are {sorted(gpu_workers)}", file=sys.stderr)
         return 1
+    if gpu_workers and not computed_by <= gpu_workers:
+        print("CPU workers have computed as well. Fix: --default-workers gpu", file=sys.stderr)
     mean = sum(answer[0] for answer in found) / ROWS
     covariance = (sum(answer[1] for answer in found) - ROWS * np.outer(mean, mean)) / (ROWS - 1)
     from sklearn.datasets import load_digits

@@ -1,14 +1,17 @@
-"""DataFrames on GPUs with cuDF, or the same code on pandas: means by group over 30 partitions, checked against pandas.
+"""DataFrames on GPUs with cuDF, or the same code on pandas: Parquet, a join by shuffle, means by group, checked against pandas.
 
     dask-gpu-mpi launch -n 2 examples/dataframes.py
 
-Needs dask[dataframe]. Exit code 1: the answer differs.
+Workers write the data into a folder in the working directory, which all nodes must share; it is removed at the end. Needs
+dask[dataframe]. Exit code 1: the answer differs.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import dask
@@ -20,11 +23,17 @@ from distributed import Client
 PARTITIONS, ROWS, GROUPS = 30, 10_000, 7
 
 
-def generate(seed: int) -> pd.DataFrame:
-    """One partition of the table; runs on a worker."""
+def values(seed: int) -> pd.DataFrame:
+    """One partition of the first table; runs on a worker."""
     random = np.random.default_rng(seed)
-    station = random.integers(GROUPS, size=ROWS)
-    return pd.DataFrame({"station": station, "value": random.normal(station, 1.0)})
+    station, sample = random.integers(GROUPS, size=ROWS), np.arange(ROWS) * PARTITIONS + seed
+    return pd.DataFrame({"sample": sample, "station": station, "value": random.normal(station, 1.0)})
+
+
+def weights(seed: int) -> pd.DataFrame:
+    """One partition of the second, which has the same samples in another order."""
+    sample = np.random.default_rng(0).permutation(PARTITIONS * ROWS)[seed::PARTITIONS]
+    return pd.DataFrame({"sample": sample, "weight": 1.0 + sample % 3})
 
 
 def choose_library(client: Client) -> Any:
@@ -42,35 +51,28 @@ def choose_library(client: Client) -> Any:
     return importlib.import_module("cudf" if works else "pandas")
 
 
-def to_pandas(table: Any) -> Any:
-    """A copy in host memory."""
-    return table.to_pandas() if hasattr(table, "to_pandas") else table
-
-
 def main() -> int:
-    """Compute, compare; return the exit code."""
-    with Client() as client:
-        library = choose_library(client)
-        name = library.__name__
-        # what Dask reads or makes itself (read_parquet, from_dict) is this library's
+    """Write, read, join, compare; return the exit code."""
+    with Client() as client, TemporaryDirectory(dir=os.getcwd()) as folder:
+        name = choose_library(client).__name__
+        for make in (values, weights):
+            dd.from_map(make, range(PARTITIONS)).to_parquet(f"{folder}/{make.__name__}", write_index=False)
         with dask.config.set({"dataframe.backend": name}):
-            names = dd.from_dict(
-                {"station": list(range(GROUPS)), "height": [100.0 * i for i in range(GROUPS)]}, npartitions=1
-            )
-        table = dd.from_map(generate, range(PARTITIONS))
-        if name == "cudf":
-            table = table.map_partitions(library.from_pandas)
-        print(f"{table.npartitions} partitions, {type(names.compute()).__module__.partition('.')[0]}")
-        means = to_pandas(table.groupby("station").value.mean().compute()).sort_index()
-        joined = to_pandas(table.merge(names, on="station").height.mean().compute())
-    whole = pd.concat([generate(seed) for seed in range(PARTITIONS)])
-    truth = whole.groupby("station").value.mean()
+            left, right = (dd.read_parquet(f"{folder}/{each}") for each in ("values", "weights"))
+        # a shuffle of both: Dask may not send one of them to all workers
+        joined = left.merge(right, on="sample", broadcast=False)
+        joined = joined.assign(weighted=joined.value * joined.weight)
+        means, rows = dask.compute(joined.groupby("station").weighted.mean(), joined.weight.count())
+        means = (means.to_pandas() if hasattr(means, "to_pandas") else means).sort_index()
+        print(f"{left.npartitions} partitions, {type(left.head()).__module__.partition('.')[0]}")
+    whole = pd.concat([values(seed) for seed in range(PARTITIONS)])
+    truth = (whole.value * (1.0 + whole["sample"] % 3)).groupby(whole.station).mean()
     print(means.round(4).to_string())
-    error = max(np.abs(means - truth).max(), abs(joined / (100.0 * whole.station.mean()) - 1))
-    if not error < 1e-9:
-        print(f"WRONG: differs from pandas by {error:.2e}", file=sys.stderr)
+    error = np.abs(means - truth).max()
+    if not error < 1e-9 or rows != len(whole):
+        print(f"WRONG: {rows} rows, {error:.2e} from pandas", file=sys.stderr)
         return 1
-    print(f"right: the means of {len(whole)} rows by group are pandas', with {name}")
+    print(f"right: the means of {rows} joined rows by group are pandas', with {name}")
     return 0
 
 

@@ -28,7 +28,7 @@ EXAMPLES = {
     "numba_kernel": Example(packages=("numba",)),
     "cupy_arrays": Example(packages=("sklearn",)),
     "dataframes": Example(packages=("pandas", "pyarrow")),
-    "hyperparameters": Example(packages=("sklearn",)),
+    "hyperparameters": Example(packages=("sklearn", "xgboost")),
     "xgboost_train": Example(packages=("sklearn", "xgboost", "pyarrow")),
     "cpu_and_gpu": Example(("--cpu-workers", "1", "--default-workers", "gpu"), ("sklearn",)),
     "jax_regression": Example(

@@ -49,6 +49,8 @@ class Answer(StrEnum):
     SCHEDULER_UP = "scheduler"
     #: Exit code; not said while the agent closes.
     SCHEDULER_ENDED = "scheduler-ended"
+    #: The scheduler has had a client, of any process; not said before `Order.DASHBOARD`.
+    CLIENT = "client"
     #: Number of workers, steps of the timeline.
     READY = "ready"
     #: Name, reason: its nanny will not restart it.

@@ -43,11 +43,16 @@ class SchedulerProcess:
         Of the agent.
     on_end : callable
         ``on_end(exit_code)``, when the process ends after it has come up.
+    on_client : callable
+        ``on_client()``, once the scheduler has had a client.
     """
 
-    def __init__(self, timeline: Timeline, on_end: Callable[[int | None], None]) -> None:
+    def __init__(
+        self, timeline: Timeline, on_end: Callable[[int | None], None], on_client: Callable[[], None]
+    ) -> None:
         self._timeline = timeline
         self._on_end = on_end
+        self._on_client = on_client
         self._process: Any = None
         self._pipe: Any = None
 
@@ -77,7 +82,15 @@ class SchedulerProcess:
         self._timeline.add([Step("scheduler", "start", begun, time.time())])
         if answer[0] == Answer.SCHEDULER_UP:
             loop.add_reader(self._process.sentinel, self._on_sentinel)
+            loop.add_reader(self._pipe.fileno(), self._on_message)
         return answer
+
+    def _on_message(self) -> None:
+        """`Answer.CLIENT`, or the end of the pipe."""
+        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        with contextlib.suppress(EOFError, OSError):
+            self._pipe.recv()
+            self._on_client()
 
     def _on_sentinel(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
@@ -103,8 +116,8 @@ class SchedulerProcess:
 def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
-    Sends one answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, takes `Order.DASHBOARD` and
-    `Order.CLOSE` from it, and ends at its end of file.
+    Sends an answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, later `Answer.CLIENT`; takes
+    `Order.DASHBOARD` and `Order.CLOSE` from it, and ends at its end of file.
     """
 
     async def serve_and_exit() -> None:
@@ -153,7 +166,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         if settings.dashboard:
             # It listens since the line above, and accepts nothing before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
-        JobWatch(settings.facts).attach(scheduler)
+        watch = JobWatch(settings.facts)
+        watch.attach(scheduler)
         await scheduler
     except Exception as error:
         pipe.send(_failure(error, settings))
@@ -176,6 +190,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             order = pipe.recv()
         except (EOFError, OSError):
             order = Order.CLOSE
+        if order == Order.DASHBOARD:
+            watch.report_client(lambda: pipe.send((Answer.CLIENT,)))
         if order == Order.DASHBOARD and settings.dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif order == Order.CLOSE:

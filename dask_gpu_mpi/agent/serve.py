@@ -82,7 +82,9 @@ class Agent:
         self._joined = False
         self._scheduler_file: tuple[str, str] | None = None
         self._ucx: asyncio.Future[None] | None = None
-        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end)
+        self._scheduler = SchedulerProcess(
+            timeline, self._on_scheduler_end, lambda: self.answer(Answer.CLIENT)
+        )
         self._workers = Workers(configuration, scratch, timeline, self._on_worker_failed)
 
     async def run(self, orders: list[Any]) -> None:

@@ -173,6 +173,14 @@ TABLE: tuple[PrivateName, ...] = (
         without="the script's open clients are told of at the end of the interpreter, by tracebacks of Dask's",
     ),
     *_of(
+        "distributed",
+        "Client.__init__ LocalCluster.__init__",
+        "script/dask_client",
+        _DISTRIBUTED,
+        why="replaced: a script that starts a cluster beside the job's is warned",
+        without="it is not",
+    ),
+    *_of(
         "distributed.core",
         "Server.handlers",
         "gang/scheduler_plugin",

@@ -14,7 +14,7 @@ import click
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
-from .options import RUN_CONTEXT, RunCommand, fail, run_help, run_parameters
+from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters
 
 __all__ = ["launch"]
 
@@ -29,7 +29,8 @@ LAUNCH_OPTIONS = (
                  help="MPI ranks in all. Default: those that the job has requested for each node, else one a node."),
     click.option("--ranks-per-node", type=click.IntRange(1, 1_000_000), metavar="R", help="MPI ranks on each node, without -n.",
                  envvar="DGM_RANKS_PER_NODE"),
-    click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong."),
+    click.option("--check", "preflight", is_flag=True, help="Check the allocation first, and end there if something is wrong, or "
+                 "without SCRIPT."),
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
@@ -99,11 +100,17 @@ def launch(
     signals.signal(signals.SIGCHLD, signals.SIG_DFL)
     try:
         command, program = split_command(program)
+        preflight = preflight and os.environ.get("DGM_CHECK") != "no"
+        if preflight and command == "run" and not program:
+            options = read_texts(given)
+            if options.scheduler and options.scheduler_file is None:
+                # no client could find the cluster, which would run until the walltime
+                command, preflight = "check", False
         request = Request(
             options=run_options(context.command.params, given),
             program=program,
             command=command,
-            check=preflight and os.environ.get("DGM_CHECK") != "no",
+            check=preflight,
             expect_gpus=expect_gpus,
             container=container or "",
             log_directory=given["log_directory"] or "",

@@ -11,7 +11,9 @@ from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.options.hints import ELSEWHERE
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.table import OPTIONS
 from dask_gpu_mpi.script.cluster_file import forget_cluster
 
 from .check import check
@@ -152,7 +154,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         say("error: SIGINT came before the start")
         sys.exit(130)
     except click.ClickException as error:
-        refused = InputError(f"command line: {error.format_message()}")
+        text = error.format_message()
+        if isinstance(error, click.NoSuchOption):
+            ours = ELSEWHERE.get(error.option_name.lstrip("-").replace("-", "_"))
+            text = f"{error.message} Did you mean {OPTIONS[ours].flags[0]!r}?" if ours else text
+        refused = InputError(f"command line: {text}")
         if _is_without_ranks(arguments):
             fail(refused)
 

@@ -94,6 +94,8 @@ class EndCoordinator:
             self._on_workers_ended(*payload)
         elif kind == EndKind.SIGNAL:
             self._on_signal(payload)
+        elif kind == EndKind.CLIENT:
+            self._channels.send(self._plan.client.rank, EndKind.CLIENT)
 
     def _on_signal(self, number: int) -> None:
         """A rank was sent a signal: it ends the job, by way of the script where there is one."""

@@ -74,6 +74,8 @@ class Member:
         self._script_is_busy = False
         #: On the client rank: the signal that another rank was sent, until the script has it too (`Monitor`).
         self.signal_elsewhere: int | None = None
+        #: On the client rank: the job's own scheduler has had a client, of any process.
+        self.had_client = False
         #: This rank has reported the signal that it was sent.
         self._signal_reported = False
         self._has_client = has_client
@@ -117,6 +119,8 @@ class Member:
                 self.channels.mailbox.send_all(EndKind.BUSY)
         elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
             self.signal_elsewhere = payload
+        elif kind == EndKind.CLIENT and self.joined.start.is_client:
+            self.had_client = True
         elif self.coordinator is not None:
             self.coordinator.on_message(kind, payload)
 
@@ -126,6 +130,8 @@ class Member:
             self._closing.workers_closed(payload[0])
         elif self.ending.state.over:
             return  # all else that ends now was ordered to
+        elif kind == Answer.CLIENT:
+            self.channels.send(COORDINATOR, EndKind.CLIENT)
         elif kind == Answer.WORKERS_ENDED:
             self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
         elif kind == Answer.WORKER_FAILED:

@@ -26,6 +26,8 @@ class EndKind(StrEnum):
     RELEASE = "release"
     #: Client rank to rank 0, rank 0 to all: the script runs its `finally` after a signal.
     BUSY = "busy"
+    #: The scheduler's rank to rank 0, which passes it on to the client rank: the scheduler has had a client.
+    CLIENT = "client"
     #: Every rank to rank 0: ``(rank, steps of its timeline)``, its workers have closed.
     CLOSED = "closed"
     #: Any rank to rank 0: ``(final, lost)``, the cluster is over. `final`: the script has ended too; `lost`: how it was lost.
@@ -42,6 +44,7 @@ PAYLOADS: Mapping[str, Any] = {
     EndKind.END: None,
     EndKind.RELEASE: None,
     EndKind.BUSY: None,
+    EndKind.CLIENT: None,
     EndKind.CLOSED: tuple[int, list[Step]],
     EndKind.OVER: tuple[bool, str | None],
     EndKind.WORKERS_ENDED: tuple[int, bool],

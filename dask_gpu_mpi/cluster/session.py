@@ -28,10 +28,12 @@ from dask_gpu_mpi.script.dask_client import (
     abandon_clients,
     close_clients,
     has_lost_client,
+    made_client,
+    prefer_cluster,
     shut_down_once,
     silence_dask,
 )
-from dask_gpu_mpi.script.dask_settings import DaskSettings
+from dask_gpu_mpi.script.dask_settings import DaskSettings, shuffle_settings
 from dask_gpu_mpi.script.outcome import Outcome
 from dask_gpu_mpi.script.walltime import Walltime
 
@@ -153,6 +155,7 @@ class Session:
         if not self.closed:
             self._use = _Use.CLOSED
             self._monitor.stop()
+            self._warn_if_unused()
             self._begin_report(fetch=True)
             close_clients(self.address)
             final = self._member.leave_open
@@ -277,7 +280,11 @@ class Session:
 
         register_defaults()
         shut_down_once(self._fetch_record)
+        prefer_cluster(self.address)
         settings = {"scheduler-address": self.address, **self._config, **self._link_config()}
+        # in the cluster of another job there are workers that this plan does not have
+        if self._member.joined.options.scheduler:
+            settings |= shuffle_settings(self.plan)
         self._settings = DaskSettings(settings)
         self._children = ChildrenOfCluster(settings)
         # When the script calls MPI.Finalize(); the other ranks don't call it before that. What is set last, after the mailbox's
@@ -339,6 +346,7 @@ class Session:
 
     def _give_back(self) -> None:
         """The script continues without the cluster: its process is what it was before."""
+        prefer_cluster(None)
         if self._settings is not None:
             self._settings.take_back()
         if self._children is not None:
@@ -393,6 +401,7 @@ class Session:
             self._children.release()
         if had_cluster:
             self._await_reason()
+            self._warn_if_unused()
         self._silenced = silence_dask()
         self._begin_report(fetch=had_cluster)
         close_clients(self.address)
@@ -402,6 +411,16 @@ class Session:
         if self._member.launcher_gone() or self._member.descriptors_lost:
             flush()
             os._exit(exit_codes.FAILED)  # MPI can't be left in an orderly way
+
+    def _warn_if_unused(self) -> None:
+        """A script that has come to a good end without the cluster may not know that it has not used it."""
+        member = self._member
+        ended_well = not self._outcome()[1]
+        if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
+            say(
+                "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "
+                "runs in the script's own process. Fix: client = Client() before the first compute()"
+            )
 
     def _over(self) -> None:
         """Nothing of the cluster is left, for this process to end either."""

@@ -9,11 +9,14 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from dask_gpu_mpi.base.names import natural
 from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.visible_devices import NO_GPU
@@ -30,6 +33,12 @@ KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
 #: In what Polars' engine has the workers run, as it is pickled.
 POLARS = b"cudf_polars.engine.dask"
+#: Seconds that tasks wait before the user is warned that no worker can run them.
+UNRUNNABLE_AFTER = 10.0
+#: Seconds for which a lost worker may come back: it may be the one that they wait for.
+RESTART_TIME = 60.0
+#: Waiting tasks that are looked at each time; workers that a message lists.
+LOOKED_AT, LISTED = 10_000, 5
 #: How distributed calls that a worker goes because somebody has asked for it, or the worker itself.
 INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
@@ -61,12 +70,21 @@ class JobWatch(SchedulerPlugin):
         #: Addresses of those that have said that they close.
         self._leaving: set[str] = set()
         self._paused: set[str] = set()
+        #: Names of the plan's workers that have not come yet.
+        self._expected = {row.worker for row in facts.rows}
+        self._scheduler: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: Requirements that no worker meets, of which the user has been warned.
+        self._warned_of: set[tuple[object, ...]] = set()
+        self._had_client = False
+        self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
         self._log = _LogLines(self)
         self._explained = False
 
     def attach(self, scheduler: Any) -> None:
         """Have the scheduler call this, and answer `OPERATION`; before its first worker comes."""
+        self._scheduler = scheduler
         scheduler.add_plugin(self)
         scheduler.handlers[OPERATION] = self.answer
         handlers = getattr(scheduler, "stream_handlers", {})
@@ -95,6 +113,8 @@ class JobWatch(SchedulerPlugin):
     async def close(self) -> None:
         """Called by distributed when the scheduler closes."""
         self.detach()
+        if self._timer is not None:
+            self._timer.cancel()
 
     async def answer(self) -> dict[str, Any]:
         """The facts, and what has happened since, as plain data.
@@ -125,7 +145,7 @@ class JobWatch(SchedulerPlugin):
         )
 
     def refuse_cpu_workers(self, function: Any) -> None:
-        """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait for them forever.
+        """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.
 
         Raises
         ------
@@ -151,9 +171,22 @@ class JobWatch(SchedulerPlugin):
                 )
             error = error.__cause__
 
+    def report_client(self, report: Callable[[], None]) -> None:
+        """Call `report` once the scheduler has had a client, now or later."""
+        self._on_client = report
+        if self._had_client:
+            report()
+
+    def add_client(self, scheduler: Any, client: str) -> None:
+        """Called by distributed when a client has connected, of any process."""
+        if not self._had_client and self._on_client is not None:
+            self._on_client()
+        self._had_client = True
+
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
+        self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
         self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
@@ -177,6 +210,71 @@ class JobWatch(SchedulerPlugin):
         since = time.monotonic() - seconds
         return [(name, self._kinds.get(name, "")) for name, at in self._lost.items() if at >= since]
 
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes."""
+        if finish == "no-worker" and self._timer is None:
+            self._look_again(UNRUNNABLE_AFTER)
+
+    def _look_again(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._warn_of_unrunnable)
+
+    def _warn_of_unrunnable(self) -> None:
+        """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
+        self._timer = None
+        waiting: dict[Any, float] = getattr(self._scheduler, "unrunnable", {})  # not in another version
+        if not waiting:
+            return
+        workers = list(self._scheduler.workers.values())
+        starting = not workers or self._expected or self.recently_lost(RESTART_TIME)
+        now, again = time.monotonic(), UNRUNNABLE_AFTER
+        for task, since in islice(waiting.items(), 0 if starting else LOOKED_AT):
+            if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
+                again = left
+                break
+            needs = (bool(task.worker_restrictions or task.host_restrictions), *self._resources(task).items())
+            if needs not in self._warned_of and (text := self._unrunnable(task, workers)):
+                self._warned_of.add(needs)
+                self.warn(text)
+                say(f"warning: {text}")
+        self._look_again(again)
+
+    def _unrunnable(self, task: Any, workers: Sequence[Any]) -> str:
+        """Why none of these workers can run it; empty: one can, and is paused (`Scheduler.valid_workers` does not list those)."""
+        addresses, hosts = task.worker_restrictions or (), task.host_restrictions or ()
+        names = [self._scheduler.coerce_hostname(host) for host in hosts]
+        placed = [
+            each
+            for each in workers
+            if each.address in addresses
+            or get_address_host(each.address) in names
+            or not (addresses or hosts)
+            or task.loose_restrictions
+        ]
+        what = f"scheduler: no worker can run the task {task.prefix.name!r}, which has waited for {UNRUNNABLE_AFTER:g} s"
+        if not placed:
+            there = sorted((str(each.name) for each in workers), key=natural)
+            return (
+                f"{what}: it requires workers={_list([*addresses, *hosts])} (expected one of {_list(there)}). Fix: choose "
+                "a worker or node of this cluster"
+            )
+        requires = self._resources(task)
+        if any(all(each.resources.get(name, 0) >= requires[name] for name in requires) for each in placed):
+            return ""
+        most: dict[str, float] = {}
+        for worker in placed:
+            for name, number in worker.resources.items():
+                most[name] = max(number, most.get(name, 0))
+        fix = "require what one worker has, or set resources in worker_options (--worker-options)"
+        if "CPU" in requires and "CPU" not in most:
+            fix = "start CPU workers (--cpu-workers 1)"
+        elif "GPU" in requires and "GPU" not in most:
+            fix = "start the job on nodes with GPUs, or do not require one"
+        return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
+
+    @staticmethod
+    def _resources(task: Any) -> dict[str, float]:
+        return dict(task.resource_restrictions or {})
+
     def note_status(self, worker: str, status: str) -> None:
         """Note what a worker reports of itself."""
         called = self._workers.get(worker, f"worker at {worker}")
@@ -188,6 +286,14 @@ class JobWatch(SchedulerPlugin):
         elif status == "running" and worker in self._paused:
             self._paused.remove(worker)
             self.warn(f"{called} continues")
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + ", ..." * (len(names) > LISTED)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={number:g}" for name, number in sorted(resources.items())) or "none"
 
 
 class _LogLines(logging.Handler):

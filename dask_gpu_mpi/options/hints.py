@@ -6,7 +6,15 @@ import difflib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-__all__ = ["nearest", "show", "suggest"]
+__all__ = ["ELSEWHERE", "nearest", "show", "suggest"]
+
+#: What Coiled and Dask's LocalCluster call an option, and ours.
+ELSEWHERE = {
+    "worker_gpu": "gpus_per_worker",
+    "worker_memory": "memory_limit",
+    "worker_cpu": "nthreads",
+    "threads_per_worker": "nthreads",
+}
 
 
 def show(value: Any) -> str:
@@ -27,8 +35,12 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
 
     >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
     ('memory_limit', None)
+    >>> nearest("worker_memory", ["memory_limit", "worker_class"])
+    'memory_limit'
     """
     names = {_folded(each): each for each in valid}
+    if (ours := ELSEWHERE.get(_folded(name))) in names:
+        return names[ours]
     near = difflib.get_close_matches(_folded(name), sorted(names), 1)
     return names[near[0]] if near else None
 

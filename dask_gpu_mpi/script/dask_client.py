@@ -1,14 +1,20 @@
-"""What a session changes in Dask's `Client`, and does with the clients that the script leaves."""
+"""What a session changes in Dask's `Client` and `LocalCluster`, and does with the clients that the script leaves."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
+import inspect
+import linecache
 import logging
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.dashboard_link import link_template
 
 if TYPE_CHECKING:
@@ -19,9 +25,18 @@ __all__ = [
     "client_with_link",
     "close_clients",
     "has_lost_client",
+    "made_client",
+    "prefer_cluster",
     "shut_down_once",
     "silence_dask",
 ]
+
+#: Address of the scheduler of the session that is open.
+_address: str | None = None
+#: Whether the script has made a client since it has a session.
+_made_client = False
+#: What the user has been warned of: one warning is enough.
+_warned: set[str] = set()
 
 #: Called before the cluster is shut down by a client of this process.
 _before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
@@ -97,6 +112,113 @@ def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
 
     once.once = True  # type: ignore[attr-defined]
     Client.shutdown = once  # type: ignore[method-assign]
+
+
+def prefer_cluster(address: str | None) -> None:
+    """Warn from now on if the script starts another cluster, and let ``Client(n_workers=...)`` connect to this one.
+
+    Parameters
+    ----------
+    address : str or None
+        Of the job's scheduler; None: the job's cluster is over, and the script may start one.
+    """
+    global _address, _made_client
+    _address, _made_client = address, False
+    import dask
+    from distributed import Client, LocalCluster
+
+    make_cluster, make_client = LocalCluster.__init__, Client.__init__
+    if address is None or getattr(make_cluster, "warns", False):
+        return
+
+    @functools.wraps(make_cluster)
+    def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
+        if _address is not None:
+            _warn_of_cluster(type(self).__name__, processes=kwargs.get("processes") is not False)
+        make_cluster(self, *args, **kwargs)
+
+    @functools.wraps(make_client)
+    def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
+        global _made_client
+        _made_client = True
+        if (
+            address is None
+            and _address is not None
+            and dask.config.get("scheduler-address", None) == _address
+        ):
+            kwargs = _without_cluster_options(kwargs, make_client, make_cluster)
+        make_client(self, address, *args, **kwargs)
+
+    cluster.warns = True  # type: ignore[attr-defined]
+    LocalCluster.__init__ = cluster  # type: ignore[method-assign]
+    Client.__init__ = client  # type: ignore[method-assign]
+
+
+def made_client() -> bool:
+    """Whether this process has made a client since it has a session."""
+    return _made_client
+
+
+def _warn_of_cluster(kind: str, *, processes: bool) -> None:
+    """Also LocalCUDACluster is a LocalCluster."""
+    if processes and _runs_again():
+        raise InputError(
+            f"{kind}: this job already has a cluster, and each worker of another would run this script again (expected `if "
+            '__name__ == "__main__":` around it). Fix: client = Client(), which connects to the job\'s cluster'
+        )
+    if kind not in _warned:
+        _warned.add(kind)
+        say(
+            f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
+            "which connects to the job's cluster"
+        )
+
+
+def _without_cluster_options(
+    kwargs: dict[str, Any], make_client: Callable[..., None], make_cluster: Callable[..., None]
+) -> dict[str, Any]:
+    """The keywords of a `Client` without those of the cluster that it would start elsewhere."""
+    known = {*inspect.signature(make_client).parameters}
+    of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
+    if not of_cluster & set(kwargs):
+        return kwargs  # Dask says what it does not know
+    dropped = [name for name in kwargs if name not in known]
+    if "Client" not in _warned:
+        _warned.add("Client")
+        say(
+            f"warning: Client: this job already has a cluster, to which it connects; no effect: {', '.join(dropped)}. Fix: "
+            "client = Client()"
+        )
+    return {name: value for name, value in kwargs.items() if name in known}
+
+
+def _runs_again() -> bool:
+    """Whether what runs now stands at the top of the script, and multiprocessing would run it again in each new process."""
+    import dask
+
+    main: Any = sys.modules.get("__main__")
+    name = getattr(getattr(main, "__spec__", None), "name", "")
+    if (
+        not getattr(main, "__file__", None)  # -c, a notebook
+        or name.rpartition(".")[2] == "__main__"  # a folder or zip file, a package
+        or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
+    ):
+        return False
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return bool(tree.body) and not any(
+        isinstance(node, ast.If)
+        and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
+        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+        for node in ast.walk(tree)
+    )
 
 
 def client_with_link(link: str | None) -> type[Client]:

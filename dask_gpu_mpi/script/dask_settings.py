@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["DaskSettings"]
+from dask_gpu_mpi.options.dask_config import is_configured
+
+if TYPE_CHECKING:
+    from dask_gpu_mpi.plan.plan import Plan
+
+__all__ = ["DaskSettings", "shuffle_settings"]
+
+#: How Dask's dataframes shuffle; it reads that when the graph is made, in the client's process.
+SHUFFLE = "dataframe.shuffle.method"
+
+
+def shuffle_settings(plan: Plan) -> dict[str, str]:
+    """Shuffle by tasks, if all workers have GPUs and the user has not configured it.
+
+    Of 160 million rows, cuDF's shuffle took 0.6 to 0.9 s by tasks, and 26 to 30 s by p2p, which is Dask's choice.
+    """
+    on_gpus = bool(plan.workers) and all(worker.kind == "gpu" for worker in plan.workers)
+    return {SHUFFLE: "tasks"} if on_gpus and not is_configured(SHUFFLE) else {}
 
 
 class DaskSettings:

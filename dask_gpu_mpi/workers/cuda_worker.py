@@ -40,6 +40,8 @@ MODULES = {
     ),
     "cudf": ("enable_cudf_spill",),
 }
+#: Options that are lists of modules.
+IMPORTS = ("pre_import", "rmm_allocator_external_lib_list")
 
 
 def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], plugins: Iterable[Any]) -> Any:
@@ -108,8 +110,8 @@ def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, A
 def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
     """Refuse options whose modules are not installed here."""
     wanted = {name: module for module, names in MODULES.items() for name in names if options.get(name)}
-    imports: Iterable[str] = options.get("pre_import") or ()
-    for option, module in (*wanted.items(), *(("pre_import", name) for name in imports)):
+    imports = [(option, name) for option in IMPORTS for name in options.get(option) or ()]
+    for option, module in (*wanted.items(), *imports):
         if find_spec(module.partition(".")[0]) is None:
             package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
             raise InputError(

@@ -34,20 +34,27 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
 
 
 @needs_compiler
-def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path) -> None:
+@pytest.mark.parametrize("options", ["all", "none", "CPU workers"])
+def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:
     skip_without("sklearn")
     name = "cpu_and_gpu"
-    command = [*COMMAND, "--no-dashboard", *EXAMPLES[name].options, str(FOLDER / f"{name}.py")]
+    given = {"all": EXAMPLES[name].options, "none": (), "CPU workers": ("--cpu-workers", "1")}[options]
+    command = [*COMMAND, "--no-dashboard", *given, str(FOLDER / f"{name}.py")]
     env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
     done = mpirun.run(command, 2, env=env).check()
-    assert "loaded by ['0-cpu-0'], computed by ['0-0', '1-1']\n" in done.stdout
+    if options == "all":
+        assert "loaded by ['0-cpu-0'], computed by ['0-0', '1-1']\n" in done.stdout
+    elif options == "none":
+        assert "no CPU workers: the GPU workers have loaded as well. Fix: --cpu-workers 1\n" in done.stderr
+    else:
+        assert "loaded by ['0-cpu-0'], computed by " in done.stdout
     assert right(done.stdout) == right(sections()[f"{name}.py"])
 
 
 @pytest.mark.slow
 @needs_compiler
 def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
-    skip_without("sklearn")
+    skip_without(*EXAMPLES["hyperparameters"].packages)
     command = [*COMMAND, "--no-dashboard", "--cpu-workers", "1", str(FOLDER / "hyperparameters.py")]
     env = gpu_environ(libdir, make_gpus(2, host="one", memory=80 * GIB))
     done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()

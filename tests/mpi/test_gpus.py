@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, facts, scratch_of
+from clusters import COMMAND, TELL, facts, scratch_of
 from gpujobs import CORES, SCRIPT, check_workers, gpu_environ
 from harness import Mpi
 from simulated.nvml import GIB, compile_library, make_gpus
@@ -163,3 +163,39 @@ def test_an_nvml_that_hangs_ends_the_job(mpirun: Mpi, tmp_path: Path, ranks: int
     assert 1 <= done.stderr.count("NVML did not respond before the start-up timeout") <= ranks
     assert f"rank 0 of {ranks} on " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+SHUFFLE = """
+import subprocess
+ASK = "import dask; print(dask.config.get('dataframe.shuffle.method'))"
+def ask():
+    return subprocess.run([sys.executable, "-c", ASK], stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+import dask
+before = dask.config.get("dataframe.shuffle.method")
+with dask.config.set({"dataframe.shuffle.method": "disk"}):
+    tell(here=before, child=ask(), own=dask.config.get("dataframe.shuffle.method"))
+"""
+
+
+@pytest.mark.parametrize(
+    "how", ["command", "initialize", "a variable", "the program", "CPU workers", "no GPU"]
+)
+def test_shuffles_are_by_tasks_on_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path, how: str) -> None:
+    script = tmp_path / "script.py"
+    begin = {
+        "initialize": "import dask_gpu_mpi; dask_gpu_mpi.initialize()\n",
+        "the program": "import dask, dask_gpu_mpi\ndask.config.set({'dataframe.shuffle.method': 'p2p'})\n"
+        "dask_gpu_mpi.initialize()\n",
+    }.get(how, "")
+    script.write_text(begin + TELL + SHUFFLE)
+    env = gpu_environ(libdir, [] if how == "no GPU" else GPUS[:2])
+    if how == "a variable":
+        env["DASK_DATAFRAME__SHUFFLE__METHOD"] = "p2p"
+    options = ["--cpu-workers", "1"] if how == "CPU workers" else []
+    program = ["python", str(script)] if begin else [*COMMAND, *options, str(script)]
+    told = facts(mpirun.run(program, 1, env=env).check())
+    expected = {"a variable": "p2p", "the program": "p2p", "CPU workers": None, "no GPU": None}.get(
+        how, "tasks"
+    )
+    child = None if how == "the program" else expected
+    assert told == {"here": expected, "child": str(child), "own": "disk"}

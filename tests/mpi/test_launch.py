@@ -83,3 +83,11 @@ def test_preflight_that_fails_ends_it(mpirun: Mpi, tmp_path: Path) -> None:
     line = [*LAUNCH, "--check", "--expect-gpus", "64", "--interface", "lo", write(tmp_path, WAITS)]
     done = mpirun.run(line, None, env=BARE).check(1)
     assert "up" not in done.stdout.split()
+
+
+def test_check_without_a_script_ends(mpirun: Mpi) -> None:
+    done = mpirun.run(
+        [*LAUNCH, "-n", "2", "--check", "--interface", "lo"], None, env=BARE, timeout=90
+    ).check()
+    assert ": 0 errors" in done.stdout
+    assert "ready after" not in done.stderr

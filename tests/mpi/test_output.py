@@ -204,3 +204,118 @@ def test_the_token_is_not_in_output_that_others_may_read(mpirun: Mpi, public: Pa
     written = [path for path in (*files.glob("*"), public / "report.json") if path.is_file()]
     assert len(written) >= {"logs": 3, "launch": 4}.get(how, 0)
     assert {stat.S_IMODE(path.stat().st_mode) for path in written} <= {0o600}
+
+
+IMPOSSIBLE = """
+import os, time
+from pathlib import Path
+from distributed import Client
+client = Client()
+asked = [client.submit(abs, -1, pure=False, resources={"GPU": 1}) for _ in range(3)]
+asked.append(client.submit(abs, -1, pure=False, workers="elsewhere"))
+go_on = Path(os.environ["TMPDIR"], "go-on")
+deadline = time.monotonic() + 60
+while not go_on.exists() and time.monotonic() < deadline:
+    time.sleep(0.1)
+"""
+
+
+def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IMPOSSIBLE)
+    job = mpirun.start([*COMMAND, "--no-dashboard", str(script)], 2)
+    job.wait_for("requires workers=elsewhere", 40, stream="stderr")
+    (job.directory / "go-on").touch()
+    done = job.wait(30).check()
+    told = [line for line in done.stderr.splitlines() if "no worker can run" in line]
+    assert told == [
+        "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires resources "
+        "GPU=1 (expected at most CPU=1 of a worker). Fix: start the job on nodes with GPUs, or do not require one",
+        "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires "
+        "workers=elsewhere (expected one of 0, 1). Fix: choose a worker or node of this cluster",
+    ]
+    assert only_our_lines(done.stderr)
+
+
+SECOND_CLUSTER = """
+from distributed import Client, LocalCluster
+if __name__ == "__main__":
+    for _ in range(2):
+        with LocalCluster(n_workers=1, processes=PROCESSES, dashboard_address="127.0.0.1:0") as cluster:
+            with Client(cluster) as client:
+                print(client.submit(abs, -1).result(), len(client.scheduler_info()["workers"]))
+    with Client(n_workers=7, memory_limit="1GB", set_as_default=False) as client:
+        print(client.submit(abs, -1).result(), len(client.scheduler_info()["workers"]))
+    try:
+        Client(nworkers=7)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("guard", [True, False], ids=["guarded", "threads"])
+def test_another_cluster(mpirun: Mpi, tmp_path: Path, guard: bool) -> None:
+    script = tmp_path / "script.py"
+    text = SECOND_CLUSTER.replace("PROCESSES", str(guard))
+    script.write_text(text if guard else text.replace('__name__ == "__main__"', "True"))
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check()
+    assert done.stdout.splitlines() == ["1 1", "1 1", "1 2", "Unexpected keyword arguments: ['nworkers']"]
+    assert [line for line in done.stderr.splitlines() if "warning" in line] == [
+        "dask_gpu_mpi: warning: LocalCluster: this job already has a cluster, whose workers do nothing for this one. Fix: client "
+        "= Client(), which connects to the job's cluster",
+        "dask_gpu_mpi: warning: Client: this job already has a cluster, to which it connects; no effect: n_workers, "
+        "memory_limit. Fix: client = Client()",
+    ]
+
+
+def test_another_cluster_whose_workers_would_run_the_script_again(mpirun: Mpi, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SECOND_CLUSTER.replace("PROCESSES", "True").replace('__name__ == "__main__"', "True"))
+    done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
+    assert only_our_lines(done.stderr)
+    (error,) = [line for line in done.stderr.splitlines() if "error" in line]
+    assert error.startswith(
+        "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
+    )
+
+
+def test_a_cluster_after_the_job_s(mpirun: Mpi) -> None:
+    script = """
+        from dask_gpu_mpi import initialize
+        from distributed import Client, LocalCluster
+        session = initialize(exit=False)
+        if session:
+            session.close()
+            with LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0") as cluster:
+                print(len(cluster.workers))
+    """
+    done = mpirun.run(script, 2).check()
+    assert done.stdout == "1\n"
+    assert "LocalCluster" not in done.stderr
+
+
+UNUSED = "dask_gpu_mpi: warning: no client has connected to the cluster"
+USES = {
+    "its own compute": ("import dask; print(dask.delayed(abs)(-1).compute())", True),
+    "a client": ("from distributed import Client; print(Client().submit(abs, -1).result())", False),
+    "a client of a child": (
+        "import subprocess, sys; subprocess.run([sys.executable, '-c', 'from distributed import Client; "
+        "print(Client().submit(abs, -1).result())'], check=True)",
+        False,
+    ),
+    "an error": ("print(1); raise SystemExit(3)", False),
+}
+
+
+@pytest.mark.parametrize("client_rank", [0, 1])
+@pytest.mark.parametrize("use", USES)
+def test_a_script_that_does_not_use_its_cluster(
+    mpirun: Mpi, tmp_path: Path, use: str, client_rank: int
+) -> None:
+    text, warned = USES[use]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    done = mpirun.run([*COMMAND, "--no-dashboard", "--client-rank", str(client_rank), str(script)], 2)
+    assert done.check(3 if use == "an error" else 0).stdout == "1\n"
+    assert only_our_lines(done.stderr)
+    assert done.stderr.count(UNUSED) == warned

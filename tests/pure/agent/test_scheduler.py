@@ -276,7 +276,7 @@ class Process:
 
 
 def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
-    process = SchedulerProcess(Timeline("agent"), print)
+    process = SchedulerProcess(Timeline("agent"), print, print)
     process.send(Order.DASHBOARD)
     process.close(1.0)
 
@@ -291,7 +291,7 @@ def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
     ids=["ends", "does not end", "has ended"],
 )
 def test_it_is_closed_and_killed_if_need_be(process: Process, sent: list[Order], calls: list[Any]) -> None:
-    of_agent = SchedulerProcess(Timeline("agent"), print)
+    of_agent = SchedulerProcess(Timeline("agent"), print, print)
     ours, its = Pipe()
     with ours, its:
         of_agent._process, of_agent._pipe = process, ours
@@ -305,6 +305,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[int | None] = []
+    clients: list[int] = []
     ended, end = os.pipe()
     answer = (Answer.SCHEDULER_UP, "tcp://h:1", 1, "id")
 
@@ -318,6 +319,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
         def start(self) -> None:
             if up:
                 self.pipe.send(answer)
+                self.pipe.send((Answer.CLIENT,))
 
     class Context:
         Pipe = staticmethod(Pipe)
@@ -326,7 +328,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     monkeypatch.setattr(scheduler, "get_context", lambda kind: Context)
 
     async def run() -> tuple[Any, ...]:
-        of_agent = SchedulerProcess(Timeline("agent"), ends.append)
+        of_agent = SchedulerProcess(Timeline("agent"), ends.append, lambda: clients.append(1))
         told = await asyncio.wait_for(of_agent.start(SETTINGS), 10)
         os.close(end)
         await asyncio.sleep(0.05)
@@ -337,6 +339,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     os.close(ended)
     assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
     assert ends == ([3] if up else [])
+    assert clients == ([1] if up else [])
 
 
 @pytest.mark.parametrize(("age", "warned"), [(0.0, False), (89.5 * 86400, True)])

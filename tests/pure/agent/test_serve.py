@@ -34,7 +34,9 @@ SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {}, "
 
 
 class Scheduler:
-    def __init__(self, timeline: Timeline, on_end: Callable[[int | None], None]) -> None:
+    def __init__(
+        self, timeline: Timeline, on_end: Callable[[int | None], None], on_client: Callable[[], None]
+    ) -> None:
         self.on_end = on_end
 
     async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 
+import dask
 import pytest
 
 from dask_gpu_mpi.cli.launch import earliest
@@ -71,6 +72,22 @@ def test_nodes_of_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert found.index("check") < found.index("&&") < found.index("run")
 
 
+def test_check_without_a_script_is_all_there_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def commands(*given: str) -> list[str]:
+        assert run("--dry-run", "--check", *given) == 0
+        return [word for word in words(capsys.readouterr().out) if word in ("check", "run")]
+
+    assert commands("--expect-gpus", "2") == ["check"]
+    assert commands("--scheduler-file", "f.json") == ["check", "run"]  # for clients elsewhere
+    assert commands("--no-scheduler", "--scheduler-address", "tls://h:1") == ["check", "run"]
+    with monkeypatch.context() as patch, dask.config.set({"gpu-mpi.scheduler-file": "f.json"}):
+        assert commands() == ["check", "run"]
+        patch.setenv("DGM_CHECK", "no")
+        assert commands() == ["run"]
+
+
 def test_settings_of_a_job_script(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +120,8 @@ def test_settings_of_a_job_script(
     ("arguments", "message"),
     [
         (["--nodes", "2", "my.py"], "No such option"),
+        (["--worker-gpu", "1", "my.py"], "No such option '--worker-gpu'. Did you mean '--gpus-per-worker'?"),
+        (["--worker-memory=1GB", "my.py"], "Did you mean '--memory-limit'?"),
         (["-n", "0", "my.py"], "0 is not in the range"),
         (["--hosts", "h1:x", "my.py"], "--hosts: invalid node 'h1:x'"),
         (["--launcher", "srun", "my.py"], "--launcher srun: command srun not found"),

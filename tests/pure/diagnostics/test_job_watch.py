@@ -110,6 +110,51 @@ def test_a_worker_that_pauses() -> None:
     watched(body)
 
 
+def test_tasks_that_no_worker_can_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_watch, "UNRUNNABLE_AFTER", 0.01)
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        def submit(client: Any, **asks: Any) -> Any:
+            return client.submit(abs, -1, pure=False, **asks)
+
+        async with Client(scheduler.address, asynchronous=True) as client, worker(scheduler, "b") as other:
+            waiting = [submit(client, resources={"CPU": 1}), submit(client, workers="elsewhere")]
+            await until(lambda: len(scheduler.unrunnable) == 2)
+            watch._warn_of_unrunnable()
+            assert texts(watch) == []  # worker a of the plan has not come yet: the cluster starts
+            async with Worker(scheduler.address, name="a", nthreads=1, resources={"GPU": 1}) as one:
+                await until(lambda: len(watch.warnings) == 2)
+                waiting += [submit(client, resources={"CPU": 1}), submit(client, resources={"GPU": 2})]
+                one.status = type(one.status).paused
+                waiting.append(submit(client, resources={"GPU": 1}))  # which only waits for it
+                await until(lambda: len(scheduler.unrunnable) == 5 and len(watch.warnings) > 3)
+                watch._warn_of_unrunnable()
+                one.status = type(one.status).running
+                assert await waiting.pop() == 1
+            # a worker that is lost may come back
+            other.batched_stream.comm.abort()
+            await until(lambda: watch.recently_lost(60.0))
+            waiting.append(submit(client, resources={"GPU": 3}))
+            await until(lambda: len(scheduler.unrunnable) == 5)
+            watch._warn_of_unrunnable()
+            del waiting
+
+        told = [text for text in texts(watch) if text.startswith("scheduler:")]
+        assert told == [
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires resources CPU=1 (expected "
+            "at most GPU=1 of a worker). Fix: start CPU workers (--cpu-workers 1)",
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires workers=elsewhere (expected "
+            "one of a, b). Fix: choose a worker or node of this cluster",
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires resources GPU=2 (expected "
+            "at most GPU=1 of a worker). Fix: require what one worker has, or set resources in worker_options (--worker-options)",
+        ]
+        assert capfd.readouterr().err.splitlines() == [f"dask_gpu_mpi: warning: {text}" for text in told]
+
+    watched(body)
+
+
 def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(job_watch, "end_time", lambda environ: asked.append(environ) or 2e9)

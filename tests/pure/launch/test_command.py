@@ -201,6 +201,7 @@ def test_local_directory_of_a_job_script() -> None:
 def test_mark_of_a_job_that_has_completed() -> None:
     """Open MPI's mpirun exits with 0 when it has lost a daemon, of which there is none on one node."""
     assert made(SLURM, "openmpi").mark == "logs/42/ended"
+    assert made(SLURM, "openmpi", command="check").mark == ""
     assert made(SLURM, "srun").mark == made(PBS, "hydra").mark == ""
     assert made(Allocation("slurm", 1, 1, job="42"), "openmpi").mark == ""
 

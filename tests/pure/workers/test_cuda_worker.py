@@ -188,6 +188,13 @@ def test_modules_that_are_not_installed(
     made(**options)
 
 
+def test_libraries_that_are_to_use_rmm(installed: set[str]) -> None:
+    installed.add("rmm")
+    made(rmm_allocator_external_lib_list="cupy")
+    with pytest.raises(InputError, match=r"rmm_allocator_external_lib_list .* requires the module 'torch'"):
+        made(rmm_allocator_external_lib_list="cupy, torch")
+
+
 @pytest.mark.usefixtures("installed")
 def test_options_that_are_off_need_no_module() -> None:
     made(rmm_pool_size=None, rmm_async=False, enable_cudf_spill=False, pre_import="cupy.linalg")

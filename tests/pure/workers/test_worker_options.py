@@ -160,6 +160,7 @@ def test_a_closed_signature_has_types_as_well() -> None:
             "rmm_managed_memory and rmm_async exclude each other",
         ),
         ({"enable_nvlink": True, "rmm_managed_memory": True}, "rmm_managed_memory and enable_nvlink exclude"),
+        ({"rmm_async": True, "rmm_pool_size": 0.5}, "rmm_pool_size and rmm_async exclude each other"),
         ({"rmm_release_threshold": "1GB"}, "rmm_release_threshold requires rmm_async"),
         ({"rmm_release_threshold": "1GB", "rmm_async": False}, "requires rmm_async"),
         (
