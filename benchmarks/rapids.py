@@ -4,8 +4,8 @@
 
 Run it with the Python of an environment that has cuDF, CuPy, dask-cuda and an MPI, whose mpirun is used; `polars` needs
 cudf-polars as well. Ours is the default cluster, found by its scheduler file. Both have an RMM pool of half a GPU. Polars has
-none, and is compared with the cluster that its DaskEngine makes for itself. Ratios are of throughput, pair by pair; above 1 ours is
-faster.
+none, and is compared with the cluster that its DaskEngine makes for itself. Ratios are of throughput, pair by pair; above 1 ours
+is faster.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,14 +35,22 @@ EXAMPLES = {
     "jax_regression": Example(
         ("--worker-options", '{"env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}}'), ("sklearn", "jax")
     ),
+    "polars_query": Example(packages=("polars",)),
+    "cuml_kmeans": Example(packages=("sklearn",)),
     "ddp_digits": Example(packages=("sklearn", "torch")),
     "migration/squares": Example(),
 }
 
 
+#: Of the environment, set by ``ci/gpu.sh --rapids``: what is missing fails.
+REQUIRED = "RAPIDS_REQUIRED"
+
+
 def skip_without(*packages: str) -> None:
-    """Skip the test where a package is missing."""
+    """Skip the test where a package is missing, unless all have to be there."""
     missing = [package for package in packages if find_spec(package) is None]
+    if missing and os.environ.get(REQUIRED):
+        pytest.fail(f"not installed here: {', '.join(missing)} (expected all libraries of the gallery)")
     if missing:
         pytest.skip(
             f"not installed here: {', '.join(missing)} (ci/gallery.sh installs what the examples need)"

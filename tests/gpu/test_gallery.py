@@ -41,6 +41,18 @@ def test_cudf(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     assert right(output(mpirun, tmp_path, "dataframes", "cudf"))[0].endswith("with cudf")
 
 
+def test_polars(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    assert right(output(mpirun, tmp_path, "polars_query", "cudf_polars"))[0].endswith("on GPUs")
+
+
+def test_cuml(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    assert right(output(mpirun, tmp_path, "cuml_kmeans", "cuml", "raft_dask"))[0].endswith("with cuML")
+
+
+def test_xgboost(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
+    assert right(output(mpirun, tmp_path, "xgboost_train"))
+
+
 def test_jax(mpirun: Mpi, gpus: Any, tmp_path: Path) -> None:
     told = output(mpirun, tmp_path, "jax_regression")
     assert told.count("JAX on gpu") == len(gpus.uuids)
