@@ -67,9 +67,8 @@ def main() -> int:
     if not answer.equals(truth):
         print("WRONG: differs from Polars in one process", file=sys.stderr)
         return 1
-    print(
-        f"right: {answer['rows'].sum()} of {FILES * ROWS} rows in {len(answer)} groups as in one process, on {name}"
-    )
+    rows = answer["rows"].sum()
+    print(f"right: {rows} of {FILES * ROWS} rows in {len(answer)} groups as in one process, on {name}")
     return 0
 
 

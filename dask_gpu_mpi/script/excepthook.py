@@ -15,7 +15,7 @@ from . import outcome
 __all__ = ["ExceptHook", "install", "retire"]
 
 #: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
-FIXES = {
+ADVICE = {
     r"undefined symbol: uc[mpst]_": (
         "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
         "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
@@ -49,8 +49,8 @@ class ExceptHook:
             if not self._retired and (label := self._label()) is not None:
                 say(label)
             if not self._retired:
-                for fix in (fix for pattern, fix in FIXES.items() if re.search(pattern, str(error))):
-                    say(f"error: {fix}")
+                for advice in (text for pattern, text in ADVICE.items() if re.search(pattern, str(error))):
+                    say(f"error: {advice}")
             self._before(kind, error, traceback)
             return
         if not error.reported:
