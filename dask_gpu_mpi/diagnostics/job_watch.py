@@ -304,5 +304,8 @@ class _LogLines(logging.Handler):
         self._watch = watch
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._watch.warn(record.getMessage())
-        self._watch.explain(sys.exc_info()[1])
+        try:
+            self._watch.warn(record.getMessage())
+            self._watch.explain(sys.exc_info()[1])
+        except Exception:  # a malformed call of a library: logging complains, and the scheduler goes on
+            self.handleError(record)

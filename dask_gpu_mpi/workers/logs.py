@@ -48,7 +48,8 @@ _ending = mmap.mmap(-1, 1)
 class _SilentAtTheEnd(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         # A worker whose heartbeat fails has lost its scheduler, and closes next; it logs that as well, with four tracebacks.
-        if "during heartbeat" in str(record.msg):
+        # Only a text: what else is logged may raise when it is made one, and that would reach the caller.
+        if isinstance(record.msg, str) and "during heartbeat" in record.msg:
             return False
         return not (_ending[0] or _worker_is_closing())
 
@@ -73,6 +74,11 @@ class _LastOutput(logging.Handler):
         self.setFormatter(logging.Formatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = self.format(record)[-_RECORD:] + "\n"
+        except Exception:  # a malformed call of a library: logging complains, and the caller goes on
+            self.handleError(record)
+            return
         with contextlib.suppress(OSError, ValueError):
             if self._pid != os.getpid():
                 self._pid, self._size = os.getpid(), 0
@@ -80,7 +86,6 @@ class _LastOutput(logging.Handler):
                 self._file = open(  # noqa: SIM115
                     _output_file(self._directory, self._pid), "a", buffering=1, **_ANY_TEXT
                 )
-            text = self.format(record)[-_RECORD:] + "\n"
             self._last.append(text)
             self._size += len(text)
             if self._size > _FULL:

@@ -175,6 +175,22 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     watched(body)
 
 
+def test_a_malformed_log_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's logging complains on standard error and returns; the scheduler must not fail by it."""
+    watch = JobWatch(JobFacts())
+    details: dict[str, Any] = {
+        "name": "a",
+        "level": logging.WARNING,
+        "pathname": "",
+        "lineno": 1,
+        "exc_info": None,
+    }
+    for text, argument in (("%d", "two"), ("%d", 2)):
+        watch._log.handle(logging.LogRecord(msg=text, args=(argument,), **details))
+    assert texts(watch) == ["2"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
 def test_a_scheduler_of_another_version() -> None:
     added: list[Any] = []
     scheduler = SimpleNamespace(add_plugin=added.append, handlers={})

@@ -163,6 +163,30 @@ def test_a_scratch_directory_that_is_gone_is_no_error(tmp_path: Path) -> None:
     assert logging.getLogger("distributed") is not None
 
 
+@pytest.mark.parametrize("quiet", [False, True], ids=["standard error", "log directory"])
+@pytest.mark.parametrize("name", ["", "distributed.worker", "of.a.library"])
+def test_a_malformed_log_call_goes_on(tmp_path: Path, name: str, quiet: bool) -> None:
+    """Python's logging complains on standard error and returns; the user's task must not fail by it."""
+    code = f"""
+class Bad:
+    def __str__(self):
+        raise RuntimeError("no text")
+    __repr__ = __str__
+log = logging.getLogger({name!r})
+log.warning("%d", "two")
+log.warning("%z", 2)
+log.warning("%s", Bad())
+log.warning(Bad())
+log.warning("well made")
+print("goes on", logs.last_output(folder, os.getpid()))
+"""
+    done = python(begin(tmp_path, quiet=quiet) + code)
+    assert "goes on" in done.stdout
+    assert "--- Logging error ---" in done.stderr
+    if name == "distributed.worker" or quiet:
+        assert "well made" in done.stdout
+
+
 @pytest.mark.parametrize("utf8", ["", "0"], ids=["UTF-8", "ASCII"])
 def test_any_text_is_logged_in_any_locale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, utf8: str) -> None:
     for name, value in {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": utf8}.items():
