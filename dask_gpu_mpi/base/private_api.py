@@ -191,9 +191,25 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.core",
         "Server.stream_handlers",
+        "gang/member gang/scheduler_plugin",
+        _DISTRIBUTED,
+        why="the scheduler tells the workers of a gang that it is over, and they tell it that they have returned",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed",
+        "Worker.batched_send",
         "gang/member",
         _DISTRIBUTED,
-        why="the scheduler tells the workers of a gang that it is over",
+        why="that a member has returned is reported before its result, in the same stream",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed.core",
+        "ConnectionPool.connect ConnectionPool.reuse",
+        "gang/member",
+        _DISTRIBUTED,
+        why="members wait longer for a scheduler that is busy than Dask does for a connection",
         without="as `Server.handlers`",
     ),
     *_of(

@@ -156,6 +156,10 @@ class Gang:
         """A member no longer waits for a round: whoever comes to it later ends the gang."""
         self._rounds.give_up(number, rank)
 
+    def waits_in_vain_for(self, rank: int) -> str | None:
+        """What others wait for that this member, which has left, does not do any more; None: nothing."""
+        return self._rounds.leave(rank)
+
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to a round."""
         return self._rounds.missing(number)

@@ -12,20 +12,21 @@ from typing import Any
 
 from distributed import Worker, get_worker
 from distributed.comm.addressing import get_address_host
-from distributed.core import error_message
+from distributed.core import error_message, send_recv
 
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
 from .group import Group
 from .members import Member
-from .messages import CANCEL, State, no_result
+from .messages import CANCEL, LEAVE, State, no_result
 from .variables import applied, device_of, variables_of
 
 __all__ = ["run_member"]
 
-#: Seconds beyond those that the scheduler itself waits, until its answer must be here.
-ANSWER_SLACK = 30.0
+#: Seconds beyond those that the scheduler itself waits, until its answer must be here. One that is busy is late, as it is for
+#: Dask's own messages; one that is lost closes its connections, and the wait ends then.
+ANSWER_SLACK = 600.0
 #: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
 PORT: dict[str, Any] = {"number": -1, "operation": "start"}
 AGREEING = 60.0
@@ -68,7 +69,7 @@ def run_member(
         elif agreed["state"] == State.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
             failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
-        call("leave", 0.0, {"spoilt": spoilt})
+        call.leave(spoilt=spoilt)
         return result if ended else no_result(gang)
     finally:
         _cancelled.pop(gang, None)
@@ -120,19 +121,34 @@ class _Calls:
 
     def __init__(self, worker: Worker, gang: str, rank: int) -> None:
         self._worker: Any = worker
-        self._who = {"gang": gang, "rank": rank}
+        self._who: dict[str, Any] = {"gang": gang, "rank": rank}
 
     def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
         """Call, and wait; `timeout` is what the scheduler itself keeps to."""
-        method = getattr(self._worker.scheduler, f"gang_{name}")
+        pool, address = self._worker.rpc, self._worker.scheduler.address
         limit = timeout + ANSWER_SLACK
 
         async def answer() -> Any:
-            return await asyncio.wait_for(method(**self._who, **content), limit)
+            async with asyncio.timeout(limit):
+                # not by `Worker.scheduler`: to connect to a scheduler that is busy may take longer than Dask waits
+                comm = await pool.connect(address, timeout=limit)
+                try:
+                    return await send_recv(comm, op=f"gang_{name}", **self._who, **content)
+                finally:
+                    pool.reuse(address, comm)
 
         loop = self._worker.loop.asyncio_loop
         result: dict[str, Any] = asyncio.run_coroutine_threadsafe(answer(), loop).result(limit + ANSWER_SLACK)
         return result
+
+    def leave(self, *, spoilt: bool) -> None:
+        """Report that the function has been left, in the stream in which Dask reports the task's result next.
+
+        So it needs no answer: the scheduler has it before the result, however busy it is.
+        """
+        self._worker.loop.add_callback(
+            self._worker.batched_send, {"op": LEAVE, **self._who, "spoilt": spoilt}
+        )
 
 
 def free_port(host: str) -> int:

@@ -6,7 +6,7 @@ import math
 from enum import StrEnum
 from typing import Any
 
-__all__ = ["CANCEL", "MOST_SECONDS", "PLUGIN", "State", "is_number", "no_result", "one_line"]
+__all__ = ["CANCEL", "LEAVE", "MOST_SECONDS", "PLUGIN", "State", "is_number", "no_result", "one_line"]
 
 #: Most seconds of a limit: clocks and timers take three years everywhere.
 MOST_SECONDS = 100_000_000
@@ -14,6 +14,8 @@ MOST_SECONDS = 100_000_000
 PLUGIN = "dask_gpu_mpi-gangs"
 #: What the scheduler sends a member's worker when the gang is over.
 CANCEL = "dask_gpu_mpi_gang_cancel"
+#: What a member's worker sends the scheduler, in its stream of task states, when the function has been left.
+LEAVE = "dask_gpu_mpi_gang_leave"
 #: Characters of an exception that are part of a message; the exception itself is the cause.
 MOST_OF_EXCEPTION = 300
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dask_gpu_mpi.base.hostlist import ranks_text
+
 __all__ = ["MismatchError", "Rounds"]
 
 
@@ -31,6 +33,8 @@ class Rounds:
         self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
         #: The first round in which somebody has stopped waiting, and who.
         self._given_up: tuple[int, int] | None = None
+        #: Those whose function has returned: they come to no further round.
+        self._left: set[int] = set()
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
         """A member's part of a round; returns all parts in rank order with the last one, which ends the round.
@@ -38,8 +42,8 @@ class Rounds:
         Raises
         ------
         MismatchError
-            Another member has called another operation in this round, or has stopped waiting: its next call would meet this one.
-            The text is what this member has done.
+            Another member has called another operation in this round, has returned, or has stopped waiting: its next call would
+            meet this one. The text is what this member has done.
         """
         if self._given_up is not None and number >= self._given_up[0]:
             raise MismatchError(
@@ -49,6 +53,10 @@ class Rounds:
         if first != operation:
             raise MismatchError(
                 f"calls {operation} where rank {by} calls {first} (expected the same calls in the same order on all ranks)"
+            )
+        if gone := sorted(self._left.difference(parts)):
+            raise MismatchError(
+                f"calls {operation} after {ranks_text(gone)} returned (expected the same calls on all ranks)"
             )
         parts[rank] = part
         if len(parts) < self._size:
@@ -60,6 +68,14 @@ class Rounds:
         """A member no longer waits for this round."""
         if self._given_up is None:
             self._given_up = (number, rank)
+
+    def leave(self, rank: int) -> str | None:
+        """A member has returned, and comes to no round any more; what others wait for in vain, if anything."""
+        self._left.add(rank)
+        for operation, _, parts in self._open.values():
+            if rank not in parts:
+                return f"returned while {ranks_text(sorted(parts))} waited in {operation} (expected the same calls on all ranks)"
+        return None
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to a round that has begun."""

@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.streams import say
 from .gang import Failure, Gang, Kind, Stage
 from .leases import Leases
 from .members import Candidate, Member, choose, rank_members
-from .messages import CANCEL, PLUGIN, State, one_line
+from .messages import CANCEL, LEAVE, PLUGIN, State, one_line
 from .rounds import MismatchError
 
 __all__ = ["Gangs"]
@@ -56,12 +56,12 @@ class Gangs(SchedulerPlugin):
             self.join,
             self.exchange,
             self.failed,
-            self.leave,
             self.watch,
             self.fail,
             self.close_gang,
         ):
             self._scheduler.handlers[f"gang_{handler.__name__}"] = handler
+        self._scheduler.stream_handlers[LEAVE] = self.leave
 
     # -- what clients ask -------------------------------------------------------------------------------------------------------
 
@@ -176,10 +176,13 @@ class Gangs(SchedulerPlugin):
             text = f"raised {one_line(failure['exception_text'])}"
             self._end(found, Failure(Kind.RAISED, text, rank, failure))
 
-    def leave(self, gang: str, rank: int, spoilt: bool) -> None:
-        """The function has been left in a member; `spoilt`: see `Stage.SPOILT`."""
-        if (found := self._gangs.get(gang)) is not None:
-            found.leave(rank, spoilt=spoilt)
+    def leave(self, gang: str, rank: int, spoilt: bool, worker: str = "") -> None:
+        """The function has been left in a member; `spoilt`: see `Stage.SPOILT`. What it raised was told before."""
+        if (found := self._gangs.get(gang)) is None:
+            return
+        found.leave(rank, spoilt=spoilt)
+        if (why := found.waits_in_vain_for(rank)) is not None:
+            self._end(found, Failure(Kind.CLIENT, why, rank))
 
     # -- what the scheduler tells -----------------------------------------------------------------------------------------------
 
@@ -217,6 +220,8 @@ class Gangs(SchedulerPlugin):
         names = await self._find(gang, wanted)
         if gang.over.done():
             return None
+        if wanted is not None and len(names) < len(wanted):  # by its name and by its address
+            return f"workers: {list(wanted)} has a worker twice (expected each once: a worker is one rank)"
         gang.waits_for = "another gang has its workers"
         granted = self._granted[gang.name] = asyncio.Event()
         self._grant(self._leases.ask(gang.name, names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Collection, Sequence
@@ -124,6 +125,11 @@ def spmd(
     _thread.calls = True
     try:
         return client.sync(call.run)
+    except (
+        BaseException
+    ):  # perhaps one that a signal's handler has raised into the wait: the call itself goes on
+        call.abandon()
+        raise
     finally:
         _thread.calls = False
 
@@ -139,10 +145,26 @@ class _Call:
 
     def __post_init__(self) -> None:
         self._name = uuid.uuid4().hex
+        self._running: asyncio.Task[Any] | None = None
+        self._abandoned = False
+
+    def abandon(self) -> None:
+        """End the gang, unless it is over: nobody waits for its results. From another thread than the event loop's."""
+        self._abandoned = True
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self.client.loop.add_callback(self._cancel)
+
+    def _cancel(self) -> None:
+        # once: a second time would end what tells the scheduler. Dask's `sync` does it after a KeyboardInterrupt.
+        if self._running is not None and not self._running.cancelling():
+            self._running.cancel()
 
     async def run(self) -> list[Any]:
         from .scheduler_plugin import Gangs
 
+        self._running = asyncio.current_task()
+        if self._abandoned:
+            raise asyncio.CancelledError
         try:
             await self.client.register_plugin(Gangs())
             try:

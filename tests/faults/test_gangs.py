@@ -165,6 +165,50 @@ sys.exit(3)
 
 
 @pytest.mark.one_mpi
+def test_members_return_while_the_scheduler_is_busy(mpirun: Mpi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is late, as Dask is: nothing is lost. Limits are a fraction here of those of a job, and so is the time it is busy."""
+    monkeypatch.setenv("DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT", "1s")
+    body = (
+        GANGS
+        + """
+from dask_gpu_mpi.gang import member
+here = HERE
+def busy():
+    open(os.path.join(here, "mark-busy"), "w").close()
+    time.sleep(5)
+def return_when_it_is_busy(group):
+    member.ANSWER_SLACK = 1.0  # of what waits for less than this scheduler is busy
+    group.barrier()
+    mark(f"runs-{group.rank}")
+    while not marked("busy"):
+        time.sleep(0.01)
+    return os.getpid()
+def call_when_it_is_busy(group):
+    group.barrier()
+    mark(f"runs-{group.rank}")
+    while not marked("busy"):
+        time.sleep(0.01)
+    time.sleep(1)  # meanwhile Dask's heartbeat may have the connection
+    return group.allgather(group.rank)
+
+before = pids()
+for fn in (call_when_it_is_busy, return_when_it_is_busy):
+    clear()
+    gang = pool.submit(session.spmd, fn)
+    wait_until(lambda: is_here("runs"))
+    client.run_on_scheduler(busy)
+    results = gang.result(60)
+    assert pids() == before
+assert results == [before[str(rank)] for rank in range(3)]
+usable(3)
+mark()
+sys.exit(3)
+"""
+    )
+    end(mpirun, start(mpirun, "initialize", body, ranks=3), 3, 3.0, tracebacks=None, timeout=90)
+
+
+@pytest.mark.one_mpi
 def test_caller_that_is_killed_or_interrupted(mpirun: Mpi) -> None:
     body = (
         GANGS
@@ -206,6 +250,25 @@ except KeyboardInterrupt:
 wait_until(lambda: is_here("cancelled"))
 wait_until(lambda: not stages())
 usable(3)
+
+# any exception that leaves the call ends its gang: a time-out of the script's own, SIGTERM's SystemExit
+def out_of_time(number, frame):
+    raise OSError("out of time")
+signal.signal(signal.SIGALRM, out_of_time)
+for number, kind in ((signal.SIGALRM, OSError), (signal.SIGTERM, SystemExit)):
+    clear()
+    def send():
+        wait_until(lambda: is_here("runs"))
+        os.kill(os.getpid(), number)
+    pool.submit(send)
+    try:
+        session.spmd(wait)
+    except kind:
+        pass
+    else:
+        raise AssertionError("no error")
+    wait_until(lambda: is_here("cancelled"))
+    usable(3)
 mark()
 sys.exit(3)
 """

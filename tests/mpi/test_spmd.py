@@ -144,6 +144,27 @@ where = f"spmd: rank {found.rank} (worker {found.rank} on {found.host}) calls "
 assert found.rank in (0, 1) and str(found).startswith(where), found
 assert " where rank " in str(found) and "(expected the same calls in the same order" in str(found), found
 
+# a member that returns early: nobody waits for it
+def early(group, waits):
+    if group.rank == 1:
+        time.sleep(0.3 * waits)
+        return
+    time.sleep(0.3 * (not waits))
+    group.allgather(1)
+for waits, words in ((True, ("rank 1 (", "returned while rank 0 waited in allgather (expected the same")),
+                     (False, ("rank 0 (", "calls allgather after rank 1 returned (expected the same"))):
+    found = str(error_of(early, waits))
+    assert found.startswith("spmd: " + words[0]) and words[1] in found, found
+
+# a worker by its name and by its address
+one = next(address for address, name in client.run(lambda dask_worker: dask_worker.name).items() if name == 0)
+try:
+    session.spmd(lambda group: group.size, workers=["0", one])
+except InputError as error:
+    assert str(error) == f"spmd: workers: {['0', one]} has a worker twice (expected each once: a worker is one rank)", error
+else:
+    raise AssertionError("no error")
+
 def late(group):
     if group.rank == 0:
         group.barrier(timeout=0.2)

@@ -17,6 +17,18 @@ def test_members_may_be_a_round_apart() -> None:
     assert rounds.missing(7) == [0, 1]
 
 
+def test_members_that_have_returned() -> None:
+    rounds = Rounds(3)
+    assert rounds.leave(2) is None
+    with pytest.raises(MismatchError, match=r"^calls barrier after rank 2 returned \(expected "):
+        rounds.put(0, 0, "barrier", b"")
+    rounds = Rounds(3)
+    rounds.put(0, 0, "barrier", b"")
+    rounds.put(0, 1, "barrier", b"")
+    assert rounds.leave(1) is None  # it has given up, say
+    assert str(rounds.leave(2)).startswith("returned while ranks 0-1 waited in barrier (expected ")
+
+
 def test_different_calls_are_an_error() -> None:
     rounds = Rounds(3)
     rounds.put(0, 2, "barrier", b"")

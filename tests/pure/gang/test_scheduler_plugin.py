@@ -21,6 +21,7 @@ class Cluster:
 
     def __init__(self, *names: str, nannies: bool = True) -> None:
         self.handlers: dict[str, Any] = {}
+        self.stream_handlers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
         self.can_end = True
         self.clients = {"client": object()}
@@ -374,6 +375,54 @@ async def test_a_member_that_has_stopped_waiting() -> None:
     over = await plugin.exchange("g", 1, 0, "barrier", b"", 60)
     assert over["state"] == State.OVER
     assert "rank 0 has stopped waiting" in over["why"]
+
+
+@in_loop
+async def test_a_member_that_returns_while_others_wait_for_it() -> None:
+    cluster = Cluster("1", "2", "3")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.0)
+    await asyncio.gather(*cluster.joining("g", 0, 1, 2))
+    waiting = asyncio.create_task(plugin.exchange("g", 0, 0, "barrier", b"", 60))
+    await asyncio.sleep(0.01)
+    plugin.leave("g", 1, spoilt=False)
+    assert (await waiting)["state"] == State.OVER
+    watched = await plugin.watch("g")
+    assert (watched["rank"], watched["text"]) == (
+        1,
+        "returned while rank 0 waited in barrier (expected the same calls on all ranks)",
+    )
+
+
+@in_loop
+async def test_a_member_that_calls_what_another_has_returned_from() -> None:
+    cluster = Cluster("1", "2")
+    plugin = await cluster.begin()
+    await cluster.opened("g", grace=0.0)
+    await asyncio.gather(*cluster.joining("g", 0, 1))
+    await asyncio.gather(
+        plugin.exchange("g", 0, 0, "barrier", b"", 60), plugin.exchange("g", 1, 0, "barrier", b"", 60)
+    )
+    plugin.leave("g", 1, spoilt=False)
+    assert not plugin._gangs["g"].over.done()
+    assert (await plugin.exchange("g", 0, 1, "allgather", b"", 60))["state"] == State.OVER
+    watched = await plugin.watch("g")
+    assert (watched["rank"], watched["text"]) == (
+        0,
+        "calls allgather after rank 1 returned (expected the same calls on all ranks)",
+    )
+
+
+@in_loop
+async def test_a_worker_by_its_name_and_by_its_address_is_one_worker() -> None:
+    cluster = Cluster("1", "2")
+    await cluster.begin()
+    refused = await cluster.opened("g", "1", "tls://10.0.0.1:1")
+    assert refused == {
+        "state": State.REFUSED,
+        "why": "workers: ['1', 'tls://10.0.0.1:1'] has a worker twice (expected each once: a worker is one rank)",
+    }
+    assert (await cluster.opened("next", "1", "tls://10.0.0.2:1"))["state"] == State.GOOD
 
 
 @in_loop
