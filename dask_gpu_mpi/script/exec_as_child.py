@@ -1,15 +1,17 @@
 """A script that replaces itself by another program (``os.exec*``), as ``python -m jupyter lab`` does.
 
 The process is an MPI rank and holds the cluster, so it must stay: the program runs as its child, and the script ends with the
-program's exit code.
+program's exit code. As with a real ``exec``, it inherits the descriptors that the script has made inheritable; not those of MPI
+and of the launcher, which it could keep open when the job has ended.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
@@ -26,6 +28,7 @@ class ExecAsChild:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
+        self._not_of_script = _inheritable()
         self._before: dict[str, Any] = {"execv": os.execv, "execve": os.execve}
         self._ours = {
             "execv": functools.partial(self._exec, "execv"),
@@ -43,10 +46,25 @@ class ExecAsChild:
     def _exec(self, name: str, path: Any, argv: Sequence[Any], *env: Mapping[Any, Any]) -> NoReturn:
         if os.getpid() != self._owner or isinstance(path, int):
             self._before[name](path, argv, *env)
-        run_to_its_end(path, argv, *env)
+        passed = [fd for fd, _ in _inheritable() - self._not_of_script]
+        run_to_its_end(path, argv, *env, pass_fds=passed)
 
 
-def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None) -> NoReturn:
+def _inheritable() -> set[tuple[int, tuple[int, int]]]:
+    """The descriptors of this process that a program would inherit, each with its file."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # the one by which the folder was read
+                file = os.fstat(fd := int(name))
+                if os.get_inheritable(fd):
+                    found.add((fd, (file.st_dev, file.st_ino)))
+    return found
+
+
+def run_to_its_end(
+    path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
+) -> NoReturn:
     """Run a program as a child of this process, and end the script with its exit code.
 
     Raises
@@ -62,6 +80,7 @@ def run_to_its_end(path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None
         list(argv),
         executable=path,
         env=env,
+        pass_fds=pass_fds,
         preexec_fn=functools.partial(die_with_parent, os.getpid()),
     )
     try:
