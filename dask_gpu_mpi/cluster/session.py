@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError, InputError
 from dask_gpu_mpi.mpi.library import abort, before_finalize
-from dask_gpu_mpi.mpi.signals import undisturbed
+from dask_gpu_mpi.mpi.signals import python_ends, undisturbed
 from dask_gpu_mpi.network.dashboard_link import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 from dask_gpu_mpi.plan.plan import Plan
@@ -335,11 +335,11 @@ class Session:
         """How the job ends."""
         if (lost := self._member.ending.lost) is not None:
             return f"the cluster was lost: {lost}", exit_codes.FAILED
-        if (noted := outcome.noted()) is not None:
-            return noted
         # a function of `execute` that raises
         if (error := sys.exception()) is not None:
             return outcome.of_error(error)
+        if (noted := outcome.noted()) is not None:
+            return noted
         if self._use is _Use.CLOSED:
             return "the session was closed; the script continues", None
         return "the script ended", None
@@ -364,8 +364,10 @@ class Session:
             raise ClusterLostError(self._member.ending.lost, reported=True)
         called = self._walltime.run_callback(number, frame)
         code = exit_codes.WALLTIME if called else exit_codes.of_signal(number)
-        outcome.note(outcome.of_signal(number, code))
-        raise SystemExit(code)
+        end = outcome.SignalExit(number, code)
+        # The script may catch it, and end with another code; once Python ends, it can't.
+        outcome.note((end.outcome[0], code if python_ends() else None))
+        raise end
 
     def _await_reason(self) -> None:
         """The scheduler's death may be why the script has failed; its client knows it a moment before the agent does."""

@@ -44,7 +44,9 @@ class ExceptHook:
 
     def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
         """Report the error; SystemExit after one of ours."""
-        outcome.note(outcome.of_error(error))
+        # Set by Python alone, before it calls this: a script may call the hook for an error that it has caught.
+        if getattr(sys, "last_value", None) is error:
+            outcome.note(outcome.of_error(error))
         if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
             if not self._retired and (label := self._label()) is not None:
                 say(label)

@@ -8,12 +8,20 @@ from dask_gpu_mpi.base.printable import printable
 
 from . import exit_codes
 
-__all__ = ["Outcome", "note", "noted", "of_error", "of_signal"]
+__all__ = ["Outcome", "SignalExit", "note", "noted", "of_error", "of_signal"]
 
 #: In words, and the exit code; None: not known here.
 Outcome = tuple[str, int | None]
 
 _noted: Outcome | None = None
+
+
+class SignalExit(SystemExit):
+    """Ends the script after a signal. The script may catch it, and go on."""
+
+    def __init__(self, number: int, code: int) -> None:
+        super().__init__(code)
+        self.outcome: Outcome = of_signal(number, code)
 
 
 def of_error(error: BaseException | None) -> Outcome:
@@ -24,6 +32,8 @@ def of_error(error: BaseException | None) -> Outcome:
     """
     if error is None:
         return "the script ended", 0
+    if isinstance(error, SignalExit):
+        return error.outcome
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
@@ -45,10 +55,9 @@ def of_signal(number: int, code: int) -> Outcome:
 
 
 def note(outcome: Outcome) -> None:
-    """Keep how the script has ended; what is noted first counts."""
+    """Keep how the script has ended; what is noted last counts: before that, it has gone on."""
     global _noted
-    if _noted is None:
-        _noted = outcome
+    _noted = outcome
 
 
 def noted() -> Outcome | None:

@@ -141,6 +141,16 @@ ENDINGS = {
         75,
         "its time was running out",
     ),
+    "a caught error": (
+        "try:\n    raise KeyError('caught')\nexcept KeyError:\n    sys.excepthook(*sys.exc_info())\n",
+        0,
+        "the script ended",
+    ),
+    "a caught signal": (
+        "import signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    time.sleep(30)\nexcept SystemExit:\n    pass\n",
+        0,
+        "the script ended",
+    ),
     "shutdown": ("client.shutdown()\n", 0, "the script ended"),
     "close": (
         "from dask_gpu_mpi import current_session\ncurrent_session().close()\n"
@@ -162,6 +172,26 @@ def test_it_is_written_however_the_script_ends(ending: str, mpirun: Mpi) -> None
     assert data["record"]["tasks"]["seen"] == 29
     if ending == "close":
         assert facts(done)["then"] == "the session was closed; the script continues"
+
+
+INITIALIZED = {
+    "a caught error": (ENDINGS["a caught error"][0], 0, "the script ended", None),
+    "a caught signal": (ENDINGS["a caught signal"][0], 0, "the job was sent SIGTERM", None),
+    "an error after that": (ENDINGS["a caught signal"][0] + "raise KeyError('x')\n", 1, "KeyError: 'x'", 1),
+    "walltime": (ENDINGS["walltime"][0], 75, "its time was running out", None),
+}
+
+
+@pytest.mark.parametrize("ending", INITIALIZED)
+def test_how_a_script_with_initialize_has_ended(ending: str, mpirun: Mpi) -> None:
+    """Python does not keep the code of a SystemExit: the report does not know it."""
+    more, code, how, reported = INITIALIZED[ending]
+    script = "import os, sys, time\nfrom dask_gpu_mpi import initialize\nsession = initialize()\n"
+    job = mpirun.start(script + more, 1, env={"DASK_GPU_MPI__REPORT": "report.json"})
+    job.wait(60).check(code)
+    data = figures(job)
+    assert data["job"]["how"].startswith(how)
+    assert data["job"]["exit_code"] == reported
 
 
 def test_a_signal_to_the_job(mpirun: Mpi) -> None:

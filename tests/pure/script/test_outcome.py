@@ -6,7 +6,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.script import outcome
-from dask_gpu_mpi.script.outcome import note, noted, of_error, of_signal
+from dask_gpu_mpi.script.outcome import SignalExit, note, noted, of_error, of_signal
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,13 @@ def test_of_what_it_raised(error: BaseException | None, expected: tuple[str, int
 def test_of_signals() -> None:
     assert of_signal(15, 143) == ("the job was sent SIGTERM", 143)
     assert of_signal(10, 75)[0].startswith("its time was running out (SIGUSR1)")
+    end = SignalExit(15, 143)
+    assert (end.code, of_error(end)) == (143, ("the job was sent SIGTERM", 143))
 
 
-def test_the_first_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outcome, "_noted", None)
     assert noted() is None
     note(("a", 1))
     note(("b", 2))
-    assert noted() == ("a", 1)
+    assert noted() == ("b", 2)
