@@ -30,6 +30,8 @@ ASKING, CONNECTING = 3.0, 10.0
 REFRESHING = 60.0
 #: Seconds after the start when what makes the page is imported: the start is over then, and the end need not wait for it.
 PREPARING = 5.0
+#: Seconds for the connection to end: what is done at that moment, a report that is still being written, say, is not waited for.
+CLOSING = 1.0
 #: Seconds for a report to be made and written, beyond which the job ends without it.
 WRITING = 30.0
 
@@ -66,19 +68,19 @@ class Reporter:
         self._answered = self._was_last = False
         self._writing: concurrent.futures.Future[None] | None = None
         self._asking = asyncio.Lock()
-        self._refreshing: concurrent.futures.Future[None] | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True)
         self._thread.start()
         self._submit(self._connected)
         if joined.options.report is not None:
-            self._refreshing = self._submit(self._refresh)
+            self._submit(self._refresh)
             if is_page(joined.options.report):
                 self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        self._loop.close()  # it has three descriptors
 
     def _submit(
         self, function: Callable[..., Coroutine[Any, Any, Any]], *details: Any
@@ -216,6 +218,9 @@ class Reporter:
 
     def write_now(self, path: str, outcome: Outcome, *, ask: bool) -> None:
         """Write the report, and raise what prevents it; `ask`: there is a scheduler to be asked."""
+        if self._loop.is_closed():  # the cluster has ended, and the script continues
+            write_report(path, assemble(self._job(outcome), self._record))
+            return
         if ask and not self.fetch(CONNECTING):
             self._submit(self._connected)  # for the end: that can't start a thread to look up an address
             raise TimeoutError(
@@ -228,12 +233,13 @@ class Reporter:
         """End the connection, and the thread."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._close)
+        self._thread.join(CLOSING)
 
     def _close(self) -> None:
         if self._comm is not None:
             self._comm.abort()
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
         self._loop.call_soon(self._loop.call_soon, self._loop.stop)  # when what was cancelled has ended
 
 

@@ -246,7 +246,10 @@ class Session:
         path = os.fspath(path)
         check_report(path, f"rank {self._member.rank} on {self._member.joined.host}")
         running = ("the script runs", None) if not self.closed else self._outcome()
-        self._make_reporter().write_now(path, running, ask=not self.closed)
+        reporter = self._make_reporter()
+        reporter.write_now(path, running, ask=not self.closed)
+        if self._use in (_Use.ENDED, _Use.FINISHED):
+            reporter.close()  # nothing else does any more
 
     def __enter__(self) -> Session:
         return self

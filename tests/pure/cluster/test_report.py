@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 from distributed.core import Server
 
+from clusters import until
 from dask_gpu_mpi.base.recording import OPERATION
 from dask_gpu_mpi.cluster import report as module
 from dask_gpu_mpi.cluster.report import Reporter
@@ -85,6 +87,21 @@ def seen(path: Path) -> Any:
     data = json.loads(path.read_text())
     tasks = data["record"] and data["record"]["tasks"]["seen"]
     return data["job"]["scheduler_answered"], tasks
+
+
+def test_nothing_is_left_of_one_that_has_been_closed(scheduler: SlowScheduler, tmp_path: Path) -> None:
+    """In a process that has one cluster after the other; and its session can still write the report."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        path = tmp_path / "report.json"
+        made = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
+        assert made.fetch(20)
+        made.close()
+        made.close()
+        until(lambda: sorted(os.listdir("/proc/self/fd")) == before)  # the scheduler has closed its end
+        made.write_now(str(path), ("the session was closed", None), ask=False)
+        assert seen(path)[1] == 3
+        path.unlink()
 
 
 def test_after_an_answer_that_was_too_late_it_asks_again(
