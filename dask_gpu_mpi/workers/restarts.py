@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,23 +19,52 @@ __all__ = ["DEATHS", "WINDOW", "closing_reason", "watch_nanny"]
 DEATHS, WINDOW = 5, 120.0
 #: Seconds between polls.
 INTERVAL = 0.25
+#: Seconds that Dask gives a worker's process to end when its nanny closes, unless that is called with others.
+DASK_CLOSES = 5.0
+#: Seconds beyond those, for the teardown of plugins.
+CLOSING_SLACK = 5.0
+
+logger = logging.getLogger("dask_gpu_mpi")
 
 
 def closing_reason(nanny: Any) -> Callable[[], str]:
-    """Record why a nanny closes; returns a function that returns the reason.
+    """Record why a nanny closes, and let it close in time; returns a function that returns the reason.
 
     A nanny closes by itself when the scheduler has closed its worker, and when it can't restart it; afterwards only the reason
-    differs.
+    differs. A plugin of the user's whose teardown hangs would keep it, and its worker would never be removed.
     """
     reasons: list[str] = []
     close = nanny.close
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         reasons.append(str(kwargs.get("reason", "")))
-        return await close(*args, **kwargs)
+        closing = asyncio.ensure_future(close(*args, **kwargs))
+        await asyncio.wait({closing}, timeout=kwargs.get("timeout", DASK_CLOSES) + CLOSING_SLACK)
+        if closing.done():
+            return closing.result()
+        closing.cancel()
+        logger.warning(
+            "the nanny of worker %s has not closed, perhaps because of a plugin's teardown; it is closed without that",
+            getattr(nanny, "name", None),
+        )
+        await _close_alone(nanny)
+        return "OK"
 
     nanny.close = remembering
     return lambda: reasons[0] if reasons else ""
+
+
+async def _close_alone(nanny: Any) -> None:
+    """What is left of ``Nanny.close`` after the teardown of plugins."""
+    from distributed.core import Server, Status
+
+    with contextlib.suppress(Exception):
+        await asyncio.wait_for(nanny.kill(timeout=CLOSING_SLACK / 2, reason="nanny-close"), CLOSING_SLACK)
+    if nanny.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(nanny.pid, signal.SIGKILL)
+    nanny.status = Status.closed
+    await Server.close(nanny)
 
 
 async def watch_nanny(

@@ -6,7 +6,9 @@ import subprocess
 from collections.abc import Iterable
 from typing import Any
 
+import distributed
 import pytest
+from distributed.diagnostics.plugin import NannyPlugin
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.workers import restarts
@@ -61,6 +63,38 @@ def watch(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, until: float = 1000.0) 
         return asyncio.run(watch_nanny(nanny, nanny.clock))
     except Over:
         return None
+
+
+class Hangs(NannyPlugin):
+    def __init__(self) -> None:
+        self.torn_down = 0
+
+    async def teardown(self, nanny: Any) -> None:
+        self.torn_down += 1
+        await asyncio.Event().wait()
+
+
+def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a worker that dies again and again would never be removed, and its deaths no longer be counted."""
+    monkeypatch.setattr(restarts, "DASK_CLOSES", 0.2)
+    monkeypatch.setattr(restarts, "CLOSING_SLACK", 1.0)
+
+    async def run() -> None:
+        address = "tcp://127.0.0.1:0"
+        async with distributed.Scheduler(host=address, dashboard_address="127.0.0.1:0") as scheduler:
+            nanny: Any = distributed.Nanny(scheduler.address, nthreads=1, dashboard_address="127.0.0.1:0")
+            reason = closing_reason(nanny)
+            await nanny
+            nanny.plugins["hangs"] = hangs = Hangs()
+            pid = nanny.pid
+            for _ in range(2):  # it may be closed for more than one reason
+                assert await nanny.close(reason="nanny-instantiate-too-often") == "OK"
+            await nanny.finished()
+            assert (reason(), hangs.torn_down) == ("nanny-instantiate-too-often", 1)
+            assert nanny.pid is None
+            assert not os.path.exists(f"/proc/{pid}")
+
+    asyncio.run(asyncio.wait_for(run(), 60))
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.0])
