@@ -12,6 +12,8 @@ __all__ = ["NODE_MEMORY", "hypothetical_job"]
 GPU_MEMORY = 80 * 1024**3
 #: Bytes of memory of each node by default, for ``plan --nodes`` and for the plan that `jobscript` checks alike.
 NODE_MEMORY = 512 * 1024**3
+#: Most ranks, GPUs and cores of a job: more than any machine has, and a plan is made of each.
+MOST_RANKS, MOST_CORES = 200_000, 20_000_000
 
 
 def hypothetical_job(
@@ -44,7 +46,7 @@ def hypothetical_job(
     Raises
     ------
     OptionError
-        A number is too small, or `visible` is unknown.
+        A number is too small, there are too many of something in all, or `visible` is unknown.
 
     Examples
     --------
@@ -60,6 +62,15 @@ def hypothetical_job(
     ):
         if number < least:
             raise OptionError(f"--{option}: invalid value {number} (expected at least {least})")
+    for option, number, most in (
+        ("ranks-per-node", ranks_per_node, MOST_RANKS),
+        ("gpus-per-node", gpus_per_node, MOST_RANKS),
+        ("cpus-per-node", cpus_per_node, MOST_CORES),
+    ):
+        if nodes * number > most:
+            raise OptionError(
+                f"--nodes {nodes} --{option} {number}: too many (expected at most {most} in all). Fix: plan a part of the job"
+            )
     if visible not in ("all", "per-rank"):
         raise OptionError(f"--visible: invalid value {visible!r} (expected all or per-rank)")
 

@@ -52,6 +52,12 @@ def test_the_shape_of_the_allocation_counts() -> None:
     assert "layout shared: 4 ranks on 2" in plan(*SHAPE)
 
 
+def test_more_than_any_machine_has_is_one_line() -> None:
+    said = plan("--nodes", "100000000", rc=2)
+    assert said.count("\n") == 1
+    assert "--nodes 100000000 --ranks-per-node 1: too many (expected at most 200000 in all). Fix: " in said
+
+
 def test_the_options_count() -> None:
     made = json.loads(
         plan(*SHAPE, "--layout", "exclusive", "--cpu-workers", "1", "--nthreads", "3", "--json")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -47,6 +48,21 @@ def test_the_least_of_each_number(option: str, least: int) -> None:
     assert hypothetical_job(**shape)
     with pytest.raises(OptionError, match=f"^--{option.replace('_', '-')}: invalid value {least - 1} "):
         hypothetical_job(**shape | {option: least - 1})
+
+
+@pytest.mark.parametrize(
+    ("shape", "option"),
+    [
+        ((100_000_000, 1, 0), "--nodes 100000000 --ranks-per-node 1: too many (expected at most 200000 in all). Fix: "),
+        ((1, 200_001, 0), "--nodes 1 --ranks-per-node 200001: too many"),
+        ((10**4000, 10**4000, 0), "--nodes 1000"),
+        ((2, 1, 100_001), "--nodes 2 --gpus-per-node 100001: too many"),
+        ((1, 1, 0, "all", 10**12), "--nodes 1 --cpus-per-node 1000000000000: too many (expected at most 20000000 in all)"),
+    ],
+)  # fmt: skip
+def test_the_most_of_all_nodes(shape: Any, option: str) -> None:
+    with pytest.raises(OptionError, match="^" + re.escape(option)):
+        hypothetical_job(*shape)
 
 
 def test_a_node_is_two_numa_nodes() -> None:
