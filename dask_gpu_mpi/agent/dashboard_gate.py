@@ -8,6 +8,8 @@ before all routes: pages, static files, websockets, and those that are added lat
 A connection has half a minute for each request, and is among the first to be closed when descriptors run out, until it has
 shown the token: else who connects to the dashboard and says nothing would lock the job's own processes out of the scheduler.
 
+A cluster without encryption is open to everyone, and so is its dashboard: there is no token then. The rest holds there as well.
+
 Who has no token leaves no line in a log. Nor does the token: nothing behind the gate sees it.
 """
 
@@ -61,7 +63,7 @@ class TokenGate(Router):
     application : Router
         What is behind it.
     token : str
-        The job's.
+        The job's; empty: everyone comes in.
     """
 
     def __init__(self, application: Router, token: str) -> None:
@@ -88,6 +90,17 @@ class TokenGate(Router):
 
     def find_handler(self, request: HTTPServerRequest, **kwargs: Any) -> HTTPMessageDelegate | None:
         """What answers this request; called by tornado once it has the headers."""
+        if self._token and not self._admits(request):
+            return _Answer(request, *REFUSED)
+        stream = getattr(request.connection, "stream", None)
+        if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
+            is_known()
+        if request.path == EVENT_STREAM:
+            return _Answer(request, *CLOSED)
+        return self._application.find_handler(request, **kwargs)
+
+    def _admits(self, request: HTTPServerRequest) -> bool:
+        """Whether it has the token; from its query it goes into a cookie."""
         if any(map(self._is_token, request.query_arguments.get(TOKEN, ()))):
             _take_token_out(request)
             secure = "; Secure" * (request.protocol == "https")
@@ -96,18 +109,15 @@ class TokenGate(Router):
             _add_headers(
                 request, {"Set-Cookie": cookie, "Referrer-Policy": "same-origin", "Cache-Control": "no-store"}
             )
-        elif not self._has_header(request):
-            if not self._has_cookie(request):
-                return _Answer(request, *REFUSED)
-            if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
-                # a browser that does not tell whether it is for a frame, in a page of another port perhaps
-                _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
-        stream = getattr(request.connection, "stream", None)
-        if stream is not None and (is_known := self._unknown.pop(stream, None)) is not None:
-            is_known()
-        if request.path == EVENT_STREAM:
-            return _Answer(request, *CLOSED)
-        return self._application.find_handler(request, **kwargs)
+            return True
+        if self._has_header(request):
+            return True
+        if not self._has_cookie(request):
+            return False
+        if "Sec-Fetch-Site" not in request.headers and "Upgrade" not in request.headers:
+            # a browser that does not tell whether it is for a frame, in a page of another port perhaps
+            _add_headers(request, {"X-Frame-Options": "SAMEORIGIN"})
+        return True
 
     def _is_token(self, given: bytes) -> bool:
         return hmac.compare_digest(given, self._token)

@@ -105,7 +105,7 @@ class SchedulerSettings:
     dashboard_address: str
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
-    #: What opens the dashboard.
+    #: What opens the dashboard; empty: it is open.
     token: str = field(repr=False)
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.

@@ -109,7 +109,7 @@ def open_warnings(address: str, options: Options) -> list[str]:
     """Warns of a cluster of this job's own that is open. A job that joins another's cluster has been warned by then.
 
     >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
-    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you, and its dashboard has no token'
     """
     protocol = Protocol.of(address)
     if not options.scheduler or protocol is None or protocol.encrypts:
@@ -117,8 +117,8 @@ def open_warnings(address: str, options: Options) -> list[str]:
     # UCX listens on all interfaces, even in a job on one node
     where = "this node" if "://127." in address and protocol is Protocol.TCP else "the network"
     return [
-        f"the protocol is {protocol}, without encryption: everyone on {where} can reach this cluster and run code as you. "
-        f"Fix: leave out --no-security (security=False) and --protocol {protocol}; the default is TLS"
+        f"the protocol is {protocol}, without encryption: everyone on {where} can reach this cluster and run code as you, and "
+        f"its dashboard has no token. Fix: leave out --no-security (security=False) and --protocol {protocol}; the default is TLS"
     ]
 
 

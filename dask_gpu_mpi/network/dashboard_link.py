@@ -50,7 +50,7 @@ def link_template(link: str, template: str) -> str:
     Parameters
     ----------
     link : str
-        To the dashboard, with its token; empty: there is none, and so are Dask's links, which its pages leave out.
+        To the dashboard, with its token, if it has one; empty: there is none, and so are Dask's links, which its pages leave out.
     template : str
         What is configured. The user's own, by way of a proxy for example, stays, and is given the token.
 
@@ -68,7 +68,7 @@ def link_template(link: str, template: str) -> str:
     if template == DASKS_TEMPLATE:
         return link
     (token,) = parse_qs(urlsplit(link).query).get(TOKEN, [""])
-    return add_token(template, token)
+    return add_token(template, token) if token else template
 
 
 def ssh_line(link: str, node: str, environ: Mapping[str, str]) -> str:

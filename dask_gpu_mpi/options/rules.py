@@ -220,9 +220,14 @@ def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
         return []
     port = address.rpartition(":")[2]
     tunnel = f"ssh -N -L {port}:127.0.0.1:{port} NODE"
+    what = (
+        "the token that opens it crosses that in clear"
+        if values["security"]
+        else "everyone there can read it"
+    )
     return [
-        f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: the token that opens it "
-        f"crosses that in clear. Fix: leave the option out, and use a tunnel ({tunnel})"
+        f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}. Fix: leave the "
+        f"option out, and use a tunnel ({tunnel})"
     ]
 
 

@@ -32,8 +32,8 @@ class SchedulerStart:
         self._host = host
         #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
         self._config: dict[str, Any] | None = None
-        #: Of the job's dashboard.
-        self._token = make_token()
+        #: Of the job's dashboard; empty: there is none, or it is open, as a cluster without encryption is.
+        self._token = ""
         #: Path and scheduler id of the scheduler file, once it is written.
         self.file: tuple[str, str] | None = None
 
@@ -45,6 +45,8 @@ class SchedulerStart:
     def start(self, listen: str, config: dict[str, Any], device: str, facts: JobFacts) -> None:
         """Have the agent start it."""
         self._config = config
+        if self._options.protocol.encrypts:
+            self._token = make_token()
         self._channels.order(
             Order.START_SCHEDULER,
             scheduler_settings(self._options, listen, config, device, self._token, facts),
@@ -155,9 +157,10 @@ class Relay:
 
 
 def dashboard_link(options: Options, host: str, port: int | None, token: str) -> str | None:
-    """Where the dashboard is, with what opens it, for people; None: nowhere."""
+    """Where the dashboard is, with what opens it, if anything does, for people; None: nowhere."""
     if port is None or not has_dashboard(options):
         return None
     listens = options.dashboard_address.rpartition(":")[0] or host
     scheme = "https" if is_configured("distributed.scheduler.dashboard.tls.cert") else "http"
-    return add_token(f"{scheme}://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status", token)
+    link = f"{scheme}://{'localhost' if listens == '127.0.0.1' else listens}:{port}/status"
+    return add_token(link, token) if token else link

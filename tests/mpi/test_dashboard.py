@@ -146,6 +146,22 @@ def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     assert [line for line in done.stderr.splitlines() if re.search(r"\b403\b|tornado", line)] == []
 
 
+@pytest.mark.one_mpi
+def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
+    """As dask-mpi's: to lock it would help nobody. A warning says that both are open."""
+    code = "from distributed import Client; print('link', Client().dashboard_link, flush=True); import time; time.sleep(60)"
+    job = mpirun.start([*COMMAND, "--no-security", "--dashboard-address", "127.0.0.1:0", "-c", code], 2)
+    job.wait_for("link http", 60)
+    printed = re.search(r"dashboard at (\S+)", job.stderr)
+    assert printed is not None
+    assert re.fullmatch(r"http://localhost:[0-9]+/status", printed[1])
+    assert f"link {printed[1]}\n" in job.stdout
+    assert get(printed[1].removesuffix("/status") + "/health")[0] == 200
+    assert "can reach this cluster and run code as you, and its dashboard has no token. Fix: " in job.stderr
+    job.signal(15)
+    job.wait(30)
+
+
 def open_page(base: str, cookie: str) -> tuple[int, ...]:
     """The codes with which a page's websocket opens: for a browser, for one on the other end of a tunnel, without the cookie."""
     request = urllib.request.Request(f"{base}/status", headers={"Cookie": cookie})

@@ -57,13 +57,13 @@ def routes_of(router: Any) -> Iterator[str]:
 
 
 @asynccontextmanager
-async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
+async def a_site(*, pages: bool = False, token: str = TOKEN) -> AsyncIterator[Site]:
     from distributed import Scheduler
 
     scheduler: Any = Scheduler(
         host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
     )
-    TokenGate(scheduler.http_application, TOKEN).guard(scheduler.http_server)
+    TokenGate(scheduler.http_application, token).guard(scheduler.http_server)
     async with scheduler:
         if pages:
             dashboard = pytest.importorskip("distributed.dashboard.scheduler", exc_type=ImportError)
@@ -71,12 +71,22 @@ async def a_site(*, pages: bool = False) -> AsyncIterator[Site]:
         yield Site(scheduler)
 
 
-def visit(visitor: Callable[[Site], Awaitable[None]], **site: bool) -> None:
+def visit(visitor: Callable[[Site], Awaitable[None]], **site: Any) -> None:
     async def run() -> None:
         async with a_site(**site) as found:
             await visitor(found)
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_without_a_token_everyone_comes_in() -> None:
+    async def visitor(site: Site) -> None:
+        assert await site.codes("/health", {}, {"Cookie": "x=y"}, {"Authorization": "Bearer x"}) == [200] * 3
+        answer = await site.fetch("/health?token=")
+        assert (answer.code, answer.headers.get("Set-Cookie")) == (200, None)
+        assert (await site.fetch("/eventstream")).code == 404
+
+    visit(visitor, token="")
 
 
 def test_every_route_is_behind_it(caplog: pytest.LogCaptureFixture) -> None:

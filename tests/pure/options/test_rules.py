@@ -209,6 +209,8 @@ def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
         f"command line: --dashboard-address: {address!r} opens the dashboard to the network by plain HTTP: the token "
         "that opens it crosses that in clear. Fix: leave the option out, and use a tunnel (ssh -N -L 8787:127.0.0.1:8787 NODE)"
     )
+    (warning,) = resolve({"dashboard_address": address, "security": False}, source="command line").warnings
+    assert "by plain HTTP: everyone there can read it. Fix: " in warning
 
 
 @pytest.mark.parametrize(

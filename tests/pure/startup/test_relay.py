@@ -16,6 +16,7 @@ from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Start
@@ -144,6 +145,15 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     written = json.loads(path.read_text())
     assert written["address"] == "tls://10.0.0.1:4711"
     assert written["dask-gpu-mpi"]["dashboard"] == f"http://h:8787/status?token={token}"
+
+
+@pytest.mark.parametrize("protocol", [Protocol.TCP, Protocol.UCX])
+def test_the_dashboard_of_a_cluster_without_encryption_has_no_token(protocol: Protocol) -> None:
+    rank, channels = relay(protocol=protocol, dashboard_address=":8787")
+    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {}, "", JobFacts())))
+    assert channels.sent[0][1].token == ""
+    rank.on_event(Event(None, "scheduler", [f"{protocol}://10.0.0.1:4711", 8787, "Scheduler-1"]))
+    assert channels.sent[1:] == [(0, Kind.ADDRESS, (f"{protocol}://10.0.0.1:4711", "http://h:8787/status"))]
 
 
 def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path) -> None:
