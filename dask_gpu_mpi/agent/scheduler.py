@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.base.recording import OPERATION
+from dask_gpu_mpi.base.recording import RECORD_OPERATION
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
@@ -218,7 +218,7 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
 
         return recorder_of(scheduler, from_start=from_start).record()
 
-    scheduler.handlers[OPERATION] = tell
+    scheduler.handlers[RECORD_OPERATION] = tell
     if from_start:
         from dask_gpu_mpi.diagnostics.recorder import recorder_of
 

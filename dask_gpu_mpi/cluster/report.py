@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.recording import OPERATION
+from dask_gpu_mpi.base.recording import RECORD_OPERATION
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.diagnostics.report_data import Job, assemble
 from dask_gpu_mpi.diagnostics.report_file import is_page, write_report
@@ -121,7 +121,7 @@ class Reporter:
             return  # it has been shut down, and nothing has happened since it was asked
         comm = await self._connected()
         try:
-            record = await send_recv(comm, op=OPERATION)
+            record = await send_recv(comm, op=RECORD_OPERATION)
         except BaseException:
             self._comm = None  # an answer that comes late would be taken for the next one
             comm.abort()

@@ -1,4 +1,4 @@
-"""In the scheduler's process: notes the warnings of the run, and answers what is known of the job (`OPERATION`)."""
+"""In the scheduler's process: notes the warnings of the run, and answers what is known of the job (`FACTS_OPERATION`)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from dask_gpu_mpi.mpi.batch import end_time
 
 from .job_facts import JobFacts, RunWarning
 
-__all__ = ["OPERATION", "JobWatch"]
+__all__ = ["FACTS_OPERATION", "JobWatch"]
 
 #: The scheduler's handler.
-OPERATION = "gpu_mpi_job"
+FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
@@ -83,10 +83,10 @@ class JobWatch(SchedulerPlugin):
         self._explained = False
 
     def attach(self, scheduler: Any) -> None:
-        """Have the scheduler call this, and answer `OPERATION`; before its first worker comes."""
+        """Have the scheduler call this, and answer `FACTS_OPERATION`; before its first worker comes."""
         self._scheduler = scheduler
         scheduler.add_plugin(self)
-        scheduler.handlers[OPERATION] = self.answer
+        scheduler.handlers[FACTS_OPERATION] = self.answer
         handlers = getattr(scheduler, "stream_handlers", {})
         if (on_status := handlers.get("worker-status-change")) is not None:  # not in another version
 

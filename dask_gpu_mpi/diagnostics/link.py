@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.certificates import clock_problem
 from dask_gpu_mpi.network.scheduler_file import Target
 
-from .job_watch import OPERATION
+from .job_watch import FACTS_OPERATION
 from .snapshot import Snapshot, snapshot_of, with_rates
 
 __all__ = ["Link", "NoAnswerError"]
@@ -69,7 +69,7 @@ class Link:
                 if not isinstance(identity, dict) or "workers" not in identity:
                     raise ValueError("its answer is not a scheduler's")
                 # A scheduler of others' logs a warning where it is asked what it does not know: so only once.
-                job = await self._ask(OPERATION) if self._ours is not False else None
+                job = await self._ask(FACTS_OPERATION) if self._ours is not False else None
             self._ours = isinstance(job, dict) and "status" not in job
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
         except Exception as error:

@@ -18,7 +18,7 @@ import pytest
 from distributed.core import Server
 
 from clusters import until
-from dask_gpu_mpi.base.recording import OPERATION
+from dask_gpu_mpi.base.recording import RECORD_OPERATION
 from dask_gpu_mpi.cluster import report as module
 from dask_gpu_mpi.cluster.report import Reporter
 from dask_gpu_mpi.options.model import Options
@@ -41,7 +41,7 @@ class SlowScheduler:
     async def serve(self, up: threading.Event) -> None:
         self.idle, self.over = asyncio.Event(), asyncio.Event()
         self.idle.set()
-        server = Server({OPERATION: self.tell})
+        server = Server({RECORD_OPERATION: self.tell})
         await server.listen("tcp://127.0.0.1:0")
         self.address = server.address
         up.set()

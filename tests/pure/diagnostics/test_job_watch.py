@@ -16,7 +16,7 @@ from distributed.core import rpc
 
 from dask_gpu_mpi.diagnostics import job_watch
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
-from dask_gpu_mpi.diagnostics.job_watch import KEPT, LONGEST, OPERATION, JobWatch
+from dask_gpu_mpi.diagnostics.job_watch import FACTS_OPERATION, KEPT, LONGEST, JobWatch
 
 FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
 
@@ -75,7 +75,7 @@ def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
 def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
     async def retired(scheduler: Any) -> list[str]:
         async with rpc(scheduler.address) as remote:
-            return list((await getattr(remote, OPERATION)())["retired"])
+            return list((await getattr(remote, FACTS_OPERATION)())["retired"])
 
     async def body(scheduler: Any, watch: JobWatch) -> None:
         one, two = await worker(scheduler, "a"), await worker(scheduler, "b")
@@ -163,8 +163,8 @@ def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         logging.getLogger("distributed.scheduler").warning("something %s", "happened")
         logging.getLogger("distributed.scheduler").info("nothing")
         async with rpc(scheduler.address) as remote:
-            first = await getattr(remote, OPERATION)()
-            await getattr(remote, OPERATION)()
+            first = await getattr(remote, FACTS_OPERATION)()
+            await getattr(remote, FACTS_OPERATION)()
         assert JobFacts.from_data(first) == FACTS
         ((moment, text),) = first["events"]
         assert text == "something happened"
@@ -198,7 +198,7 @@ def test_a_scheduler_of_another_version() -> None:
     watch.attach(scheduler)
     watch.detach()
     assert added == [watch]
-    assert list(scheduler.handlers) == [OPERATION]
+    assert list(scheduler.handlers) == [FACTS_OPERATION]
 
 
 def test_the_last_warnings_are_kept_each_one_line() -> None:
