@@ -152,8 +152,10 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.
     hide_gpus(os.environ, but=settings.device)
     disable_gpu_transports(os.environ)
-    # distributed warns when the dashboard's port is taken and takes another; the link that we print says which.
+    # distributed warns when the dashboard's port is taken and takes another; the link that we print says which. Tornado leaves
+    # the socket open that it could not bind, of which Python warns.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
+    warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
     try:
         scheduler: Any = Scheduler(
             host=settings.host,

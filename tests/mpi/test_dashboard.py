@@ -16,7 +16,7 @@ import pytest
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from clusters import COMMAND, TELL, facts, listening, until, without_mpi
+from clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
 from dask_gpu_mpi import connect
 from harness import Mpi
 from jobs import Job
@@ -160,6 +160,21 @@ def test_that_of_an_open_cluster_is_open(mpirun: Mpi) -> None:
     assert "can reach this cluster and run code as you, and its dashboard has no token. Fix: " in job.stderr
     job.signal(15)
     job.wait(30)
+
+
+@pytest.mark.one_mpi
+def test_its_port_may_be_taken_even_if_warnings_are_errors(mpirun: Mpi) -> None:
+    code = (
+        "from dask_gpu_mpi import initialize; initialize(); from distributed import Client; "
+        "print(Client().submit(sum, [1]).result())"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        environ = {"DASK_GPU_MPI__DASHBOARD_ADDRESS": f"127.0.0.1:{port}"}
+        done = mpirun.run(["python", "-W", "error", "-c", code], 2, env=environ, timeout=60).check()
+    assert done.stdout == "1\n"
+    assert only_our_lines(done.stderr), done.output
+    assert f"localhost:{port}/" not in done.stderr
 
 
 def open_page(base: str, cookie: str) -> tuple[int, ...]:
