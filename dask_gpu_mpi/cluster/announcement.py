@@ -108,8 +108,8 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
 def open_warnings(address: str, options: Options) -> list[str]:
     """Warns of a cluster of this job's own that is open. A job that joins another's cluster has been warned by then.
 
-    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(". Fix")[0]
-    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you, and its dashboard has no token'
+    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(", and its")[0]
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
     """
     protocol = Protocol.of(address)
     if not options.scheduler or protocol is None or protocol.encrypts:

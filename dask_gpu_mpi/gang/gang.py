@@ -126,11 +126,12 @@ class Gang:
         if all(stage is Stage.JOINED for stage in self.stages) and not self.started.done():
             self.started.set_result(None)
 
-    def leave(self, rank: int, *, spoilt: bool = False) -> None:
-        """The function has ended in a member; `spoilt`: see `Stage.SPOILT`."""
+    def leave(self, rank: int, *, spoilt: bool = False) -> str | None:
+        """The function has ended in a member; returns what others wait for it in, if they do. `spoilt`: see `Stage.SPOILT`."""
         if self.stages[rank] is Stage.JOINED:
             self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
         self._look_around()
+        return self._rounds.leave(rank)
 
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
@@ -155,10 +156,6 @@ class Gang:
     def give_up(self, number: int, rank: int) -> None:
         """A member no longer waits for a round: whoever comes to it later ends the gang."""
         self._rounds.give_up(number, rank)
-
-    def waits_in_vain_for(self, rank: int) -> str | None:
-        """What others wait for that this member, which has left, does not do any more; None: nothing."""
-        return self._rounds.leave(rank)
 
     def missing(self, number: int) -> list[int]:
         """The ranks that have not come to a round."""

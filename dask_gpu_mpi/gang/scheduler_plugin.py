@@ -178,10 +178,8 @@ class Gangs(SchedulerPlugin):
 
     def leave(self, gang: str, rank: int, spoilt: bool, worker: str = "") -> None:
         """The function has been left in a member; `spoilt`: see `Stage.SPOILT`. What it raised was told before."""
-        if (found := self._gangs.get(gang)) is None:
-            return
-        found.leave(rank, spoilt=spoilt)
-        if (why := found.waits_in_vain_for(rank)) is not None:
+        found = self._gangs.get(gang)
+        if found is not None and (why := found.leave(rank, spoilt=spoilt)) is not None:
             self._end(found, Failure(Kind.CLIENT, why, rank))
 
     # -- what the scheduler tells -----------------------------------------------------------------------------------------------

@@ -125,10 +125,8 @@ def spmd(
     _thread.calls = True
     try:
         return client.sync(call.run)
-    except (
-        BaseException
-    ):  # perhaps one that a signal's handler has raised into the wait: the call itself goes on
-        call.abandon()
+    except BaseException:
+        call.abandon()  # a signal's handler may have raised it into the wait, and the call itself goes on
         raise
     finally:
         _thread.calls = False

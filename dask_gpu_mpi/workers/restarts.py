@@ -39,7 +39,7 @@ def closing_reason(nanny: Any) -> Callable[[], str]:
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         reasons.append(str(kwargs.get("reason", "")))
         closing = asyncio.ensure_future(close(*args, **kwargs))
-        await asyncio.wait({closing}, timeout=kwargs.get("timeout", DASK_CLOSES) + CLOSING_SLACK)
+        await asyncio.wait({closing}, timeout=(kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
         if closing.done():
             return closing.result()
         closing.cancel()
