@@ -420,7 +420,9 @@ class Session:
     def _warn_if_unused(self) -> None:
         """A script that has come to a good end without the cluster may not know that it has not used it."""
         member = self._member
-        ended_well = not self._outcome()[1]
+        code = self._outcome()[1]
+        # not known after a signal, nor after sys.exit() in a script with initialize()
+        ended_well = code == 0 or (code is None and outcome.noted() is None)
         if ended_well and member.joined.options.scheduler and not (made_client() or member.had_client):
             say(
                 "warning: no client has connected to the cluster, and its workers have done nothing; compute() without a client "

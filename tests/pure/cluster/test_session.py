@@ -27,7 +27,7 @@ class Member:
         cluster = SimpleNamespace(
             plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
         )
-        options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0, report=None)
+        options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0, report=None, scheduler=False)
         self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
         self.ending = Ending()
         self.done: list[bool] = []
