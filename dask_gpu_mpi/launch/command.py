@@ -146,7 +146,7 @@ def decide(
         make=logs if request.container else "",
         # Open MPI's mpirun exits with 0 when it has lost a daemon
         mark=os.path.join(logs, "ended")
-        if logs and starter.kind == "openmpi" and allocation.nodes > 1
+        if logs and request.command == "run" and starter.kind == "openmpi" and allocation.nodes > 1
         else "",
         # Slurm sends TERM to the ranks itself, and srun would kill them for it; LSF sends every signal to all processes.
         forwards_end=allocation.system != "lsf" and not (starter.kind == "srun" and batch),
