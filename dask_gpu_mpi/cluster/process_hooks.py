@@ -11,7 +11,7 @@ from dask_gpu_mpi.base.signal_actions import install
 from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.mpi.signals import insist_on, python_ends
-from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script import excepthook, exit_codes, outcome
 from dask_gpu_mpi.script.run import run_script
 
 __all__ = ["handle_signal", "on_signal", "prepare"]
@@ -58,7 +58,9 @@ def on_signal(number: int, frame: FrameType | None) -> None:
             if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
                 insist_on(exit_codes.of_exception(error))
             raise
-    raise SystemExit(exit_codes.of_signal(number))
+    code = exit_codes.of_signal(number)
+    outcome.note(outcome.of_signal(number, code))
+    raise SystemExit(code)
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:

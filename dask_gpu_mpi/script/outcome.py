@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from dask_gpu_mpi.base.printable import printable
 
 from . import exit_codes
 
-__all__ = ["Outcome", "note", "noted", "of_error", "of_signal"]
+__all__ = ["Outcome", "failure", "note", "noted", "of_error", "of_signal"]
 
 #: In words, and the exit code; None: not known here.
 Outcome = tuple[str, int | None]
@@ -54,3 +55,17 @@ def note(outcome: Outcome) -> None:
 def noted() -> Outcome | None:
     """What has been noted."""
     return _noted
+
+
+def failure(raised: BaseException | None = None) -> int | None:
+    """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
+
+    Parameters
+    ----------
+    raised : BaseException, optional
+        What the function of `execute` has raised: the script may have caught it since, but hardly a SystemExit.
+    """
+    # what nobody has caught; Python does not set it for a SystemExit
+    uncaught = raised if isinstance(raised, SystemExit) else getattr(sys, "last_value", None)
+    _, code = of_error(uncaught) if uncaught is not None else _noted or ("", None)
+    return code or None

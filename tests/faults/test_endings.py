@@ -189,6 +189,38 @@ def test_ending(mpirun: Mpi, form: str, row: Row) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "tracebacks"),
+    [("raise ValueError('of the function')", 1, 1), ("sys.exit(7)", 7, 0)],
+)
+@pytest.mark.parametrize("client", [0, 1])
+def test_function_that_fails_where_all_ranks_go_on(
+    mpirun: Mpi, line: str, code: int, tracebacks: int, client: int
+) -> None:
+    """They would wait in MPI for the rank that has failed."""
+    body = f"def work():\n    mark()\n    {line}\n\nexecute(work, client_rank={client})\n"
+    job = start(
+        mpirun,
+        "execute",
+        body + "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nmark('passed')\n",
+        client=False,
+    )
+    says = (
+        f"rank {client} of 2 has failed (exit code {code})",
+        "other ranks have not ended; aborting the job",
+    )
+    end(mpirun, job, code, 12.0, says=says, tracebacks=tracebacks)
+    assert not (job.directory / "mark-passed").exists()
+
+
+def test_function_that_fails_where_all_ranks_end(mpirun: Mpi) -> None:
+    """Nobody waits for anybody: in order, at once."""
+    body = "def work():\n    mark()\n    raise ValueError('of the function')\n\nexecute(work)\n"
+    job = start(mpirun, "execute", body, client=False)
+    done = end(mpirun, job, 1, 5.0, tracebacks=1)
+    assert "aborting" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("line", "options"),
     [
         pytest.param("client.shutdown()\ntime.sleep(5)", {"layout": "exclusive"}, id="shutdown-exclusive"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,8 +34,8 @@ class Channels:
         self.left: list[str] = []
         self.agent = None
         self.flushed: list[float] = []
-        #: Seconds for which `free` waits for the other ranks, and for rank 0.
-        self.freed: tuple[float, ...] = ()
+        #: Seconds for which `free` waits for the other ranks, and for rank 0; and whether this one agrees.
+        self.freed: tuple[float | bool, ...] = ()
         self.mailbox = SimpleNamespace(
             flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail)
         )
@@ -43,8 +44,8 @@ class Channels:
         self.flushed.append(timeout)
         return True
 
-    def _free(self, *seconds: float) -> None:
-        self.freed = seconds
+    def _free(self, *seconds: float, agrees: bool) -> None:
+        self.freed = (*seconds, agrees)
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self.said.append((kind, payload))
@@ -119,8 +120,27 @@ def test_where_the_program_goes_on(word: str, freed: bool) -> None:
     """The communicator is freed where all ranks come to the same end."""
     rank, channels = member(mail(word), leave_open=True)
     assert rank.serve() == 0
-    assert channels.freed == ((3.0, 4.0) if freed else ())
+    assert channels.freed == ((3.0, 4.0, True) if freed else ())
     assert channels.flushed == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("has_client", [True, False])
+def test_a_signal_where_the_program_goes_on_is_raised_again(
+    has_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of another rank, in a job without a script; and the communicator stays, for the ends of the others."""
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    if has_client:
+        rank, channels = member([], mail("end"), leave_open=True)
+        rank.signals.got = (15, time.monotonic())
+    else:
+        heard = [mail("signal", 15, 1), [], mail("closed", (1, []), 1)]
+        rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
+    assert rank.serve() == 0
+    assert raised == [15]
+    assert rank.signals.given_back  # type: ignore[attr-defined]
+    assert channels.freed[-1] is False
 
 
 def test_a_stop_and_then_the_end() -> None:

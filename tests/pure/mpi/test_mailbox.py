@@ -145,3 +145,47 @@ def test_a_world_of_one_rank_needs_no_keys() -> None:
         "assert found == [], found\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("others_end", [False, True])
+def test_a_rank_that_has_failed_waits_for_the_ends_of_the_others(
+    rank: int,
+    failed: bool,
+    others_end: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aborts: list[int] = []
+    monkeypatch.setattr(module, "abort", aborts.append)
+    for name in ("FAILED_TIMEOUT", "LAST_MESSAGES_TIMEOUT", "ANSWER_TIMEOUT", "FAILED_GRACE"):
+        monkeypatch.setattr(module, name, 0.1)
+    boxes = mailboxes(2)
+    one, other = boxes[rank], boxes[1 - rank]
+    if failed:
+        one.failure = lambda: 7
+    ends = [one, other] if others_end else [one]
+    for box in ends:
+        monkeypatch.setattr(box, "_may_call", lambda: True)
+    threads = [threading.Thread(target=box.close, args=(0.1,)) for box in ends[1:]]
+    for thread in threads:
+        thread.start()
+    one.close(0.1)
+    for thread in threads:
+        thread.join()
+    assert aborts == ([7] if failed and not others_end else [])
+    assert capsys.readouterr().err.count(f"rank {rank} of 2 has failed (exit code 7)") == len(aborts)
+
+
+def test_the_communicator_is_freed_where_all_agree() -> None:
+    for agree in (True, False):
+        boxes = mailboxes(2)
+        comms = [box._comm for box in boxes]
+        for box in boxes:
+            box._may_call = lambda: True  # type: ignore[method-assign]
+        free = threading.Thread(target=boxes[1].free, args=(0.0, 10.0), kwargs={"agrees": agree})
+        free.start()
+        boxes[0].free(10.0, 0.0, agrees=True)
+        free.join()
+        assert [comm.freed for comm in comms] == [agree, agree]

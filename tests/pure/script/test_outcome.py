@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.script import outcome
-from dask_gpu_mpi.script.outcome import note, noted, of_error, of_signal
+from dask_gpu_mpi.script.outcome import failure, note, noted, of_error, of_signal
 
 
 @pytest.mark.parametrize(
@@ -37,3 +39,27 @@ def test_the_first_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None
     note(("a", 1))
     note(("b", 2))
     assert noted() == ("a", 1)
+
+
+@pytest.mark.parametrize(
+    ("raised", "uncaught", "signalled", "code"),
+    [
+        (None, None, False, None),
+        (None, None, True, 143),
+        (None, ValueError(), False, 1),
+        (ValueError(), None, False, None),  # the script has caught it
+        (ValueError(), KeyError(), False, 1),
+        (SystemExit(7), None, False, 7),
+        (SystemExit(), None, False, None),
+    ],
+)
+def test_whether_an_exception_ends_the_process(
+    raised: BaseException | None,
+    uncaught: BaseException | None,
+    signalled: bool,
+    code: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcome, "_noted", of_signal(15, 143) if signalled else None)
+    monkeypatch.setattr(sys, "last_value", uncaught, raising=False)
+    assert failure(raised) == code
