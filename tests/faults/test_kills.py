@@ -184,6 +184,50 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     end(mpirun, job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
 
 
+#: What scripts do of SIGTERM themselves.
+OWN = {
+    "exits": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwait = lambda: time.sleep(60)\n",
+    "notes": "signal.signal(signal.SIGTERM, lambda *_: mark('asked'))\nwait = lambda: wait_until(lambda: marked('asked'))\n",
+    "ignores": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait = lambda: time.sleep(60)\n",
+    "default": "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nwait = lambda: time.sleep(60)\n",
+    "asyncio": """
+import asyncio
+
+async def until_asked():
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    await asked.wait()
+
+wait = lambda: asyncio.run(until_asked())
+""",
+}
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_scheduler_of_a_script_that_handles_sigterm_itself(mpirun: Mpi, own: str) -> None:
+    """It is told by an exception, as any other; and does not end as if its time had run out, with code 0."""
+    body = (
+        OWN[own]
+        + """
+from dask_gpu_mpi import ClusterLostError
+atexit.register(mark, "atexit")
+target = client.run_on_scheduler(os.getpid)
+mark()
+os.kill(target, signal.SIGKILL)
+try:
+    wait()
+except ClusterLostError:
+    mark("told")
+    raise
+"""
+    )
+    job = start(mpirun, "initialize", body, options={"report": "report.json"})
+    end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
+    found = {path.name for path in job.directory.glob("mark-*")}
+    assert found == {"mark-up", "mark-end", "mark-told", "mark-atexit"}
+    assert "the cluster was lost" in (job.directory / "report.json").read_text()
+
+
 @pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])
 def test_scheduler_of_a_script_without_standard_error(mpirun: Mpi, close: str) -> None:
     body = f"{close}\nmark()\nos.kill(client.run_on_scheduler(os.getpid), signal.SIGKILL)\ntime.sleep(20)\n"
