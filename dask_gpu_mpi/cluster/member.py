@@ -130,11 +130,13 @@ class Member:
         elif self.ending.state.over:
             return  # all else that ends now was ordered to
         elif kind == Answer.WORKERS_ENDED:
-            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
-        elif kind == Answer.WORKER_FAILED:
-            say(
-                f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
-            )
+            failed = payload[0] or self._restarts.failed  # of an agent before this one
+            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))
+        elif kind == Answer.WORKER_ENDED:
+            name, why = payload
+            self._restarts.worker_ended(name, why)
+            if why is not None:
+                say(f"worker {name} on {self.joined.host} removed: {why}; continuing with the other workers")
         elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
             self._report_over(

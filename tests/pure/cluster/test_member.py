@@ -94,7 +94,7 @@ def member(
         options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
         environ=environ or {},
         host="h1",
-        start=SimpleNamespace(workers=("1",), is_client=is_client),
+        start=SimpleNamespace(workers=(SimpleNamespace(name="1"),), is_client=is_client),
         timeline=Timeline("rank"),
         hosts={0: "h1"},
         steps={},
@@ -352,12 +352,26 @@ def test_an_agent_that_fails(
 
 
 def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    rank, channels = member(of_agent("worker-failed", "1-0", "five deaths"), of_agent("workers-ended", True))
+    rank, channels = member(of_agent("worker-ended", "1-0", "five deaths"), of_agent("workers-ended", True))
     rank.pump(0.0)
     rank.pump(0.0)
     said = "dask_gpu_mpi: worker 1-0 on h1 removed: five deaths; continuing with the other workers\n"
     assert capsys.readouterr().err == said
     assert channels.said == [("workers-ended", (1, True))]
+
+
+def test_an_agent_whose_workers_have_all_ended_is_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were removed, or retired: another agent would bring them back."""
+    rank, channels = member(
+        of_agent("worker-ended", "1", None),
+        of_agent("workers-ended", False),
+        of_agent("agent-lost", "x", False),
+    )
+    for _ in range(3):
+        rank.pump(0.0)
+    assert rank._restarts.due is None
+    assert capsys.readouterr().err == ""
+    assert channels.said == [("workers-ended", (1, False))]
 
 
 @pytest.mark.parametrize(("code", "lost"), [(0, None), (9, "the scheduler's process ended (exit code 9)")])
