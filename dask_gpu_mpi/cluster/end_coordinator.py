@@ -44,6 +44,8 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
+        #: What the script exits with.
+        self._code = 0
         directory = joined.options.log_directory
         # absolute: the script may change to another directory
         self._mark = None if directory is None else Path(directory, "ended").absolute()
@@ -53,7 +55,9 @@ class EndCoordinator:
 
     # -- the decision -------------------------------------------------------------------------------------------
 
-    def end_cluster(self, *, final: bool, lost: str | None = None, signal: int | None = None) -> None:
+    def end_cluster(
+        self, *, final: bool, lost: str | None = None, signal: int | None = None, code: int = 0
+    ) -> None:
         """End the cluster on all ranks, unless it is over.
 
         Parameters
@@ -64,8 +68,11 @@ class EndCoordinator:
             How the cluster was lost.
         signal : int, optional
             The signal that ends the job.
+        code : int
+            What the script exits with, as far as that is known.
         """
         ending = self._ending
+        self._code = self._code or code
         if lost is not None and not ending.state.over:
             ending.lost = lost
             say(
@@ -88,8 +95,8 @@ class EndCoordinator:
             self._closed.add(rank)
             self._joined.steps.setdefault(rank, []).extend(steps)
         elif kind == EndKind.OVER:
-            final, lost = payload
-            self.end_cluster(final=final, lost=lost)
+            final, lost, code = payload
+            self.end_cluster(final=final, lost=lost, code=code)
         elif kind == EndKind.WORKERS_ENDED:
             self._on_workers_ended(*payload)
         elif kind == EndKind.SIGNAL:
@@ -141,7 +148,7 @@ class EndCoordinator:
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            abort(exit_codes.of_abort(self._ending.exit_code()))
+            abort(exit_codes.of_abort(self._ending.exit_code() or self._code))
         else:
             self.leave_mark()
 

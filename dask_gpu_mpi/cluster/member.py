@@ -157,8 +157,8 @@ class Member:
             self.channels.drop_agent(0.5)
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
-    def _report_over(self, lost: str | None, *, final: bool = False) -> None:
-        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost))
+    def _report_over(self, lost: str | None, *, final: bool = False, code: int = 0) -> None:
+        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost, code))
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -219,19 +219,21 @@ class Member:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def client_done(self, *, final: bool) -> None:
+    def client_done(self, *, final: bool, code: int = 0) -> None:
         """The script has ended, or closed its session: end the cluster everywhere.
 
         Parameters
         ----------
         final : bool
             False when the script continues without the cluster.
+        code : int
+            What it exits with, as far as that is known: for a job that has to be aborted.
         """
         ending = self.ending
         if self.coordinator is not None:
-            self.coordinator.end_cluster(final=final)
+            self.coordinator.end_cluster(final=final, code=code)
         elif self._is_awaited:  # else no rank waits for it any more
-            self._report_over(None, final=final)
+            self._report_over(None, final=final, code=code)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
         self.leave()

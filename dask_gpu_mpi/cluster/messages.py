@@ -28,7 +28,8 @@ class EndKind(StrEnum):
     BUSY = "busy"
     #: Every rank to rank 0: ``(rank, steps of its timeline)``, its workers have closed.
     CLOSED = "closed"
-    #: Any rank to rank 0: ``(final, lost)``, the cluster is over. `final`: the script has ended too; `lost`: how it was lost.
+    #: Any rank to rank 0: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the
+    #: cluster was lost; `code`: the script's exit code, as far as it is known.
     OVER = "over"
     #: Any rank to rank 0: ``(rank, failed)``, all its workers have ended by themselves; whether one of them failed.
     WORKERS_ENDED = "workers-ended"
@@ -43,7 +44,7 @@ PAYLOADS: Mapping[str, Any] = {
     EndKind.RELEASE: None,
     EndKind.BUSY: None,
     EndKind.CLOSED: tuple[int, list[Step]],
-    EndKind.OVER: tuple[bool, str | None],
+    EndKind.OVER: tuple[bool, str | None, int],
     EndKind.WORKERS_ENDED: tuple[int, bool],
     EndKind.SIGNAL: int,
 }

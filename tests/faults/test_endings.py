@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from clusters import ranks_of
 from faultjobs import FORMS, end, mark_time, start
 from harness import Mpi
 
@@ -233,6 +235,19 @@ def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str
     """The client is not on the first rank, and goes on for longer than any deadline of the cluster's end."""
     job = start(mpirun, "command", RESULT + f"{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
     end(mpirun, job, 7, 3.0)
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
+    """The job is aborted, with the code of the script: 75 is run again."""
+    body = "mark('ready')\nwait_until(lambda: marked('stopped'))\nmark()\nsys.exit(75)\n"
+    options = {"client_rank": client, "shutdown_timeout": 2}
+    job = start(mpirun, "command", body, 3, options=options)
+    mark_time(job, "ready")
+    os.kill(ranks_of(job)[2], signal.SIGSTOP)
+    (job.directory / "mark-stopped").touch()
+    says = ("no response from rank 2 of 3 at the end; aborting the job",)
+    end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 
 def test_quiet(mpirun: Mpi) -> None:

@@ -219,7 +219,7 @@ def test_rank_0_that_serves_writes_the_end_into_the_timeline(
 ) -> None:
     path = tmp_path / "timeline.json"
     closed = mail("closed", (1, [Step("rank", "close workers", 1.0, 2.0)]), 1)
-    over = mail("over", (True, None), 1)
+    over = mail("over", (True, None, 0), 1)
     rank, _ = member(over, [], closed, rank=0, leave_open=leave_open, has_client=has_client, timeline=path)
     assert rank.serve() == 0
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -243,7 +243,7 @@ def test_the_client_elsewhere_waits_for_rank_0(final: bool, word: str, state: St
     rank, channels = member([], mail(word), is_client=True)
     rank.client_done(final=final)
     assert rank.ending.state is state
-    assert channels.said[0] == ("over", (final, None))
+    assert channels.said[0] == ("over", (final, None, 0))
 
 
 def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
@@ -272,7 +272,7 @@ def test_nobody_listens_any_more() -> None:
 def test_a_lost_agent(has_scheduler: bool, taken: bool, said: str | None) -> None:
     rank, channels = member(of_agent("agent-lost", "killed", taken), has_scheduler=has_scheduler)
     rank.pump(0.0)
-    assert channels.said == ([] if said is None else [("over", (False, said))])
+    assert channels.said == ([] if said is None else [("over", (False, said, 0))])
     assert (rank._restarts.due is not None) is (said is None)
     assert rank.descriptors_lost is taken
 
@@ -311,13 +311,13 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
         return found + (channels.heard.pop(0) if channels.heard else [])
 
     monkeypatch.setattr(channels, "events", events)
-    channels.heard.append(mail("over", (False, None), 1))
+    channels.heard.append(mail("over", (False, None, 0), 1))
     rank.pump(0.0)
     rank.pump(0.0)
     rank.leave()
     assert rank.ending.state is State.STOPPED_AND_CLOSED
     assert aborts == []
-    channels.heard.append(mail("over", (True, None), 1))
+    channels.heard.append(mail("over", (True, None, 0), 1))
     rank.pump(0.0)
     if answers:
         channels.heard += [[], mail("closed", (1, []), 1)]
@@ -378,4 +378,4 @@ def test_an_agent_whose_workers_have_all_ended_is_not_missed(capsys: pytest.Capt
 def test_the_schedulers_end(code: int, lost: str | None) -> None:
     rank, channels = member(of_agent("scheduler-ended", code))
     rank.pump(0.0)
-    assert channels.said == [("over", (False, lost))]
+    assert channels.said == [("over", (False, lost, 0))]

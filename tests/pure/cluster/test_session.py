@@ -32,7 +32,7 @@ class Member:
         self.ending = Ending()
         self.done: list[bool] = []
 
-    def client_done(self, *, final: bool) -> None:
+    def client_done(self, *, final: bool, code: int = 0) -> None:
         self.done.append(final)
 
     def pump(self, timeout: float) -> None:
@@ -193,7 +193,7 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     codes: list[str] = []
     monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
     monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
-    monkeypatch.setattr(member, "client_done", lambda final: 1 / 0)
+    monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
     make(member)._finish()
     assert codes == ["abort 1", "exit 1"]
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
