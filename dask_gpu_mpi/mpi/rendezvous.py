@@ -205,16 +205,25 @@ class Rendezvous:
 
     def _timed_out(self) -> StartupError:
         if self._rank:
-            missing = [0]
+            missing = [] if self.channels else [0]
             beside = {rank: (self._host, state) for rank, state in neighbours(os.getpid()).items()}
             came: Mapping[int, str] = {}
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
             beside, came = self._beside, self.hosts
-        return _fatal(
-            missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts()),
-            reported=self._rank > 1,
-        )
+        # All have come, and MPI waits all the same: for one that has been stopped since, perhaps.
+        missing = missing or [
+            rank for rank in range(self._size) if beside.get(rank, ("", ""))[1] == "stopped"
+        ]
+        if not missing:
+            text = (
+                f"all ranks responded, but MPI has not duplicated their communicator before {self._deadline_name}. Fix: check "
+                "that each node reaches each other over MPI's network, and that no rank is stopped"
+            )
+        else:
+            came = {rank: host for rank, host in came.items() if rank not in missing}
+            text = missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts())
+        return _fatal(text, reported=self._rank > 1)
 
 
 def _fatal(text: str, *, reported: bool = False) -> StartupError:
