@@ -152,13 +152,15 @@ class Session:
         """End the cluster; the script continues. May be called again."""
         if not self.closed:
             self._use = _Use.CLOSED
-            self._monitor.stop()
-            self._begin_report(fetch=True)
-            close_clients(self.address)
             final = self._member.leave_open
-            self._member.client_done(final=final)
-            self._finish_report()
-            self._give_back()
+            # From the last to the first, each whatever those before it raise: a Ctrl-C, for example.
+            with contextlib.ExitStack() as steps:
+                steps.callback(self._give_back)
+                steps.callback(self._finish_report)
+                steps.callback(self._member.client_done, final=final)
+                steps.callback(close_clients, self.address)
+                steps.callback(self._begin_report, fetch=True)
+                self._monitor.stop()
             if final:
                 self._use = _Use.ENDED
                 self._over()

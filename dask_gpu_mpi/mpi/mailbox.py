@@ -107,14 +107,19 @@ class Mailbox:
         self._closed = False
         self._thread = threading.get_ident()
         self._owner = os.getpid()
+        #: Held while messages are handed to MPI, sealed in that order: the monitor may still be there when the script ends.
+        self._sending = threading.RLock()
         #: None: there are no other ranks, or it is freed.
         self._comm: Any = None
         self._wire: Wire | None = None
+        #: That of the first messages, on the caller's communicator.
+        self._first_wire: Wire | None = None
         self._channels: dict[int, Channel] = {}
         if self.size == 1:
             return
         rendezvous = Rendezvous(comm, host, deadline, deadline_name, interrupted, self._drops)
         self._comm = rendezvous.duplicate()
+        self._first_wire = rendezvous.wire
         self._wire = Wire(self._comm, _TAG, self._drops)
         self._channels = rendezvous.channels
         self.hosts = rendezvous.hosts
@@ -139,8 +144,7 @@ class Mailbox:
             self._payload_type(kind)
             self._self.append(Mail(rank, kind, payload))
             return
-        self._later.append((rank, self._encode(kind, payload)))
-        self._dispatch()
+        self._dispatch((rank, self._encode(kind, payload)))
 
     def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
         """Post the same message to every other rank (and to this one, if asked)."""
@@ -148,8 +152,7 @@ class Mailbox:
             self.send(self.rank, kind, payload)
         if self.size > 1:
             data = self._encode(kind, payload)
-            self._later += [(rank, data) for rank in range(self.size) if rank != self.rank]
-            self._dispatch()
+            self._dispatch(*((rank, data) for rank in range(self.size) if rank != self.rank))
 
     def receive(self) -> list[Mail]:
         """Every message that is here now."""
@@ -226,6 +229,9 @@ class Mailbox:
         while not come.keys() >= others and time.monotonic() < limit:
             self.receive()
             time.sleep(0.002)
+        if self._first_wire is not None:
+            # A rank that met the others after the deadline has sent rank 0 more than its key.
+            self._first_wire.receive()
         all_agree = agrees and come.keys() >= others and all(come.values())
         if self.rank == 0:
             self.send_all(kind, all_agree)
@@ -282,13 +288,15 @@ class Mailbox:
         kind, payload = from_plain(tuple[str, Any], unpack(data))
         return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, *messages: tuple[int, bytes]) -> None:
         """Hand to MPI what waits to be sent: here it is sealed, since that is the order in which it is received."""
-        if self._wire is None or not self._may_call():
-            return
-        waiting, self._later = self._later, []
-        for rank, data in waiting:
-            self._wire.send(rank, self._channels[rank].seal(data))
+        with self._sending:
+            self._later += messages
+            if self._wire is None or not self._may_call():
+                return
+            waiting, self._later = self._later, []
+            for rank, data in waiting:
+                self._wire.send(rank, self._channels[rank].seal(data))
 
     def _post(self) -> bool:
         """Let messages leave; whether all have."""
@@ -297,4 +305,5 @@ class Mailbox:
         if not self._may_call():
             return not self._later and not self._wire.leaving
         self._dispatch()
-        return self._wire.has_sent()
+        with self._sending:
+            return self._wire.has_sent()

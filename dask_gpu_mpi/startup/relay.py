@@ -33,7 +33,7 @@ class SchedulerStart:
         #: Dask configuration with the credentials; None: the scheduler is not this rank's to start.
         self._config: dict[str, Any] | None = None
         #: Of the job's dashboard.
-        self._token = make_token()
+        self._token = ""
         #: Path and scheduler id of the scheduler file, once it is written.
         self.file: tuple[str, str] | None = None
 
@@ -44,7 +44,7 @@ class SchedulerStart:
 
     def start(self, listen: str, config: dict[str, Any], device: str, facts: JobFacts) -> None:
         """Have the agent start it."""
-        self._config = config
+        self._config, self._token = config, make_token()
         self._channels.order(
             Order.START_SCHEDULER,
             scheduler_settings(self._options, listen, config, device, self._token, facts),

@@ -173,7 +173,7 @@ send_key = Rendezvous._send_key
 
 def stops(self, states):
     send_key(self, states)
-    while not self._wire.has_sent():
+    while not self.wire.has_sent():
         pass
     {line}
 

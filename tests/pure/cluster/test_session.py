@@ -117,6 +117,23 @@ def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregi
     assert unregistered == [session._finish]
 
 
+@pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
+def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
+    part: str, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    session = make(member)
+    monkeypatch.setattr(session, part, interrupted)
+    taken: list[bool] = []
+    settings: Any = SimpleNamespace(take_back=lambda: taken.append(True))
+    session._settings = settings
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert (member.done, taken) == ([False], [True])
+
+
 def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
     session = make(member)
     pid = os.fork()

@@ -13,6 +13,7 @@ import pytest
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, pack
 from dask_gpu_mpi.mpi import mailbox as module
+from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.mpi.sealing import KeyPair
@@ -189,3 +190,43 @@ def test_the_communicator_is_freed_where_all_agree() -> None:
         boxes[0].free(10.0, 0.0, agrees=True)
         free.join()
         assert [comm.freed for comm in comms] == [agree, agree]
+
+
+def test_what_a_late_rank_has_sent_besides_its_key_is_received_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MPICH complains of it in MPI_Finalize."""
+    monkeypatch.setattr(module, "ANSWER_TIMEOUT", 0.1)
+    zero, _ = mailboxes(2)
+    monkeypatch.setattr(zero, "_may_call", lambda: True)
+    assert zero._first_wire is not None
+    late = zero._first_wire._comm.post(0, 1, b"the states of others", rendezvous._TAG)
+    zero.close(0.1)
+    assert late.received
+
+
+def test_two_threads_do_not_seal_at_once() -> None:
+    """Two messages with one number: the second would be dropped."""
+    zero, one = mailboxes(2)
+    one._may_call = lambda: True  # type: ignore[method-assign]
+    channel = one._channels[0]
+    seal, inside, most = channel.seal, 0, 0
+
+    def slow(data: bytes) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)  # lets another thread run
+        inside -= 1
+        return seal(data)
+
+    channel.seal = slow  # type: ignore[method-assign]
+    threads = [
+        threading.Thread(target=lambda: [one.send(0, "text", "a") for _ in range(20)]) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(zero.receive()) == 60
+    assert most == 1
