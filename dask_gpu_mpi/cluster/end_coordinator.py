@@ -44,8 +44,6 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        #: What the script exits with.
-        self._code = 0
         directory = joined.options.log_directory
         # absolute: the script may change to another directory
         self._mark = None if directory is None else Path(directory, "ended").absolute()
@@ -72,7 +70,6 @@ class EndCoordinator:
             What the script exits with, as far as that is known.
         """
         ending = self._ending
-        self._code = self._code or code
         if lost is not None and not ending.state.over:
             ending.lost = lost
             say(
@@ -81,8 +78,8 @@ class EndCoordinator:
             )
         if final or not self._has_client:
             if not ending.state.ended:
-                self._channels.mailbox.send_all(EndKind.END)
-                ending.signal = signal
+                self._channels.mailbox.send_all(EndKind.END, code)
+                ending.signal, ending.code = signal, code
                 ending.on(Cause.END)
         elif not ending.state.over:
             self._channels.mailbox.send_all(EndKind.STOP, lost)
@@ -148,7 +145,7 @@ class EndCoordinator:
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            abort(exit_codes.of_abort(self._ending.exit_code() or self._code))
+            abort(exit_codes.of_abort(self._ending.exit_code() or self._ending.code))
         else:
             self.leave_mark()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Answer
+from dask_gpu_mpi.base.signal_actions import is_ours
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
@@ -111,6 +112,7 @@ class Member:
             if self.joined.start.is_client:
                 self.ending.lost = payload  # for the script; rank 0 has printed it
         elif kind == EndKind.END:
+            self.ending.code = payload
             self.ending.on(Cause.END)
         elif kind == EndKind.RELEASE:
             self._closing.release()
@@ -201,6 +203,8 @@ class Member:
             return ending.exit_code(None if signals.got is None else signals.got[0])
         if number is not None:
             # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.
+            if ending.code and is_ours(number):
+                raise SystemExit(ending.code)  # as the script: 75 after its checkpoint
             signal.raise_signal(number)
         return 0
 
@@ -264,7 +268,9 @@ class Member:
         if not self.leave_open:
             return
         mailbox = self.channels.mailbox
-        mailbox.failure = functools.partial(outcome.failure, sys.exception())
+        raised = sys.exception()
+        exits = outcome.of_error(raised)[1] if isinstance(raised, SystemExit) else None
+        mailbox.failure = functools.partial(outcome.failure, exits)
         if self.ending.state in (State.ENDING, State.CLOSED):
             patience = self.joined.options.shutdown_timeout + FREE_TIMEOUT
             mailbox.free(FREE_TIMEOUT, patience, agrees=not failed)

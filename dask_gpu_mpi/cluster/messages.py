@@ -20,7 +20,7 @@ class EndKind(StrEnum):
 
     #: Rank 0 to all: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
     STOP = "stop"
-    #: Rank 0 to all: the job ends.
+    #: Rank 0 to all: the job ends. What the script has exited with, as far as that is known.
     END = "end"
     #: Rank 0 to the scheduler's rank: all workers have closed, the scheduler may close.
     RELEASE = "release"
@@ -40,7 +40,7 @@ class EndKind(StrEnum):
 #: The type of what each kind carries.
 PAYLOADS: Mapping[str, Any] = {
     EndKind.STOP: str | None,
-    EndKind.END: None,
+    EndKind.END: int,
     EndKind.RELEASE: None,
     EndKind.BUSY: None,
     EndKind.CLOSED: tuple[int, list[Step]],

@@ -162,9 +162,8 @@ class Mailbox:
         self._post()
         for source, data in self._wire.receive():
             for mail in self._open(source, data):
-                if (
-                    mail.kind in self._exchanged
-                ):  # for `free` or `close`, and it may come before this rank is there
+                if mail.kind in self._exchanged:
+                    # For `free` or `close`, and it may come before this rank is there.
                     self._exchanged[mail.kind][source] = mail.payload
                 else:
                     mails.append(mail)
@@ -229,10 +228,11 @@ class Mailbox:
         while not come.keys() >= others and time.monotonic() < limit:
             self.receive()
             time.sleep(0.002)
-        if self._first_wire is not None:
+        complete = come.keys() >= others
+        if complete and self._first_wire is not None:
             # A rank that met the others after the deadline has sent rank 0 more than its key.
             self._first_wire.receive()
-        all_agree = agrees and come.keys() >= others and all(come.values())
+        all_agree = complete and agrees and all(come.values())
         if self.rank == 0:
             self.send_all(kind, all_agree)
         self.flush(max(ANSWER_TIMEOUT, limit - time.monotonic()))

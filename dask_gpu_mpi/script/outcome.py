@@ -57,15 +57,16 @@ def noted() -> Outcome | None:
     return _noted
 
 
-def failure(raised: BaseException | None = None) -> int | None:
+def failure(exits: int | None = None) -> int | None:
     """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
 
     Parameters
     ----------
-    raised : BaseException, optional
-        What the function of `execute` has raised: the script may have caught it since, but hardly a SystemExit.
+    exits : int, optional
+        Code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught since.
     """
-    # what nobody has caught; Python does not set it for a SystemExit
-    uncaught = raised if isinstance(raised, SystemExit) else getattr(sys, "last_value", None)
-    _, code = of_error(uncaught) if uncaught is not None else _noted or ("", None)
-    return code or None
+    if exits is None:
+        # Python does not set it for a SystemExit.
+        uncaught = getattr(sys, "last_value", None)
+        _, exits = of_error(uncaught) if uncaught is not None else _noted or ("", None)
+    return exits or None

@@ -313,7 +313,7 @@ def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -
     """
     cls, method = {
         "ends": ("cluster.member.Member", "client_done"),
-        "parts": ("mpi.mailbox.Mailbox", "_exchange_last"),
+        "parts": ("mpi.mailbox.Mailbox", "_exchange"),
     }[when]
     before = f"""
 import dask_gpu_mpi.cluster.member, dask_gpu_mpi.mpi.mailbox

@@ -14,6 +14,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.cluster import end_coordinator
+from dask_gpu_mpi.cluster import member as member_module
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
@@ -107,7 +108,7 @@ def member(
 
 
 def test_a_rank_that_serves_until_the_end() -> None:
-    rank, channels = member(mail("end"))
+    rank, channels = member(mail("end", 0))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED
     assert ("closed", (1, [])) in channels.said
@@ -132,7 +133,7 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
     raised: list[int] = []
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     if has_client:
-        rank, channels = member([], mail("end"), leave_open=True)
+        rank, channels = member([], mail("end", 0), leave_open=True)
         rank.signals.got = (15, time.monotonic())
     else:
         heard = [mail("signal", 15, 1), [], mail("closed", (1, []), 1)]
@@ -143,8 +144,18 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
     assert channels.freed[-1] is False
 
 
+def test_a_signal_where_the_script_has_written_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks end with its code, where a launcher makes one of those of all."""
+    monkeypatch.setattr(member_module, "is_ours", lambda number: True)
+    rank, _ = member([], mail("end", 75), leave_open=True)
+    rank.signals.got = (15, time.monotonic())
+    with pytest.raises(SystemExit) as ended:
+        rank.serve()
+    assert ended.value.code == 75
+
+
 def test_a_stop_and_then_the_end() -> None:
-    rank, _ = member(mail("stop", "the scheduler"), [], mail("end"))
+    rank, _ = member(mail("stop", "the scheduler"), [], mail("end", 0))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED_AFTER_STOP
     assert rank.ending.lost is None  # the client says it
@@ -165,7 +176,7 @@ def test_a_signal_while_nobody_answers() -> None:
 
 def test_a_signal_while_the_script_is_busy() -> None:
     """Its `finally` runs: the end is told."""
-    rank, _ = member(mail("busy"), [], [], mail("end"))
+    rank, _ = member(mail("busy"), [], [], mail("end", 0))
     rank.signals.got = (15, time.monotonic() - TERM_GRACE - 1)
     assert rank.serve() == 0
 
@@ -180,11 +191,11 @@ def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool
     channels.heard.append([])
     channels.heard.append(mail("closed", (1, []), 1))
     assert rank.serve() == 130
-    assert ("end",) in channels.said
+    assert ("end", 0) in channels.said
 
 
 def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
-    rank, channels = member([], [], [], mail("end"))
+    rank, channels = member([], [], [], mail("end", 0))
     rank.signals.got = (15, time.monotonic() - TERM_GRACE + 0.5)
     assert rank.serve() == 0
     assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]

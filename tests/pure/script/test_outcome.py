@@ -42,19 +42,17 @@ def test_the_first_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    ("raised", "uncaught", "signalled", "code"),
+    ("exits", "uncaught", "signalled", "code"),
     [
         (None, None, False, None),
         (None, None, True, 143),
         (None, ValueError(), False, 1),
-        (ValueError(), None, False, None),  # the script has caught it
-        (ValueError(), KeyError(), False, 1),
-        (SystemExit(7), None, False, 7),
-        (SystemExit(), None, False, None),
+        (7, None, False, 7),
+        (0, None, False, None),
     ],
 )
 def test_whether_an_exception_ends_the_process(
-    raised: BaseException | None,
+    exits: int | None,
     uncaught: BaseException | None,
     signalled: bool,
     code: int | None,
@@ -62,4 +60,4 @@ def test_whether_an_exception_ends_the_process(
 ) -> None:
     monkeypatch.setattr(outcome, "_noted", of_signal(15, 143) if signalled else None)
     monkeypatch.setattr(sys, "last_value", uncaught, raising=False)
-    assert failure(raised) == code
+    assert failure(exits) == code
