@@ -201,6 +201,22 @@ def test_signal_where_all_ranks_go_on(mpirun: Mpi, form: str, ranks: int, to: st
     assert done.stderr.count("other ranks have not ended; aborting") == (ranks == 3)
 
 
+def test_walltime_where_all_ranks_go_on(mpirun: Mpi) -> None:
+    """All ranks are sent the signal, and end with the code of the one that has written the checkpoint."""
+    body = GOES_ON["execute"].replace(
+        'mark("running")',
+        "from dask_gpu_mpi import current_session\n"
+        '    current_session().on_walltime(lambda: mark("checkpoint"))\n    mark("running")',
+    )
+    job = start(mpirun, "execute", body, client=False)
+    mark_time(job, "running")
+    fault = time.time()
+    for pid in ranks_of(job).values():
+        os.kill(pid, signal.SIGTERM)
+    end(mpirun, job, 75, 15, since=fault)
+    assert (job.directory / "mark-checkpoint").exists()
+
+
 @pytest.mark.parametrize("name", ["TERM", "INT"])
 def test_signal_to_execute_without_a_function(mpirun: Mpi, name: str) -> None:
     job = start(mpirun, "execute", "execute()\nmark('afterwards')\n", None, client=False)
