@@ -74,6 +74,8 @@ def agent_of(name):
 _BEGIN = {
     "initialize": "from dask_gpu_mpi import initialize\nsession = CALL\n",
     "command": "from dask_gpu_mpi import current_session\nsession = current_session()\n",
+    # the body calls it; `client` is to be False
+    "execute": "from dask_gpu_mpi import execute\nfrom distributed import Client\n",
 }
 _CLIENT = "from distributed import Client\nclient = Client()\n"
 
@@ -138,7 +140,7 @@ def start(
     mpirun : Mpi
         The fixture.
     form : str
-        One of `FORMS`, or "bare": the command without a script.
+        One of `FORMS`, "execute" for a body that calls that, or "bare": the command without a script.
     body : str
         What the script does once the cluster is there; it may use `session` and `client`, `mark` and the other helpers.
     ranks : int or None
@@ -170,7 +172,7 @@ def start(
     )
     script = _folder(mpirun) / "script.py"
     script.write_text(text)
-    line = ["python", str(script)] if form == "initialize" else [*COMMAND, str(script)]
+    line = [*COMMAND, str(script)] if form == "command" else ["python", str(script)]
     return mpirun.start([*through, *line], ranks, **more)
 
 

@@ -53,8 +53,8 @@ class Answer(StrEnum):
     CLIENT = "client"
     #: Number of workers, steps of the timeline.
     READY = "ready"
-    #: Name, reason: its nanny will not restart it.
-    WORKER_FAILED = "worker-failed"
+    #: Name of one that has ended for good, and why its nanny does not restart it; None: in order, as one that is retired.
+    WORKER_ENDED = "worker-ended"
     #: Whether one of them has failed.
     WORKERS_ENDED = "workers-ended"
     #: Steps of the timeline.

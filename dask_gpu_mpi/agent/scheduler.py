@@ -10,6 +10,7 @@ import contextlib
 import errno
 import importlib
 import os
+import socket
 import time
 import warnings
 from collections.abc import Callable
@@ -156,8 +157,9 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     # the socket open that it could not bind, of which Python warns.
     warnings.filterwarnings("ignore", message="(?s)Port .* is already in use")
     warnings.filterwarnings("ignore", message=r"unclosed <socket.*laddr=\(.*, 0\b", category=ResourceWarning)
+    scheduler: Any = None
     try:
-        scheduler: Any = Scheduler(
+        scheduler = Scheduler(
             host=settings.host,
             port=settings.port,
             protocol=str(settings.protocol),
@@ -172,7 +174,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         watch.attach(scheduler)
         await scheduler
     except Exception as error:
-        pipe.send(_failure(error, settings))
+        # Its constructor listens for HTTP, and nowhere else.
+        pipe.send(_failure(error, settings, of_dashboard=scheduler is None))
         return 1
     if settings.gpu_by_default:
         from .default_workers import GpuByDefault
@@ -235,9 +238,20 @@ def _warn_of_end(config: dict[str, Any]) -> None:
         asyncio.get_running_loop().call_later(max(0.0, time_of_warning(*validity) - time.time()), say, text)
 
 
-def _failure(error: BaseException, settings: SchedulerSettings) -> tuple[Answer, str, int]:
+def _failure(
+    error: BaseException, settings: SchedulerSettings, *, of_dashboard: bool
+) -> tuple[Answer, str, int]:
     while error.__cause__ is not None:
         error = error.__cause__
+    no_address = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
+    if of_dashboard and no_address:
+        return (
+            Answer.FAILED,
+            f"dashboard_address (--dashboard-address): {settings.dashboard_address!r} is not on {socket.gethostname()}, where "
+            "the scheduler runs (expected an address of that node). Fix: leave the option out, or give the port alone "
+            "(':8787'), for all addresses of the node",
+            2,
+        )
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             Answer.FAILED,

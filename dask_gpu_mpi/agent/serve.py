@@ -85,7 +85,7 @@ class Agent:
         self._scheduler = SchedulerProcess(
             timeline, self._on_scheduler_end, lambda: self.answer(Answer.CLIENT)
         )
-        self._workers = Workers(configuration, scratch, timeline, self._on_worker_failed)
+        self._workers = Workers(configuration, scratch, timeline, self._on_worker_end)
 
     async def run(self, orders: list[Any]) -> None:
         """Carry out these orders and all that come, until the control pipe ends; then close everything within the grace."""
@@ -136,9 +136,9 @@ class Agent:
         if not self._stop.is_set():
             self.answer(Answer.SCHEDULER_ENDED, exit_code)
 
-    def _on_worker_failed(self, name: str | int, why: str) -> None:
+    def _on_worker_end(self, name: str | int, why: str | None) -> None:
         if not self._stop.is_set():
-            self.answer(Answer.WORKER_FAILED, name, why)
+            self.answer(Answer.WORKER_ENDED, name, why)
 
     def _on_control(self) -> None:
         orders: list[Any] = []

@@ -18,10 +18,22 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["NUMBERS", "Action", "Handler", "action_before", "install", "is_ours", "keep_in_children", "kept"]
+__all__ = [
+    "LOST",
+    "NUMBERS",
+    "Action",
+    "Handler",
+    "action_before",
+    "install",
+    "is_ours",
+    "keep_in_children",
+    "kept",
+]
 
+#: What a process sends itself when its cluster is lost: by default it has no effect, and hardly any program has a use for it.
+LOST = signal.SIGURG
 #: All signals that this package handles.
-NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, LOST)
 #: Bytes for a ``struct sigaction``: more than any system has (glibc: 152).
 _SIGACTION = 1024
 #: Seconds after which a signal that came during a fork is sent once more.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
@@ -29,10 +31,22 @@ class AgentRestarts:
         self.tried = 0
         #: When to restart it (``time.monotonic()``), if at all.
         self.due: float | None = None
+        #: Its workers that have ended for good, by name, and whether one of them has failed: another agent does not start them.
+        self._ended: set[str | int] = set()
+        self.failed = False
+
+    def worker_ended(self, name: str | int, why: str | None) -> None:
+        """A worker has ended for good: because it was retired (None), or has failed too often."""
+        self._ended.add(name)
+        self.failed |= why is not None
+
+    @property
+    def _workers(self) -> tuple[WorkerPlan, ...]:
+        return tuple(worker for worker in self._joined.start.workers if worker.name not in self._ended)
 
     def lost(self, text: str) -> None:
         """The agent has died, and its workers with it: start another, or remove this rank."""
-        if not self._joined.start.workers:
+        if not self._workers:
             return
         if self.tried == len(DELAYS):
             say(f"{text}; rank {self._channels.rank} removed, continuing with the other ranks")
@@ -62,4 +76,6 @@ class AgentRestarts:
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        start_workers(self._channels, self._joined.options, self._joined.start)
+        start_workers(
+            self._channels, self._joined.options, replace(self._joined.start, workers=self._workers)
+        )

@@ -53,7 +53,9 @@ class EndCoordinator:
 
     # -- the decision -------------------------------------------------------------------------------------------
 
-    def end_cluster(self, *, final: bool, lost: str | None = None, signal: int | None = None) -> None:
+    def end_cluster(
+        self, *, final: bool, lost: str | None = None, signal: int | None = None, code: int = 0
+    ) -> None:
         """End the cluster on all ranks, unless it is over.
 
         Parameters
@@ -64,6 +66,8 @@ class EndCoordinator:
             How the cluster was lost.
         signal : int, optional
             The signal that ends the job.
+        code : int
+            What the script exits with, as far as that is known.
         """
         ending = self._ending
         if lost is not None and not ending.state.over:
@@ -74,8 +78,8 @@ class EndCoordinator:
             )
         if final or not self._has_client:
             if not ending.state.ended:
-                self._channels.mailbox.send_all(EndKind.END)
-                ending.signal = signal
+                self._channels.mailbox.send_all(EndKind.END, code)
+                ending.signal, ending.code = signal, code
                 ending.on(Cause.END)
         elif not ending.state.over:
             self._channels.mailbox.send_all(EndKind.STOP, lost)
@@ -88,8 +92,8 @@ class EndCoordinator:
             self._closed.add(rank)
             self._joined.steps.setdefault(rank, []).extend(steps)
         elif kind == EndKind.OVER:
-            final, lost = payload
-            self.end_cluster(final=final, lost=lost)
+            final, lost, code = payload
+            self.end_cluster(final=final, lost=lost, code=code)
         elif kind == EndKind.WORKERS_ENDED:
             self._on_workers_ended(*payload)
         elif kind == EndKind.SIGNAL:
@@ -143,7 +147,7 @@ class EndCoordinator:
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            abort(exit_codes.of_abort(self._ending.exit_code()))
+            abort(exit_codes.of_abort(self._ending.exit_code() or self._ending.code))
         else:
             self.leave_mark()
 

@@ -90,6 +90,8 @@ class Ending:
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None
+        #: What the script has exited with, as far as that is known.
+        self.code = 0
 
     def on(self, event: Cause) -> None:
         """Go to the next state.

@@ -6,18 +6,22 @@ has ended by then.
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.agent.orders import Answer
+from dask_gpu_mpi.base.signal_actions import is_ours
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
-from dask_gpu_mpi.script import exit_codes
+from dask_gpu_mpi.script import exit_codes, outcome
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE
 from dask_gpu_mpi.startup.messages import COORDINATOR
@@ -110,6 +114,7 @@ class Member:
             if self.joined.start.is_client:
                 self.ending.lost = payload  # for the script; rank 0 has printed it
         elif kind == EndKind.END:
+            self.ending.code = payload
             self.ending.on(Cause.END)
         elif kind == EndKind.RELEASE:
             self._closing.release()
@@ -133,11 +138,13 @@ class Member:
         elif kind == Answer.CLIENT:
             self.channels.send(COORDINATOR, EndKind.CLIENT)
         elif kind == Answer.WORKERS_ENDED:
-            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, payload[0]))
-        elif kind == Answer.WORKER_FAILED:
-            say(
-                f"worker {payload[0]} on {self.joined.host} removed: {payload[1]}; continuing with the other workers"
-            )
+            failed = payload[0] or self._restarts.failed  # of an agent before this one
+            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))
+        elif kind == Answer.WORKER_ENDED:
+            name, why = payload
+            self._restarts.worker_ended(name, why)
+            if why is not None:
+                say(f"worker {name} on {self.joined.host} removed: {why}; continuing with the other workers")
         elif kind == Answer.SCHEDULER_ENDED:
             # Code 0: a client called shutdown().
             self._report_over(
@@ -158,8 +165,8 @@ class Member:
             self.channels.drop_agent(0.5)
             self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
 
-    def _report_over(self, lost: str | None, *, final: bool = False) -> None:
-        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost))
+    def _report_over(self, lost: str | None, *, final: bool = False, code: int = 0) -> None:
+        self.channels.send(COORDINATOR, EndKind.OVER, (final, lost, code))
 
     def launcher_gone(self) -> bool:
         """Whether the launcher that started this rank has died."""
@@ -182,24 +189,35 @@ class Member:
         """
         ending, signals = self.ending, self.signals
         try:
-            while not ending.state.ended:
+            while self._is_awaited:
                 self.pump(POLL_IDLE)
-                if ending.state.stopped:
+                if ending.state.stopped and not self.leave_open:
                     self.leave()  # the script continues, maybe for long
-                    if self.leave_open:
-                        return 0
                 if signals.got is not None and self._leaves_on(*signals.got):
                     break
                 if self.launcher_gone():
                     self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(exit_codes.FAILED)  # without a launcher MPI can't be left in an orderly way
             self.leave()
-            self._free_communicator()
+            number = signals.got[0] if signals.got is not None else ending.signal
+            self._free_communicator(failed=number is not None)
         finally:
             signals.give_back()
         if ending.lost is not None and not (self.leave_open and self._has_client):
             raise ClusterLostError(ending.lost, reported=True)
-        return ending.exit_code(None if signals.got is None else signals.got[0])
+        if not self.leave_open:
+            return ending.exit_code(None if signals.got is None else signals.got[0])
+        if number is not None:
+            # The program would continue as if nothing had happened, and wait in MPI for ranks that the signal has ended.
+            if ending.code and is_ours(number):
+                raise SystemExit(ending.code)  # as the script: 75 after its checkpoint
+            signal.raise_signal(number)
+        return 0
+
+    @property
+    def _is_awaited(self) -> bool:
+        """Whether rank 0 still has to report an end: a program that continues without the cluster hears of no second one."""
+        return not self.ending.state.ended and not (self.ending.state.stopped and self.leave_open)
 
     def _leaves_on(self, number: int, since: float) -> bool:
         """Report the signal to rank 0, which ends the job; True where this rank is to leave by itself, since nobody does."""
@@ -211,26 +229,26 @@ class Member:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def client_done(self, *, final: bool) -> None:
+    def client_done(self, *, final: bool, code: int = 0) -> None:
         """The script has ended, or closed its session: end the cluster everywhere.
 
         Parameters
         ----------
         final : bool
             False when the script continues without the cluster.
+        code : int
+            What it exits with, as far as that is known: for a job that has to be aborted.
         """
         ending = self.ending
         if self.coordinator is not None:
-            self.coordinator.end_cluster(final=final)
-        elif not ending.state.ended and not (
-            ending.state.stopped and self.leave_open
-        ):  # else no rank waits for it any more
-            self._report_over(None, final=final)
+            self.coordinator.end_cluster(final=final, code=code)
+        elif self._is_awaited:  # else no rank waits for it any more
+            self._report_over(None, final=final, code=code)
             limit = time.monotonic() + self.joined.options.shutdown_timeout
             self.pump_until(lambda: ending.state.ended if final else ending.state.over, limit)
         self.leave()
         if final:
-            self._free_communicator()
+            self._free_communicator(failed=sys.exception() is not None or outcome.failure() is not None)
 
     def leave(self) -> None:
         """Close what is open here, and let the last messages out."""
@@ -248,10 +266,20 @@ class Member:
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
-    def _free_communicator(self) -> None:
-        """The program continues without the cluster on all ranks: free what MPI holds for it."""
-        if self.leave_open and self.ending.state in (State.ENDING, State.CLOSED):
-            self.channels.mailbox.free(FREE_TIMEOUT, self.joined.options.shutdown_timeout + FREE_TIMEOUT)
+    def _free_communicator(self, *, failed: bool) -> None:
+        """The program continues without the cluster on all ranks: free what MPI holds for it.
+
+        Not where this rank has failed: then it ends perhaps, and needs to know whether the others do.
+        """
+        if not self.leave_open:
+            return
+        mailbox = self.channels.mailbox
+        raised = sys.exception()
+        exits = outcome.of_error(raised)[1] if isinstance(raised, SystemExit) else None
+        mailbox.failure = functools.partial(outcome.failure, exits)
+        if self.ending.state in (State.ENDING, State.CLOSED):
+            patience = self.joined.options.shutdown_timeout + FREE_TIMEOUT
+            mailbox.free(FREE_TIMEOUT, patience, agrees=not failed)
 
     def write_timeline(self) -> None:
         """On rank 0: write what it knows of the timeline, where the user wants it."""

@@ -20,7 +20,7 @@ class EndKind(StrEnum):
 
     #: Rank 0 to all: the cluster is over, the script continues. How the cluster was lost; None: it was closed.
     STOP = "stop"
-    #: Rank 0 to all: the job ends.
+    #: Rank 0 to all: the job ends. What the script has exited with, as far as that is known.
     END = "end"
     #: Rank 0 to the scheduler's rank: all workers have closed, the scheduler may close.
     RELEASE = "release"
@@ -30,7 +30,8 @@ class EndKind(StrEnum):
     CLIENT = "client"
     #: Every rank to rank 0: ``(rank, steps of its timeline)``, its workers have closed.
     CLOSED = "closed"
-    #: Any rank to rank 0: ``(final, lost)``, the cluster is over. `final`: the script has ended too; `lost`: how it was lost.
+    #: Any rank to rank 0: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the
+    #: cluster was lost; `code`: the script's exit code, as far as it is known.
     OVER = "over"
     #: Any rank to rank 0: ``(rank, failed)``, all its workers have ended by themselves; whether one of them failed.
     WORKERS_ENDED = "workers-ended"
@@ -41,12 +42,12 @@ class EndKind(StrEnum):
 #: The type of what each kind carries.
 PAYLOADS: Mapping[str, Any] = {
     EndKind.STOP: str | None,
-    EndKind.END: None,
+    EndKind.END: int,
     EndKind.RELEASE: None,
     EndKind.BUSY: None,
     EndKind.CLIENT: None,
     EndKind.CLOSED: tuple[int, list[Step]],
-    EndKind.OVER: tuple[bool, str | None],
+    EndKind.OVER: tuple[bool, str | None, int],
     EndKind.WORKERS_ENDED: tuple[int, bool],
     EndKind.SIGNAL: int,
 }

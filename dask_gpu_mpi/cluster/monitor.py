@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 
-from dask_gpu_mpi.base.signal_actions import is_ours
+from dask_gpu_mpi.base.signal_actions import LOST, is_ours
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
@@ -84,7 +84,9 @@ class Monitor:
     def _end_the_script(self) -> None:
         """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""
         silence_dask()
-        os.kill(os.getpid(), signal.SIGTERM)
+        lost = self._member.ending.lost is not None
+        # of SIGTERM the script may have a handler, which would end it as if its time had run out
+        os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
         if not self._leaving.wait(LOST_GRACE):
             say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
             self._member.channels.drop_agent(1.0)

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from dask_gpu_mpi.base.signal_actions import install
+from dask_gpu_mpi.base.signal_actions import LOST, Action, install, is_ours
 from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.mpi.signals import insist_on, python_ends
-from dask_gpu_mpi.script import excepthook, exit_codes
+from dask_gpu_mpi.script import excepthook, exit_codes, outcome
 from dask_gpu_mpi.script.run import run_script
 
-__all__ = ["handle_signal", "on_signal", "prepare"]
+__all__ = ["handle_loss", "handle_signal", "on_signal", "prepare"]
 
 
 def prepare(label: Callable[[], str | None]) -> None:
@@ -38,6 +38,22 @@ def handle_signal(number: int) -> None:
         install(number, on_signal)
 
 
+def handle_loss() -> None:
+    """Have a lost cluster end the script by an exception in the main thread, whatever the script does of SIGTERM."""
+    before = Action.now(LOST)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and (is_ours(LOST) or (before.handler is signal.SIG_DFL and not before.in_c)):
+        install(LOST, _on_loss)
+
+
+def _on_loss(number: int, frame: FrameType | None) -> None:
+    from .session import current_session
+
+    session = current_session()
+    if session is not None and session._member.ending.lost is not None:  # else somebody else has sent it
+        on_signal(number, frame)
+
+
 def on_signal(number: int, frame: FrameType | None) -> None:
     """End the script: SystemExit, or what its session raises."""
     # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
@@ -58,7 +74,9 @@ def on_signal(number: int, frame: FrameType | None) -> None:
             if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
                 insist_on(exit_codes.of_exception(error))
             raise
-    raise SystemExit(exit_codes.of_signal(number))
+    code = exit_codes.of_signal(number)
+    outcome.note(outcome.of_signal(number, code))
+    raise SystemExit(code)
 
 
 def _script_has_ended(frame: FrameType | None) -> bool:

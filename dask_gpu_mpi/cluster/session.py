@@ -154,14 +154,16 @@ class Session:
         """End the cluster; the script continues. May be called again."""
         if not self.closed:
             self._use = _Use.CLOSED
-            self._monitor.stop()
-            self._warn_if_unused()
-            self._begin_report(fetch=True)
-            close_clients(self.address)
             final = self._member.leave_open
-            self._member.client_done(final=final)
-            self._finish_report()
-            self._give_back()
+            # From the last to the first, each whatever those before it raise: a Ctrl-C, for example.
+            with contextlib.ExitStack() as steps:
+                steps.callback(self._give_back)
+                steps.callback(self._finish_report)
+                steps.callback(self._member.client_done, final=final)
+                steps.callback(close_clients, self.address)
+                steps.callback(self._begin_report, fetch=True)
+                steps.callback(self._warn_if_unused)
+                self._monitor.stop()
             if final:
                 self._use = _Use.ENDED
                 self._over()
@@ -410,7 +412,7 @@ class Session:
         self._silenced = silence_dask()
         self._begin_report(fetch=had_cluster)
         close_clients(self.address)
-        self._member.client_done(final=True)
+        self._member.client_done(final=True, code=self._outcome()[1] or 0)
         self._finish_report()
         self._over()
         if self._member.launcher_gone() or self._member.descriptors_lost:

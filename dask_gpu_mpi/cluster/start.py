@@ -164,6 +164,7 @@ def _open_session(session: Session, options: Options, signals: Signals) -> Sessi
         raise
     # Not before: what a signal raises ends the script, and the cluster with it, from here on.
     signals.give_back()
+    process_hooks.handle_loss()
     if options.walltime_signal is not None:
         process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
     session._member.joined.timeline.lap("open the session")

@@ -23,7 +23,7 @@ from .launchers import all_on_one_host
 from .loopback import closed_to_others
 from .openmpi import fewer_components
 
-__all__ = ["abort", "before_finalize", "load_mpi", "load_ucx_first"]
+__all__ = ["abort", "before_finalize", "check_threads", "load_mpi", "load_ucx_first"]
 
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
@@ -142,6 +142,29 @@ def _is_initialized(module: str | None) -> bool:
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(module).MPI_Initialized(ctypes.byref(flag))
     return bool(flag.value)
+
+
+def check_threads() -> None:
+    """Whether MPI allows calls of several threads, of which the script's rank in a job of several ranks has two.
+
+    One runs the script, which may use MPI itself; the other receives the messages of the other ranks meanwhile.
+
+    Raises
+    ------
+    InputError
+        It does not.
+    """
+    from mpi4py import MPI
+
+    provided = MPI.Query_thread()
+    if provided != MPI.THREAD_MULTIPLE:
+        names = ("SINGLE", "FUNNELED", "SERIALIZED")
+        name = next((name for name in names if getattr(MPI, f"THREAD_{name}") == provided), str(provided))
+        raise InputError(
+            f"MPI was initialized with MPI_THREAD_{name} (expected MPI_THREAD_MULTIPLE, for the messages of the other ranks "
+            "while the script runs). Fix: MPI.Init_thread() instead of MPI.Init(), no mpi4py.rc.threads and thread_level, "
+            "MPICH_MAX_THREAD_SAFETY=multiple (Cray), MV2_ENABLE_AFFINITY=0 (MVAPICH2)"
+        )
 
 
 def before_finalize(function: Callable[[], object]) -> None:

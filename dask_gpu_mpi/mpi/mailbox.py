@@ -19,9 +19,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.streams import say
 
 from .launcher_check import is_mpich_before_5
-from .library import before_finalize
+from .library import abort, before_finalize
 from .rendezvous import DEADLINE, Rendezvous
 from .sealing import Channel, ForeignMessageError
 from .signals import undisturbed
@@ -33,10 +34,15 @@ if TYPE_CHECKING:
 __all__ = ["Mail", "Mailbox"]
 
 _TAG = 7
-#: Kind of a rank's last message: whether the communicator may be freed, as far as the rank knows; rank 0's is the answer to all.
-_LAST = "last"
+#: Kinds of messages that all ranks exchange, each once. Every rank sends rank 0 whether it agrees; rank 0 answers whether all do.
+#: That the communicator is freed, where the program continues; and that the process ends, a rank's last message.
+_FREE, _LAST = "free", "last"
 #: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
 LAST_MESSAGES_TIMEOUT = 30.0
+#: The same for a rank that has failed: the others may be waiting for it in MPI, for ever.
+FAILED_TIMEOUT = 5.0
+#: Seconds after which a rank other than 0 reports that it has failed: rank 0 has the first word if it has failed as well.
+FAILED_GRACE = 0.5
 #: Seconds that the answer of rank 0 has to leave, also where a rank has let it wait until its timeout.
 ANSWER_TIMEOUT = 1.0
 
@@ -91,23 +97,29 @@ class Mailbox:
         self._self: list[Mail] = []
         #: What is not handed to MPI yet, by rank.
         self._later: list[tuple[int, bytes]] = []
-        self._payloads = {**payloads, _LAST: bool}
+        self._payloads = {**payloads, _FREE: bool, _LAST: bool}
         self._drops = DroppedMessages(f"rank {self.rank} on {host}")
-        #: Last messages that have come, by rank.
-        self._last: dict[int, bool] = {}
-        #: Whether this rank has sent its own.
-        self._has_sent_last = False
+        #: What has come of the messages that all exchange, by kind and rank.
+        self._exchanged: dict[str, dict[int, bool]] = {_FREE: {}, _LAST: {}}
+        #: Called at the end of this process: its exit code, where it has failed and the other ranks may wait for it in MPI; None:
+        #: they are to be waited for.
+        self.failure: Callable[[], int | None] = lambda: None
         self._closed = False
         self._thread = threading.get_ident()
         self._owner = os.getpid()
+        #: Held while messages are handed to MPI, sealed in that order: the monitor may still be there when the script ends.
+        self._sending = threading.RLock()
         #: None: there are no other ranks, or it is freed.
         self._comm: Any = None
         self._wire: Wire | None = None
+        #: That of the first messages, on the caller's communicator.
+        self._first_wire: Wire | None = None
         self._channels: dict[int, Channel] = {}
         if self.size == 1:
             return
         rendezvous = Rendezvous(comm, host, deadline, deadline_name, interrupted, self._drops)
         self._comm = rendezvous.duplicate()
+        self._first_wire = rendezvous.wire
         self._wire = Wire(self._comm, _TAG, self._drops)
         self._channels = rendezvous.channels
         self.hosts = rendezvous.hosts
@@ -132,8 +144,7 @@ class Mailbox:
             self._payload_type(kind)
             self._self.append(Mail(rank, kind, payload))
             return
-        self._later.append((rank, self._encode(kind, payload)))
-        self._dispatch()
+        self._dispatch((rank, self._encode(kind, payload)))
 
     def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
         """Post the same message to every other rank (and to this one, if asked)."""
@@ -141,8 +152,7 @@ class Mailbox:
             self.send(self.rank, kind, payload)
         if self.size > 1:
             data = self._encode(kind, payload)
-            self._later += [(rank, data) for rank in range(self.size) if rank != self.rank]
-            self._dispatch()
+            self._dispatch(*((rank, data) for rank in range(self.size) if rank != self.rank))
 
     def receive(self) -> list[Mail]:
         """Every message that is here now."""
@@ -152,8 +162,9 @@ class Mailbox:
         self._post()
         for source, data in self._wire.receive():
             for mail in self._open(source, data):
-                if mail.kind == _LAST:  # for `free` or `close`, and it may come before this rank is there
-                    self._last[source] = mail.payload
+                if mail.kind in self._exchanged:
+                    # For `free` or `close`, and it may come before this rank is there.
+                    self._exchanged[mail.kind][source] = mail.payload
                 else:
                     mails.append(mail)
         self._drops.report()
@@ -168,56 +179,64 @@ class Mailbox:
             time.sleep(0.002)
         return True
 
-    def free(self, timeout: float, patience: float) -> bool:
-        """Free the communicator, if all ranks come here within `timeout` seconds after rank 0; False: it stays.
+    def free(self, timeout: float, patience: float, *, agrees: bool) -> None:
+        """Free the communicator, if all ranks come here within `timeout` seconds after rank 0, and agree; else it stays.
 
         MPI's call takes all ranks, so rank 0 hears each first, and decides for all; the others wait at most `patience` seconds
         for that. What was on its way has been read by then, since a later communicator may get this one's number.
         """
-        if self._has_sent_last or not self._may_call():
-            return False
-        free = self._exchange_last(timeout if self.rank == 0 else patience, may_free=True)
-        if free:
+        if self._may_call() and self._exchange(_FREE, timeout if self.rank == 0 else patience, agrees=agrees):
             comm, self._comm = self._comm, None
             comm.Free()
             atexit.unregister(self.close)
-        return free
 
     def close(self, timeout: float = LAST_MESSAGES_TIMEOUT) -> None:
         """Receive what is still on its way, at the end of this process: MPI libraries complain of what nobody has received.
 
-        May be called again.
+        Abort the job where this rank has failed (`failure`), and the others do not end as well. May be called again.
         """
         if self._closed or not self._may_call():
             return
         self._closed = True
         from mpi4py import MPI
 
-        if is_mpich_before_5(MPI.Get_library_version()):
-            # With 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
-            return
+        code = self.failure()
         with undisturbed():
-            self._exchange_last(timeout, may_free=False)
+            # With MPICH 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
+            ended = not is_mpich_before_5(MPI.Get_library_version()) and self._exchange(
+                _LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True
+            )
+            if code is not None and not ended:
+                time.sleep(FAILED_GRACE if self.rank else 0.0)
+                say(
+                    f"error: rank {self.rank} of {self.size} has failed (exit code {code}), and other ranks have not ended; "
+                    "aborting the job. Fix: catch the exception on that rank, if all are to continue"
+                )
+                abort(code)
 
-    def _exchange_last(self, timeout: float, *, may_free: bool) -> bool:
-        """Send this rank's last message, once, and wait for those to it; whether all ranks free the communicator.
+    def _exchange(self, kind: str, timeout: float, *, agrees: bool) -> bool:
+        """Send this rank's message of that kind, and wait for those to it; whether all ranks have come, and agree.
 
         All messages are to rank 0 or from it, and those of one rank come in the order in which they were sent: behind its last
         one there are no more. Rank 0 answers when it has those of all, or at its timeout.
         """
         limit = time.monotonic() + timeout
         others = set(range(1, self.size)) if self.rank == 0 else {0}
-        is_first, self._has_sent_last = not self._has_sent_last, True
-        if is_first and self.rank != 0:
-            self.send(0, _LAST, may_free)
-        while not self._last.keys() >= others and time.monotonic() < limit:
+        come = self._exchanged[kind]
+        if self.rank != 0:
+            self.send(0, kind, agrees)
+        while not come.keys() >= others and time.monotonic() < limit:
             self.receive()
             time.sleep(0.002)
-        free = may_free and self._last.keys() >= others and all(self._last.values())
-        if is_first and self.rank == 0:
-            self.send_all(_LAST, free)
+        complete = come.keys() >= others
+        if complete and self._first_wire is not None:
+            # A rank that met the others after the deadline has sent rank 0 more than its key.
+            self._first_wire.receive()
+        all_agree = complete and agrees and all(come.values())
+        if self.rank == 0:
+            self.send_all(kind, all_agree)
         self.flush(max(ANSWER_TIMEOUT, limit - time.monotonic()))
-        return free
+        return all_agree
 
     def _may_call(self) -> bool:
         """Whether there is somebody to talk to, and MPI allows a call here and now.
@@ -269,13 +288,15 @@ class Mailbox:
         kind, payload = from_plain(tuple[str, Any], unpack(data))
         return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 
-    def _dispatch(self) -> None:
+    def _dispatch(self, *messages: tuple[int, bytes]) -> None:
         """Hand to MPI what waits to be sent: here it is sealed, since that is the order in which it is received."""
-        if self._wire is None or not self._may_call():
-            return
-        waiting, self._later = self._later, []
-        for rank, data in waiting:
-            self._wire.send(rank, self._channels[rank].seal(data))
+        with self._sending:
+            self._later += messages
+            if self._wire is None or not self._may_call():
+                return
+            waiting, self._later = self._later, []
+            for rank, data in waiting:
+                self._wire.send(rank, self._channels[rank].seal(data))
 
     def _post(self) -> bool:
         """Let messages leave; whether all have."""
@@ -284,4 +305,5 @@ class Mailbox:
         if not self._may_call():
             return not self._later and not self._wire.leaving
         self._dispatch()
-        return self._wire.has_sent()
+        with self._sending:
+            return self._wire.has_sent()

@@ -96,7 +96,8 @@ class Rendezvous:
         self._deadline_name = deadline_name
         self._interrupted = interrupted
         self._drops = drops
-        self._wire = Wire(comm, _TAG, drops, largest=LARGEST)
+        #: Of the messages of the meeting.
+        self.wire = Wire(comm, _TAG, drops, largest=LARGEST)
         self._keys = KeyPair()
         #: Public key of each rank with which this one has a channel.
         self._known: dict[int, bytes] = {}
@@ -133,10 +134,10 @@ class Rendezvous:
         late = False
         while True:
             done = request.Test()
-            for source, data in self._wire.receive():
+            for source, data in self.wire.receive():
                 self._on_message(source, data)
             self._drops.report()
-            if done and self._wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
+            if done and self.wire.has_sent() and len(self.channels) == (1 if self._rank else self._size - 1):
                 return duplicate
             now = time.monotonic()
             self._raise_if_interrupted()
@@ -151,7 +152,7 @@ class Rendezvous:
 
     def _send_key(self, neighbour_states: Mapping[int, str]) -> None:
         sent = RankKey(self._host, self._keys.public, dict(neighbour_states))
-        self._wire.send(0, pack(to_plain(RankKey, sent)))
+        self.wire.send(0, pack(to_plain(RankKey, sent)))
 
     def _on_message(self, source: int, data: bytearray) -> None:
         """The key of a rank, or more of what it sees; what else there is, a stranger has sent."""
@@ -169,7 +170,7 @@ class Rendezvous:
     def _on_key(self, source: int, sent: RankKey) -> None:
         if self._is_new(source, sent.key):
             self.hosts[source] = sent.host
-            self._wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
+            self.wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
         self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
 
     def _is_new(self, source: int, key: bytes) -> bool:
@@ -205,16 +206,25 @@ class Rendezvous:
 
     def _timed_out(self) -> StartupError:
         if self._rank:
-            missing = [0]
+            missing = [] if self.channels else [0]
             beside = {rank: (self._host, state) for rank, state in neighbours(os.getpid()).items()}
             came: Mapping[int, str] = {}
         else:
             missing = [rank for rank in range(self._size) if rank not in self.hosts]
             beside, came = self._beside, self.hosts
-        return _fatal(
-            missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts()),
-            reported=self._rank > 1,
-        )
+        # All have come, and MPI waits all the same: for one that has been stopped since, perhaps.
+        missing = missing or [
+            rank for rank in range(self._size) if beside.get(rank, ("", ""))[1] == "stopped"
+        ]
+        if not missing:
+            text = (
+                f"all ranks responded, but MPI has not duplicated their communicator before {self._deadline_name}. Fix: check "
+                "that each node reaches each other over MPI's network, and that no rank is stopped"
+            )
+        else:
+            came = {rank: host for rank, host in came.items() if rank not in missing}
+            text = missing_ranks(missing, self._size, self._deadline_name, beside, came, allocated_hosts())
+        return _fatal(text, reported=self._rank > 1)
 
 
 def _fatal(text: str, *, reported: bool = False) -> StartupError:

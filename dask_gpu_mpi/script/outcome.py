@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 from dask_gpu_mpi.base.printable import printable
 
 from . import exit_codes
 
-__all__ = ["Outcome", "SignalExit", "note", "noted", "of_error", "of_signal"]
+__all__ = ["Outcome", "SignalExit", "failure", "note", "noted", "of_error", "of_signal"]
 
 #: In words, and the exit code; None: not known here.
 Outcome = tuple[str, int | None]
@@ -63,3 +64,18 @@ def note(outcome: Outcome) -> None:
 def noted() -> Outcome | None:
     """What has been noted."""
     return _noted
+
+
+def failure(exits: int | None = None) -> int | None:
+    """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
+
+    Parameters
+    ----------
+    exits : int, optional
+        Code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught since.
+    """
+    if exits is None:
+        # Python does not set it for a SystemExit.
+        uncaught = getattr(sys, "last_value", None)
+        _, exits = of_error(uncaught) if uncaught is not None else _noted or ("", None)
+    return exits or None

@@ -22,7 +22,7 @@ from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
-from dask_gpu_mpi.mpi.library import load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
@@ -203,7 +203,10 @@ class Bringup:
             launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
         if self._check is not None:
             self._check(rank)
-        if options.report is not None and context.has_client and rank == expected_client(options):
+        is_client = rank == expected_client(options)
+        if is_client and context.has_client and size > 1:
+            check_threads()
+        if options.report is not None and is_client and context.has_client:
             from dask_gpu_mpi.diagnostics.report_file import check_report
 
             check_report(options.report, f"rank {rank} on {context.host}")
@@ -211,7 +214,7 @@ class Bringup:
         if rank == COORDINATOR:
             preparation = prepare_job(options, context.environ)  # while the agent imports
             self._timeline.lap("configuration, credentials")
-        if rank == expected_client(options):
+        if is_client:
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
         inventory = inspect(options, self._agent, context, rank, size)
         if preparation is None:

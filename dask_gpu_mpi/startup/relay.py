@@ -129,7 +129,7 @@ class Relay:
                 "or its log file (--log-directory); out of memory, most often"
             )
             self._fail(Failure(text, 1))
-        elif kind in (Answer.WORKER_FAILED, Answer.WORKERS_ENDED):
+        elif kind in (Answer.WORKER_ENDED, Answer.WORKERS_ENDED):
             self.early.append(Event(None, kind, payload))
         elif kind == Answer.LOST:
             text = (

@@ -45,8 +45,8 @@ class Workers:
         The agent's directory.
     timeline : Timeline
         Of this process.
-    on_failed : callable
-        ``on_failed(name, why)``, of a worker that is not restarted any more.
+    on_end : callable
+        ``on_end(name, why)``, of a worker that has ended for good; None: in order.
 
     Attributes
     ----------
@@ -59,13 +59,13 @@ class Workers:
         configuration: WorkerConfiguration,
         scratch: str,
         timeline: Timeline,
-        on_failed: Callable[[str | int, str], None],
+        on_end: Callable[[str | int, str | None], None],
     ) -> None:
         self._configuration = configuration
         self._scratch = scratch
         self._grace = configuration.grace
         self._timeline = timeline
-        self._on_failed = on_failed
+        self._on_end = on_end
         self._workers: list[_Worker] = []
         self.closing = False
 
@@ -92,8 +92,8 @@ class Workers:
 
     async def _follow(self, worker: _Worker) -> bool:
         why = await worker.failure(lambda pid: logs.last_output(self._scratch, pid))
-        if why is not None and not self.closing:
-            self._on_failed(worker.plan.name, why)
+        if not self.closing:
+            self._on_end(worker.plan.name, why)
         return why is not None
 
     async def close(self) -> None:

@@ -92,13 +92,22 @@ async def watch_nanny(
         current = nanny.pid
         if current == pid:
             continue
-        if pid is not None and pid not in asked:
+        code = getattr(process, "exitcode", None)
+        if pid is not None and pid not in asked and not (code == 0 and _has_lifetime(nanny)):
             deaths.append(clock())
-            on_death(pid, getattr(process, "exitcode", None))
+            on_death(pid, code)
         pid, process = current, _process(nanny)
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
             await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _has_lifetime(nanny: Any) -> bool:
+    """Whether its worker ends by itself after some time (Dask's ``lifetime``), in order, and is to be restarted then."""
+    import dask
+
+    configured = dask.config.get("distributed.worker.lifetime.duration", None)
+    return bool(getattr(nanny, "worker_kwargs", {}).get("lifetime") or configured)
 
 
 def _process(nanny: Any) -> Any:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from clusters import ranks_of
 from faultjobs import FORMS, end, mark_time, start
 from harness import Mpi
 
@@ -189,6 +191,38 @@ def test_ending(mpirun: Mpi, form: str, row: Row) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "code", "tracebacks"),
+    [("raise ValueError('of the function')", 1, 1), ("sys.exit(7)", 7, 0)],
+)
+@pytest.mark.parametrize("client", [0, 1])
+def test_function_that_fails_where_all_ranks_go_on(
+    mpirun: Mpi, line: str, code: int, tracebacks: int, client: int
+) -> None:
+    """They would wait in MPI for the rank that has failed."""
+    body = f"def work():\n    mark()\n    {line}\n\nexecute(work, client_rank={client})\n"
+    job = start(
+        mpirun,
+        "execute",
+        body + "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\nmark('passed')\n",
+        client=False,
+    )
+    says = (
+        f"rank {client} of 2 has failed (exit code {code})",
+        "other ranks have not ended; aborting the job",
+    )
+    end(mpirun, job, code, 12.0, says=says, tracebacks=tracebacks)
+    assert not (job.directory / "mark-passed").exists()
+
+
+def test_function_that_fails_where_all_ranks_end(mpirun: Mpi) -> None:
+    """Nobody waits for anybody: in order, at once."""
+    body = "def work():\n    mark()\n    raise ValueError('of the function')\n\nexecute(work)\n"
+    job = start(mpirun, "execute", body, client=False)
+    done = end(mpirun, job, 1, 5.0, tracebacks=1)
+    assert "aborting" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("line", "options"),
     [
         pytest.param("client.shutdown()\ntime.sleep(5)", {"layout": "exclusive"}, id="shutdown-exclusive"),
@@ -201,6 +235,19 @@ def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str
     """The client is not on the first rank, and goes on for longer than any deadline of the cluster's end."""
     job = start(mpirun, "command", RESULT + f"{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
     end(mpirun, job, 7, 3.0)
+
+
+@pytest.mark.parametrize("client", [0, 1])
+def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
+    """The job is aborted, with the code of the script: 75 is run again."""
+    body = "mark('ready')\nwait_until(lambda: marked('stopped'))\nmark()\nsys.exit(75)\n"
+    options = {"client_rank": client, "shutdown_timeout": 2}
+    job = start(mpirun, "command", body, 3, options=options)
+    mark_time(job, "ready")
+    os.kill(ranks_of(job)[2], signal.SIGSTOP)
+    (job.directory / "mark-stopped").touch()
+    says = ("no response from rank 2 of 3 at the end; aborting the job",)
+    end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 
 def test_quiet(mpirun: Mpi) -> None:

@@ -118,6 +118,54 @@ os.kill(parent_of(process_of('1')), signal.SIGKILL)
     end(mpirun, job, 3, 3.0, says=("its fork server has died", "restarting it in 0.5 s"))
 
 
+@pytest.mark.slow
+def test_a_removed_worker_stays_away_when_its_agent_is_restarted(mpirun: Mpi) -> None:
+    """And the rank's other worker, which comes back, keeps the cluster when that of the other rank has gone."""
+    body = """
+for turn in range(5):
+    wait_for_names("0", "0-cpu-0", "1")
+    os.kill(process_of("0-cpu-0"), signal.SIGKILL)
+    wait_for_names("0", "1")
+wait_until(lambda: marked("removed"))
+os.kill(agent_of("0"), signal.SIGKILL)
+wait_for_names("1")
+wait_for_names("0", "1")
+client.retire_workers(names=[1])
+wait_for_names("0")
+assert client.submit(lambda: 5).result() == 5
+mark()
+sys.exit(3)
+"""
+    options = {"cpu_workers": 1, "nthreads": 1, "scheduler_rank": 1}
+    job = start(mpirun, "command", body, options=options)
+    job.wait_for("worker 0-cpu-0 on .* removed: its process died 5 times", 60, stream="stderr")
+    (job.directory / "mark-removed").touch()
+    says = ("worker 0-cpu-0 on", "restarting it in 0.5 s")
+    end(mpirun, job, 3, 5.0, says=says, timeout=90, tracebacks=None)
+
+
+@pytest.mark.slow
+@pytest.mark.one_mpi
+def test_workers_with_a_lifetime(mpirun: Mpi) -> None:
+    """They are restarted as often as that is over, and nobody calls it a death."""
+    body = """
+pids = set()
+
+def restarted():
+    for pid in client.run(os.getpid, on_error="ignore").values():
+        pids.add(pid)
+    return len(pids) > 6
+
+wait_until(restarted, 60)
+mark()
+sys.exit(3)
+"""
+    options = {"worker_options": '{"lifetime": "2 s", "lifetime_restart": true}'}
+    job = start(mpirun, "command", body, 1, options=options)
+    done = end(mpirun, job, 3, 5.0, timeout=90, tracebacks=None)
+    assert "removed" not in done.stderr
+
+
 #: Shorter times between the starts of an agent.
 HURRY = "import dask_gpu_mpi.cluster.agent_restarts\ndask_gpu_mpi.cluster.agent_restarts.DELAYS = (0.1, 0.2, 0.3)\n"
 AGAIN = """
@@ -182,6 +230,50 @@ def test_head(mpirun: Mpi, victim: str, form: str) -> None:
         else "and the scheduler with it"
     )
     end(mpirun, job, 1, 10, says=(says, "the cluster is lost"), tracebacks=None)
+
+
+#: What scripts do of SIGTERM themselves.
+OWN = {
+    "exits": "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nwait = lambda: time.sleep(60)\n",
+    "notes": "signal.signal(signal.SIGTERM, lambda *_: mark('asked'))\nwait = lambda: wait_until(lambda: marked('asked'))\n",
+    "ignores": "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nwait = lambda: time.sleep(60)\n",
+    "default": "signal.signal(signal.SIGTERM, signal.SIG_DFL)\nwait = lambda: time.sleep(60)\n",
+    "asyncio": """
+import asyncio
+
+async def until_asked():
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    await asked.wait()
+
+wait = lambda: asyncio.run(until_asked())
+""",
+}
+
+
+@pytest.mark.parametrize("own", OWN)
+def test_scheduler_of_a_script_that_handles_sigterm_itself(mpirun: Mpi, own: str) -> None:
+    """It is told by an exception, as any other; and does not end as if its time had run out, with code 0."""
+    body = (
+        OWN[own]
+        + """
+from dask_gpu_mpi import ClusterLostError
+atexit.register(mark, "atexit")
+target = client.run_on_scheduler(os.getpid)
+mark()
+os.kill(target, signal.SIGKILL)
+try:
+    wait()
+except ClusterLostError:
+    mark("told")
+    raise
+"""
+    )
+    job = start(mpirun, "initialize", body, options={"report": "report.json"})
+    end(mpirun, job, 1, 10, says=("the cluster is lost",), tracebacks=None)
+    found = {path.name for path in job.directory.glob("mark-*")}
+    assert found == {"mark-up", "mark-end", "mark-told", "mark-atexit"}
+    assert "the cluster was lost" in (job.directory / "report.json").read_text()
 
 
 @pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])

@@ -156,6 +156,78 @@ def test_sigterm_to_one_rank_alone_where_the_script_handles_it_itself(mpirun: Mp
     assert not (job.directory / "mark-own").exists()
 
 
+#: All ranks go on with MPI when the cluster has ended.
+GOES_ON = {
+    "execute": """
+def work():
+    mark("running")
+    time.sleep(60)
+
+execute(work)
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+""",
+    "initialize": """
+if session:
+    mark("running")
+    time.sleep(60)
+    session.close()
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "ranks", "to"),
+    [
+        ("execute", 2, "the launcher"),
+        ("execute", 2, "rank 1"),
+        ("initialize", 2, "rank 1"),
+        # rank 2 is sent nothing, and waits for the others in MPI
+        ("execute", 3, "rank 1"),
+    ],
+)
+def test_signal_where_all_ranks_go_on(mpirun: Mpi, form: str, ranks: int, to: str) -> None:
+    body = GOES_ON[form]
+    job = start(mpirun, form, body, ranks, client=False, call="initialize(exit=False)")
+    mark_time(job, "running")
+    fault = time.time()
+    if to == "the launcher":
+        job.signal(signal.SIGTERM)
+    else:
+        os.kill(ranks_of(job)[1], signal.SIGTERM)
+    done = end(mpirun, job, TERM if to == "the launcher" else 143, 15, since=fault)
+    assert done.stderr.count("other ranks have not ended; aborting") == (ranks == 3)
+
+
+def test_walltime_where_all_ranks_go_on(mpirun: Mpi) -> None:
+    """All ranks are sent the signal, and end with the code of the one that has written the checkpoint."""
+    body = GOES_ON["execute"].replace(
+        'mark("running")',
+        "from dask_gpu_mpi import current_session\n"
+        '    current_session().on_walltime(lambda: mark("checkpoint"))\n    mark("running")',
+    )
+    job = start(mpirun, "execute", body, client=False)
+    mark_time(job, "running")
+    fault = time.time()
+    for pid in ranks_of(job).values():
+        os.kill(pid, signal.SIGTERM)
+    end(mpirun, job, 75, 15, since=fault)
+    assert (job.directory / "mark-checkpoint").exists()
+
+
+@pytest.mark.parametrize("name", ["TERM", "INT"])
+def test_signal_to_execute_without_a_function(mpirun: Mpi, name: str) -> None:
+    job = start(mpirun, "execute", "execute()\nmark('afterwards')\n", None, client=False)
+    until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
+    fault = time.time()
+    job.signal(getattr(signal, f"SIG{name}"))
+    # Python ends itself by SIGINT, which a shell reports as 130
+    end(mpirun, job, 143 if name == "TERM" else -2, 10, since=fault, tracebacks=None)
+    assert not (job.directory / "mark-afterwards").exists()
+
+
 WALLTIME = """
 calls = []
 
@@ -257,7 +329,7 @@ def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -
     """
     cls, method = {
         "ends": ("cluster.member.Member", "client_done"),
-        "parts": ("mpi.mailbox.Mailbox", "_exchange_last"),
+        "parts": ("mpi.mailbox.Mailbox", "_exchange"),
     }[when]
     before = f"""
 import dask_gpu_mpi.cluster.member, dask_gpu_mpi.mpi.mailbox

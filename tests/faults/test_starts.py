@@ -162,6 +162,35 @@ def test_rank_stopped_after_mpi(mpirun: Mpi, stopped: int) -> None:
         assert f"rank 0 on {os.uname().nodename}" in report
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["stopped", "waits"])
+def test_rank_that_has_sent_its_key_and_does_not_duplicate(mpirun: Mpi, what: str) -> None:
+    """All have come, and yet MPI waits for one of them: nobody is missing, and the report says why all the same."""
+    line = "os.kill(os.getpid(), signal.SIGSTOP)" if what == "stopped" else "wait_until(lambda: False, 60)"
+    before = f"""
+from dask_gpu_mpi.mpi.rendezvous import Rendezvous
+send_key = Rendezvous._send_key
+
+def stops(self, states):
+    send_key(self, states)
+    while not self.wire.has_sent():
+        pass
+    {line}
+
+if rank() == 1:
+    Rendezvous._send_key = stops
+"""
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
+    done = end(mpirun, job, 1, DEADLINE + 2 + 10, since=fault)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    if what == "stopped":
+        assert "no response from rank 1 of 2 before the start-up timeout" in report
+        assert f"(rank 1 on {os.uname().nodename} is stopped)" in report
+    else:
+        assert "all ranks responded, but MPI has not duplicated their communicator" in report
+
+
 DIES_AT_START = "import os\n\ndef dask_setup(worker):\n    if CONDITION:\n        os._exit(1)\n"
 DIES_LATER = (
     "import os, threading\n\ndef dask_setup(worker):\n"

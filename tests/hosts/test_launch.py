@@ -23,12 +23,11 @@ sys.exit(7)
 )
 
 
-@pytest.mark.parametrize("where", ["PBS", "--hosts"])
-def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> None:
-    (tmp_path / "analysis.py").write_text(SCRIPT)
+def variables(tmp_path: Path, *, pbs: bool) -> dict[str, str | None]:
+    """The environment of `launch`."""
     (tmp_path / "nodes").write_text("h1\nh2\n")
     rsh = str(TESTBED / "on-rsh")
-    env = {
+    env: dict[str, str | None] = {
         "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
         # what stands in for ssh, in place of a site's own
         "PRTE_MCA_plm_ssh_agent": rsh,
@@ -38,16 +37,21 @@ def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> N
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
         "MINE": "a b",
     }
-    if where == "PBS":
+    if pbs:
         env |= {
             "PBS_JOBID": "7.server",
             "PBS_NODEFILE": str(tmp_path / "nodes"),
             "NCPUS": "8",
             "OMP_NUM_THREADS": "8",
         }
-        options = []
-    else:
-        options = ["--hosts", "h1,h2"]
+    return env
+
+
+@pytest.mark.parametrize("where", ["PBS", "--hosts"])
+def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> None:
+    (tmp_path / "analysis.py").write_text(SCRIPT)
+    env = variables(tmp_path, pbs=where == "PBS")
+    options = [] if where == "PBS" else ["--hosts", "h1,h2"]
     line = hosts.on("h1", [sys.executable, *COMMAND[1:], "launch", *options, str(tmp_path / "analysis.py")])
     done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(7)
     told = facts(done)
@@ -55,3 +59,12 @@ def test_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path, where: str) -> N
     # Open MPI brings no variable to another node by itself
     assert set(told["mine"].values()) == {"a b"}
     assert (tmp_path / "logs" / "7.server" / "ended").exists() == (where == "PBS")
+
+
+def test_the_plan_of_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
+    """It starts no cluster, whose end it could leave a mark of."""
+    line = hosts.on("h1", [sys.executable, *COMMAND[1:], "launch", "plan"])
+    env = variables(tmp_path, pbs=True)
+    done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(0)
+    assert "h2" in done.stdout
+    assert "has not completed" not in done.stderr

@@ -278,6 +278,14 @@ ROWS = (
         per_rank=({}, {"DASK_GPU_MPI__INTERFACE": "lo"}),
     ),
     Row(
+        "dashboard on another node",
+        # of no node: RFC 5737
+        ("dashboard_address (--dashboard-address): '192.0.2.1:8787' is not on", "leave the option out"),
+        ("--dashboard-address", "192.0.2.1:8787"),
+        "dashboard_address='192.0.2.1:8787'",
+        only="command",
+    ),
+    Row(
         "port in use",
         ("port {port}", "in use", "--scheduler-port", "127.0.0.1"),
         ("--scheduler-port", "{port}"),

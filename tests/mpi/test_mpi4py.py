@@ -15,7 +15,7 @@ HEAD = "import mpi4py\nfrom dask_gpu_mpi import initialize\n"
     [
         "mpi4py.rc.initialize = False",
         # most ranks never come back from initialize() to finalize it
-        "mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init()",
+        "mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init_thread()",
         "mpi4py.rc.finalize = False",
     ],
 )
@@ -24,6 +24,29 @@ def test_a_script_that_looks_after_mpi_itself(mpirun: Mpi, before: str) -> None:
     done = mpirun.run(program, 2).check()
     assert done.stdout == "2\n"
     assert only_our_lines(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("before", "level"),
+    [
+        ("mpi4py.rc.thread_level = 'serialized'", "SERIALIZED"),
+        ("mpi4py.rc.threads = False", "SINGLE"),
+        ("mpi4py.rc.initialize = False; from mpi4py import MPI; MPI.Init()", "SINGLE"),
+    ],
+)
+def test_mpi_without_threads(mpirun: Mpi, before: str, level: str) -> None:
+    """The script's rank would hear nothing of the others: a lost scheduler, for example, and the job would never end."""
+    done = mpirun.run(HEAD + before + "\ninitialize(client_rank=1)\nprint('here')\n", 2, timeout=40).check(2)
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: ")]
+    assert f"MPI was initialized with MPI_THREAD_{level} (expected MPI_THREAD_MULTIPLE" in line
+    assert "Fix: MPI.Init_thread() instead of MPI.Init()" in line
+    assert "here" not in done.stdout
+    assert "Traceback" not in done.output
+
+
+def test_one_rank_needs_no_threads_of_mpi(mpirun: Mpi) -> None:
+    program = HEAD + "mpi4py.rc.threads = False\ninitialize()\nprint('here')\n"
+    assert mpirun.run(program, 1).check().stdout == "here\n"
 
 
 def test_mpi_that_has_ended(mpirun: Mpi) -> None:

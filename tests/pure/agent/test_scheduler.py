@@ -6,6 +6,7 @@ import asyncio
 import copy
 import errno
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -147,16 +148,32 @@ class Refused(OSError):
 def test_a_scheduler_that_does_not_start(
     number: int, text: str, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(**_: Any) -> None:
+    async def refused(_: Any) -> None:
         raise Refused(number)
 
-    monkeypatch.setattr("distributed.Scheduler", refused)
+    monkeypatch.setattr("distributed.Scheduler.start_unsafe", refused)
     code, answer = served(replace(SETTINGS, port=8786))
     assert code == 1
     assert (answer[0], answer[2]) == (Answer.FAILED, exit_code)
     begin, _, end = text.partition(".*")
     assert answer[1].startswith(begin)
     assert end in answer[1]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EADDRNOTAVAIL, "no such address"), socket.gaierror(socket.EAI_NONAME, "no such name")],
+)
+def test_a_dashboard_of_another_node(error: OSError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its address is bound while the scheduler is made."""
+
+    def refused(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("distributed.Scheduler", refused)
+    code, answer = served(replace(SETTINGS, dashboard_address="h9:8787"))
+    assert (code, answer[0], answer[2]) == (1, Answer.FAILED, 2)
+    assert answer[1].startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
 
 
 class Pages:

@@ -53,10 +53,10 @@ class Scheduler:
 
 class Workers:
     def __init__(
-        self, configuration: Any, scratch: str, timeline: Timeline, on_failed: Callable[..., None]
+        self, configuration: Any, scratch: str, timeline: Timeline, on_end: Callable[..., None]
     ) -> None:
         self.closing = False
-        self.on_failed = on_failed
+        self.on_end = on_end
         self.ended = asyncio.Event()
 
     async def start(self, plans: Any, settings: WorkerSettings) -> None:
@@ -192,7 +192,7 @@ def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
     async def end(agent: Any) -> None:
         agent._stop.set()
         agent._scheduler.on_end(7)
-        agent._workers.on_failed("a", "why")
+        agent._workers.on_end("a", "why")
 
     assert bench.run((Order.JOINED, None), then=end) == [(Answer.WORKERS_CLOSED,)]
 
@@ -263,13 +263,13 @@ def test_an_order_that_can_not_be_read(bench: Bench) -> None:
 
 def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
     async def end(agent: Any) -> None:
-        agent._workers.on_failed("a", "why")
+        agent._workers.on_end("a", "why")
         agent._workers.ended.set()
 
     order = (Order.START_WORKERS, (SETTINGS, (PLAN,), {"probe": 5}))
     answers = bench.run(order, then=end, log_directory="/logs")
     assert answers == [
-        (Answer.READY, 1), (Answer.WORKER_FAILED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
+        (Answer.READY, 1), (Answer.WORKER_ENDED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
     ]  # fmt: skip
     assert bench.calls[0] == ("start workers", (PLAN,), SETTINGS)
     assert bench.logs == [("/logs", "rank-3-h")]

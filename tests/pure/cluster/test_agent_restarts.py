@@ -49,7 +49,7 @@ def test_an_agent_that_cannot_be_started_again(
         options=SimpleNamespace(log_directory=None),
         environ={},
         host="h1",
-        start=SimpleNamespace(workers=("1",)),
+        start=SimpleNamespace(workers=(SimpleNamespace(name="1"),)),
     )
     rank = Member(joined, threading.local(), leave_open=False, has_client=True)  # type: ignore[arg-type]
     rank._restarts.lost("the agent of rank 1 on h1 ended (killed)")
@@ -80,13 +80,16 @@ class Agent:
         self.sent.append((order, payload))
 
 
-def restarts(workers: tuple[str, ...] = ("1",)) -> tuple[AgentRestarts, Any]:
+ONE, OTHER = (SimpleNamespace(name=name) for name in ("1-0", "1-1"))
+
+
+def restarts(workers: tuple[Any, ...] = (ONE, OTHER)) -> tuple[AgentRestarts, Any]:
     joined: Any = SimpleNamespace(
         channels=Channels(SimpleNamespace(rank=1, size=2), None),  # type: ignore[arg-type]
         options=Options(),
         environ={"A": "1"},
         host="h1",
-        start=Start("tls://h:1", "tls", None, workers, {}, {"key": "secret"}),  # type: ignore[arg-type]
+        start=Start("tls://h:1", "tls", None, workers, {}, {"key": "secret"}),
     )
     return AgentRestarts(joined), joined.channels
 
@@ -98,6 +101,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(agent_restarts.time, "monotonic", lambda: now)
     again, channels = restarts()
     again.start_if_due()
+    again.worker_ended("1-0", "five deaths")
     again.lost("it died")
     assert (again.due, again.tried) == (100.5, 1)
     now = 100.5
@@ -113,7 +117,7 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     orders = [
         (order, payload if order != Order.START_WORKERS else payload[1:]) for order, payload in agent.sent
     ]
-    workers = (Order.START_WORKERS, (("1",), {"key": "secret"}))
+    workers = (Order.START_WORKERS, ((OTHER,), {"key": "secret"}))
     assert orders == [("configure", False), (Order.JOINED, None), workers]
 
 

@@ -48,27 +48,27 @@ def test_a_stop_and_then_the_end_each_once() -> None:
     assert (rank.said, rank.state) == ([("stop", None)], State.STOPPED)
     for final in (True, True, False):
         rank.end.end_cluster(final=final)
-    assert (rank.said, rank.state) == ([("stop", None), ("end",)], State.ENDING_AFTER_STOP)
+    assert (rank.said, rank.state) == ([("stop", None), ("end", 0)], State.ENDING_AFTER_STOP)
 
 
 def test_without_a_script_a_lost_cluster_is_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank0(has_client=False)
-    rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)"))
+    rank.end.on_message("over", (False, "the scheduler's process ended (exit code 9)", 0))
     rank.end.end_cluster(final=True, signal=15)  # too late
-    assert (rank.said, rank.state, rank.ending.exit_code()) == ([("end",)], State.ENDING, 1)
+    assert (rank.said, rank.state, rank.ending.exit_code()) == ([("end", 0)], State.ENDING, 1)
     assert capsys.readouterr().err.count("the cluster is lost") == 1
 
 
 def test_a_signal_ends_a_job_without_a_script() -> None:
     rank = Rank0(has_client=False)
     rank.end.end_cluster(final=True, signal=15)
-    assert (rank.said, rank.ending.exit_code()) == ([("end",)], 143)
+    assert (rank.said, rank.ending.exit_code()) == ([("end", 0)], 143)
 
 
 def test_a_cluster_is_lost_once(capsys: pytest.CaptureFixture[str]) -> None:
     rank = Rank0()
-    rank.end.on_message("over", (False, "first"))
-    rank.end.on_message("over", (False, "second"))
+    rank.end.on_message("over", (False, "first", 0))
+    rank.end.on_message("over", (False, "second", 0))
     assert (rank.said, rank.ending.lost) == ([("stop", "first")], "first")
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("dask_gpu_mpi: error: first: the cluster is lost. Fix: ")
@@ -117,6 +117,21 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     assert aborts == [1]
     rank.end.finish(flushed=False)
     assert aborts == [1, 1]
+
+
+@pytest.mark.parametrize(("code", "aborted"), [(75, 75), (0, 1)])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_scripts_code_is_that_of_the_abort(
+    code: int, aborted: int, elsewhere: bool, aborts: list[int]
+) -> None:
+    """A requeue tests for it; and 0 would be no end of a job that did not come to its end."""
+    rank = Rank0()
+    if elsewhere:
+        rank.end.on_message("over", (True, None, code))
+    else:
+        rank.end.end_cluster(final=True, code=code)
+    rank.end.finish(flushed=True)
+    assert aborts == [aborted]
 
 
 def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:

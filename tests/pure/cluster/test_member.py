@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.cluster import end_coordinator
+from dask_gpu_mpi.cluster import member as member_module
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
@@ -33,8 +35,8 @@ class Channels:
         self.left: list[str] = []
         self.agent = None
         self.flushed: list[float] = []
-        #: Seconds for which `free` waits for the other ranks, and for rank 0.
-        self.freed: tuple[float, ...] = ()
+        #: Seconds for which `free` waits for the other ranks, and for rank 0; and whether this one agrees.
+        self.freed: tuple[float | bool, ...] = ()
         self.mailbox = SimpleNamespace(
             flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail)
         )
@@ -43,8 +45,8 @@ class Channels:
         self.flushed.append(timeout)
         return True
 
-    def _free(self, *seconds: float) -> None:
-        self.freed = seconds
+    def _free(self, *seconds: float, agrees: bool) -> None:
+        self.freed = (*seconds, agrees)
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self.said.append((kind, payload))
@@ -93,7 +95,7 @@ def member(
         options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
         environ=environ or {},
         host="h1",
-        start=SimpleNamespace(workers=("1",), is_client=is_client),
+        start=SimpleNamespace(workers=(SimpleNamespace(name="1"),), is_client=is_client),
         timeline=Timeline("rank"),
         hosts={0: "h1"},
         steps={},
@@ -106,7 +108,7 @@ def member(
 
 
 def test_a_rank_that_serves_until_the_end() -> None:
-    rank, channels = member(mail("end"))
+    rank, channels = member(mail("end", 0))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED
     assert ("closed", (1, [])) in channels.said
@@ -119,12 +121,41 @@ def test_where_the_program_goes_on(word: str, freed: bool) -> None:
     """The communicator is freed where all ranks come to the same end."""
     rank, channels = member(mail(word), leave_open=True)
     assert rank.serve() == 0
-    assert channels.freed == ((3.0, 4.0) if freed else ())
+    assert channels.freed == ((3.0, 4.0, True) if freed else ())
     assert channels.flushed == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("has_client", [True, False])
+def test_a_signal_where_the_program_goes_on_is_raised_again(
+    has_client: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of another rank, in a job without a script; and the communicator stays, for the ends of the others."""
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    if has_client:
+        rank, channels = member([], mail("end", 0), leave_open=True)
+        rank.signals.got = (15, time.monotonic())
+    else:
+        heard = [mail("signal", 15, 1), [], mail("closed", (1, []), 1)]
+        rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
+    assert rank.serve() == 0
+    assert raised == [15]
+    assert rank.signals.given_back  # type: ignore[attr-defined]
+    assert channels.freed[-1] is False
+
+
+def test_a_signal_where_the_script_has_written_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks end with its code, where a launcher makes one of those of all."""
+    monkeypatch.setattr(member_module, "is_ours", lambda number: True)
+    rank, _ = member([], mail("end", 75), leave_open=True)
+    rank.signals.got = (15, time.monotonic())
+    with pytest.raises(SystemExit) as ended:
+        rank.serve()
+    assert ended.value.code == 75
+
+
 def test_a_stop_and_then_the_end() -> None:
-    rank, _ = member(mail("stop", "the scheduler"), [], mail("end"))
+    rank, _ = member(mail("stop", "the scheduler"), [], mail("end", 0))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED_AFTER_STOP
     assert rank.ending.lost is None  # the client says it
@@ -145,7 +176,7 @@ def test_a_signal_while_nobody_answers() -> None:
 
 def test_a_signal_while_the_script_is_busy() -> None:
     """Its `finally` runs: the end is told."""
-    rank, _ = member(mail("busy"), [], [], mail("end"))
+    rank, _ = member(mail("busy"), [], [], mail("end", 0))
     rank.signals.got = (15, time.monotonic() - TERM_GRACE - 1)
     assert rank.serve() == 0
 
@@ -160,11 +191,11 @@ def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool
     channels.heard.append([])
     channels.heard.append(mail("closed", (1, []), 1))
     assert rank.serve() == 130
-    assert ("end",) in channels.said
+    assert ("end", 0) in channels.said
 
 
 def test_a_signal_is_reported_once_and_the_end_awaited() -> None:
-    rank, channels = member([], [], [], mail("end"))
+    rank, channels = member([], [], [], mail("end", 0))
     rank.signals.got = (15, time.monotonic() - TERM_GRACE + 0.5)
     assert rank.serve() == 0
     assert [said for said in channels.said if said[0] == "signal"] == [("signal", 15)]
@@ -199,7 +230,7 @@ def test_rank_0_that_serves_writes_the_end_into_the_timeline(
 ) -> None:
     path = tmp_path / "timeline.json"
     closed = mail("closed", (1, [Step("rank", "close workers", 1.0, 2.0)]), 1)
-    over = mail("over", (True, None), 1)
+    over = mail("over", (True, None, 0), 1)
     rank, _ = member(over, [], closed, rank=0, leave_open=leave_open, has_client=has_client, timeline=path)
     assert rank.serve() == 0
     events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -223,7 +254,7 @@ def test_the_client_elsewhere_waits_for_rank_0(final: bool, word: str, state: St
     rank, channels = member([], mail(word), is_client=True)
     rank.client_done(final=final)
     assert rank.ending.state is state
-    assert channels.said[0] == ("over", (final, None))
+    assert channels.said[0] == ("over", (final, None, 0))
 
 
 def test_the_client_elsewhere_leaves_where_rank_0_does_not_answer() -> None:
@@ -252,7 +283,7 @@ def test_nobody_listens_any_more() -> None:
 def test_a_lost_agent(has_scheduler: bool, taken: bool, said: str | None) -> None:
     rank, channels = member(of_agent("agent-lost", "killed", taken), has_scheduler=has_scheduler)
     rank.pump(0.0)
-    assert channels.said == ([] if said is None else [("over", (False, said))])
+    assert channels.said == ([] if said is None else [("over", (False, said, 0))])
     assert (rank._restarts.due is not None) is (said is None)
     assert rank.descriptors_lost is taken
 
@@ -291,13 +322,13 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
         return found + (channels.heard.pop(0) if channels.heard else [])
 
     monkeypatch.setattr(channels, "events", events)
-    channels.heard.append(mail("over", (False, None), 1))
+    channels.heard.append(mail("over", (False, None, 0), 1))
     rank.pump(0.0)
     rank.pump(0.0)
     rank.leave()
     assert rank.ending.state is State.STOPPED_AND_CLOSED
     assert aborts == []
-    channels.heard.append(mail("over", (True, None), 1))
+    channels.heard.append(mail("over", (True, None, 0), 1))
     rank.pump(0.0)
     if answers:
         channels.heard += [[], mail("closed", (1, []), 1)]
@@ -332,7 +363,7 @@ def test_an_agent_that_fails(
 
 
 def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    rank, channels = member(of_agent("worker-failed", "1-0", "five deaths"), of_agent("workers-ended", True))
+    rank, channels = member(of_agent("worker-ended", "1-0", "five deaths"), of_agent("workers-ended", True))
     rank.pump(0.0)
     rank.pump(0.0)
     said = "dask_gpu_mpi: worker 1-0 on h1 removed: five deaths; continuing with the other workers\n"
@@ -340,8 +371,22 @@ def test_a_worker_that_fails_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert channels.said == [("workers-ended", (1, True))]
 
 
+def test_an_agent_whose_workers_have_all_ended_is_not_missed(capsys: pytest.CaptureFixture[str]) -> None:
+    """They were removed, or retired: another agent would bring them back."""
+    rank, channels = member(
+        of_agent("worker-ended", "1", None),
+        of_agent("workers-ended", False),
+        of_agent("agent-lost", "x", False),
+    )
+    for _ in range(3):
+        rank.pump(0.0)
+    assert rank._restarts.due is None
+    assert capsys.readouterr().err == ""
+    assert channels.said == [("workers-ended", (1, False))]
+
+
 @pytest.mark.parametrize(("code", "lost"), [(0, None), (9, "the scheduler's process ended (exit code 9)")])
 def test_the_schedulers_end(code: int, lost: str | None) -> None:
     rank, channels = member(of_agent("scheduler-ended", code))
     rank.pump(0.0)
-    assert channels.said == [("over", (False, lost))]
+    assert channels.said == [("over", (False, lost, 0))]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signal_actions import install
+from dask_gpu_mpi.base.signal_actions import LOST, install
 from dask_gpu_mpi.cluster import monitor as module
 from dask_gpu_mpi.cluster.monitor import Monitor
 
@@ -20,7 +20,7 @@ from dask_gpu_mpi.cluster.monitor import Monitor
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     numbers: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, number: numbers.append(number))
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, LOST)}
     yield numbers
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -165,6 +165,17 @@ def test_script_is_ended_when_it_has_lost(
     assert exits == ["silent", 1]
     assert watched.dropped == [1.0]
     assert "script still running 0.01 s after the cluster was lost; terminating it" in capsys.readouterr().err
+
+
+def test_a_handler_of_the_loss_is_called_and_not_that_of_sigterm(
+    sent: list[int], exits: list[object]
+) -> None:
+    def look(watched: Watched) -> None:
+        watched.ending.lost = "the scheduler ended"
+
+    install(LOST, lambda *_: None)
+    Watched(look).run()
+    assert sent == [LOST]
 
 
 def test_script_that_ends_in_time_is_not_ended_by_force(

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
-from dask_gpu_mpi.base.signal_actions import Action, is_ours
+from dask_gpu_mpi.base.signal_actions import LOST, Action, is_ours
 from dask_gpu_mpi.cluster import process_hooks
 from dask_gpu_mpi.cluster import session as session_module
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.script import excepthook
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    action = Action.now(signal.SIGTERM)
+    actions = [Action.now(number) for number in (signal.SIGTERM, LOST)]
     yield
-    action.restore()
+    for action in actions:
+        action.restore()
     excepthook.retire()
 
 
@@ -37,6 +40,29 @@ def test_a_handler_of_the_script_stays() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     process_hooks.prepare(lambda: None)
     assert not is_ours(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("lost", [None, "the scheduler ended"])
+def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody else's has no effect, as by default."""
+
+    def end(number: int, frame: object) -> None:
+        raise ClusterLostError(lost or "")
+
+    member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
+    session = SimpleNamespace(_member=member, _has_finished=lambda: False, _on_signal=end)
+    monkeypatch.setattr(session_module, "_current", session)
+    process_hooks.handle_loss()
+    with pytest.raises(ClusterLostError) if lost else contextlib.nullcontext():
+        signal.raise_signal(LOST)
+    process_hooks.handle_loss()  # of a second cluster
+    assert is_ours(LOST)
+
+
+def test_the_signal_of_a_loss_that_the_script_handles() -> None:
+    signal.signal(LOST, lambda *_: None)
+    process_hooks.handle_loss()
+    assert not is_ours(LOST)
 
 
 def test_between_two_ends_nothing_is_raised() -> None:

@@ -32,7 +32,7 @@ class Member:
         self.ending = Ending()
         self.done: list[bool] = []
 
-    def client_done(self, *, final: bool) -> None:
+    def client_done(self, *, final: bool, code: int = 0) -> None:
         self.done.append(final)
 
     def pump(self, timeout: float) -> None:
@@ -117,6 +117,23 @@ def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregi
     assert unregistered == [session._finish]
 
 
+@pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
+def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
+    part: str, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    session = make(member)
+    monkeypatch.setattr(session, part, interrupted)
+    taken: list[bool] = []
+    settings: Any = SimpleNamespace(take_back=lambda: taken.append(True))
+    session._settings = settings
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert (member.done, taken) == ([False], [True])
+
+
 def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
     session = make(member)
     pid = os.fork()
@@ -193,7 +210,7 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     codes: list[str] = []
     monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
     monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
-    monkeypatch.setattr(member, "client_done", lambda final: 1 / 0)
+    monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
     make(member)._finish()
     assert codes == ["abort 1", "exit 1"]
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err

@@ -206,6 +206,11 @@ def test_mark_of_a_job_that_has_completed() -> None:
     assert made(Allocation("slurm", 1, 1, job="42"), "openmpi").mark == ""
 
 
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_commands_that_leave_no_mark(command: str) -> None:
+    assert made(SLURM, "openmpi", command=command, program=()).mark == ""
+
+
 @pytest.mark.parametrize(
     ("where", "kind", "environ", "end", "warning"),
     [

@@ -13,6 +13,7 @@ import pytest
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, pack
 from dask_gpu_mpi.mpi import mailbox as module
+from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.mpi.sealing import KeyPair
@@ -145,3 +146,89 @@ def test_a_world_of_one_rank_needs_no_keys() -> None:
         "assert found == [], found\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("others_end", [False, True])
+def test_a_rank_that_has_failed_waits_for_the_ends_of_the_others(
+    rank: int,
+    failed: bool,
+    others_end: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aborts: list[int] = []
+    monkeypatch.setattr(module, "abort", aborts.append)
+    for name in ("FAILED_TIMEOUT", "LAST_MESSAGES_TIMEOUT", "ANSWER_TIMEOUT", "FAILED_GRACE"):
+        monkeypatch.setattr(module, name, 0.1)
+    boxes = mailboxes(2)
+    one, other = boxes[rank], boxes[1 - rank]
+    if failed:
+        one.failure = lambda: 7
+    ends = [one, other] if others_end else [one]
+    for box in ends:
+        monkeypatch.setattr(box, "_may_call", lambda: True)
+    threads = [threading.Thread(target=box.close, args=(0.1,)) for box in ends[1:]]
+    for thread in threads:
+        thread.start()
+    one.close(0.1)
+    for thread in threads:
+        thread.join()
+    assert aborts == ([7] if failed and not others_end else [])
+    assert capsys.readouterr().err.count(f"rank {rank} of 2 has failed (exit code 7)") == len(aborts)
+
+
+def test_the_communicator_is_freed_where_all_agree() -> None:
+    for agree in (True, False):
+        boxes = mailboxes(2)
+        comms = [box._comm for box in boxes]
+        for box in boxes:
+            box._may_call = lambda: True  # type: ignore[method-assign]
+        free = threading.Thread(target=boxes[1].free, args=(0.0, 10.0), kwargs={"agrees": agree})
+        free.start()
+        boxes[0].free(10.0, 0.0, agrees=True)
+        free.join()
+        assert [comm.freed for comm in comms] == [agree, agree]
+
+
+def test_what_a_late_rank_has_sent_besides_its_key_is_received_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MPICH complains of it in MPI_Finalize."""
+    boxes = mailboxes(2)
+    for box in boxes:
+        monkeypatch.setattr(box, "_may_call", lambda: True)
+    late = boxes[0]._first_wire._comm.post(0, 1, b"the states of others", rendezvous._TAG)  # type: ignore[union-attr]
+    closing = threading.Thread(target=boxes[1].close, args=(10.0,))
+    closing.start()
+    boxes[0].close(10.0)
+    closing.join()
+    assert late.received
+
+
+def test_two_threads_do_not_seal_at_once() -> None:
+    """Two messages with one number: the second would be dropped."""
+    zero, one = mailboxes(2)
+    one._may_call = lambda: True  # type: ignore[method-assign]
+    channel = one._channels[0]
+    seal, inside, most = channel.seal, 0, 0
+
+    def slow(data: bytes) -> bytes:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.001)  # lets another thread run
+        inside -= 1
+        return seal(data)
+
+    channel.seal = slow  # type: ignore[method-assign]
+    threads = [
+        threading.Thread(target=lambda: [one.send(0, "text", "a") for _ in range(20)]) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(zero.receive()) == 60
+    assert most == 1

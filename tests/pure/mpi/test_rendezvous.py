@@ -225,6 +225,21 @@ def test_rank_0_names_the_missing_as_others_see_them() -> None:
     assert not caught.value.reported
 
 
+def test_all_come_and_mpi_waits_for_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was stopped after its first message; or nodes that reach rank 0, and not each other."""
+    come = {1: ("h1", {}), 2: ("h0", {})}
+    with pytest.raises(StartupError) as caught:
+        meeting(comm_of(0, 3, come, comes=False)).duplicate()
+    assert str(caught.value).startswith(
+        f"no response from rank 2 of 3 before {DEADLINE} (rank 2 on h0 is stopped); rank 0 on h0, rank 1 on h1 responded. Fix: "
+    )
+    monkeypatch.setattr(rendezvous, "neighbours", lambda pid: {})
+    with pytest.raises(StartupError) as caught:
+        meeting(comm_of(0, 2, {1: ("h1", {})}, comes=False)).duplicate()
+    said = f"all ranks responded, but MPI has not duplicated their communicator before {DEADLINE}. Fix: "
+    assert str(caught.value).startswith(said)
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_others_report_where_rank_0_is_missing(rank: int) -> None:
     comm = comm_of(rank, 3, comes=False)

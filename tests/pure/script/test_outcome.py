@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.script import outcome
-from dask_gpu_mpi.script.outcome import SignalExit, note, noted, of_error, of_signal
+from dask_gpu_mpi.script.outcome import SignalExit, failure, note, noted, of_error, of_signal
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,25 @@ def test_the_last_that_is_noted_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     note(("a", 1))
     note(("b", 2))
     assert noted() == ("b", 2)
+
+
+@pytest.mark.parametrize(
+    ("exits", "uncaught", "signalled", "code"),
+    [
+        (None, None, False, None),
+        (None, None, True, 143),
+        (None, ValueError(), False, 1),
+        (7, None, False, 7),
+        (0, None, False, None),
+    ],
+)
+def test_whether_an_exception_ends_the_process(
+    exits: int | None,
+    uncaught: BaseException | None,
+    signalled: bool,
+    code: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(outcome, "_noted", of_signal(15, 143) if signalled else None)
+    monkeypatch.setattr(sys, "last_value", uncaught, raising=False)
+    assert failure(exits) == code

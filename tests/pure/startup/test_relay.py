@@ -115,7 +115,7 @@ def test_an_agent_may_report_the_class_of_its_error() -> None:
 
 def test_workers_that_end_early_are_for_later() -> None:
     rank, channels = relay()
-    events = [Event(None, "worker-failed", ["a", "why"]), Event(None, "workers-ended", [True])]
+    events = [Event(None, "worker-ended", ["a", "why"]), Event(None, "workers-ended", [True])]
     for event in events:
         rank.on_event(event)
     assert rank.early == events

@@ -83,7 +83,7 @@ class Bench:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, scratch: Path, shutdown_timeout: float = 4.0) -> None:
         self.served: dict[str | int, Any] = {}
         self.given: list[tuple[Any, ...]] = []
-        self.failed: list[tuple[str | int, str]] = []
+        self.ended: list[tuple[str | int, str | None]] = []
         self.ending = 0
         self.configuration = configuration(Options(shutdown_timeout=shutdown_timeout), speaks=False)
 
@@ -100,7 +100,7 @@ class Bench:
         monkeypatch.setattr(lifecycle, "kill_at_once", lambda: None)
         monkeypatch.setattr(logs, "set_ending", set_ending)
         self.workers = Workers(
-            self.configuration, str(scratch), Timeline("agent"), lambda *given: self.failed.append(given)
+            self.configuration, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)
         )
 
     async def start(self, **served: Any) -> None:
@@ -213,17 +213,17 @@ def followed(bench: Bench, *, closing: bool = False, reason: str = "", dies: boo
 @pytest.mark.parametrize("reason", ["", "nanny-close", "scheduler-close"])
 def test_workers_that_were_closed_have_not_failed(bench: Bench, reason: str) -> None:
     assert followed(bench, reason=reason) is False
-    assert bench.failed == []
+    assert bench.ended == [("a", None), ("b", None)]
 
 
 def test_a_worker_that_its_nanny_could_not_start_again_has_failed(bench: Bench) -> None:
     assert followed(bench, reason="nanny-instantiate-failed") is True
-    assert bench.failed == [("a", "its nanny could not start it again")]
+    assert bench.ended == [("a", "its nanny could not start it again"), ("b", None)]
 
 
 def test_failures_while_closing_are_not_reported(bench: Bench) -> None:
     assert followed(bench, reason="nanny-instantiate-failed", closing=True) is True
-    assert bench.failed == []
+    assert bench.ended == []
 
 
 def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_worker_that_dies_again_and_again_has_failed(bench: Bench, monkeypatch
 
     monkeypatch.setattr(lifecycle, "watch_nanny", watch)
     assert followed(bench) is True
-    assert bench.failed == [("a", "it died 5 times"), ("b", "it died 5 times")]
+    assert bench.ended == [("a", "it died 5 times"), ("b", "it died 5 times")]
 
 
 def test_what_is_no_nanny_is_not_watched(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

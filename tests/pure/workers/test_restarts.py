@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import distributed
@@ -129,6 +130,16 @@ def test_a_long_life_forgives(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_restarts_that_somebody_asked_for_are_no_deaths(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch(Nanny([(0.5, 2.0)] * 100, restarted=True), monkeypatch, until=200) is None
+
+
+@pytest.mark.parametrize(("lifetime", "code", "dies"), [("2 s", 0, False), ("2 s", 1, True), (None, 0, True)])
+def test_the_end_of_a_workers_lifetime_is_no_death(
+    lifetime: str | None, code: int, dies: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nanny: Any = Nanny([(0.5, 2.0)] * 100)
+    nanny.worker_kwargs = {"lifetime": lifetime, "lifetime_restart": True}
+    nanny.process = SimpleNamespace(process=SimpleNamespace(exitcode=code))
+    assert (watch(nanny, monkeypatch, until=200) is not None) is dies
 
 
 def test_a_worker_that_lives_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
