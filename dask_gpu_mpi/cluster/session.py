@@ -412,7 +412,7 @@ class Session:
         self._silenced = silence_dask()
         self._begin_report(fetch=had_cluster)
         close_clients(self.address)
-        self._member.client_done(final=True, code=self._outcome()[1] or 0)
+        self._member.client_done(final=True, code=self._outcome()[1] or outcome.failure() or 0)
         self._finish_report()
         self._over()
         if self._member.launcher_gone() or self._member.descriptors_lost:

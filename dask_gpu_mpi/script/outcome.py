@@ -20,9 +20,13 @@ _noted: Outcome | None = None
 class SignalExit(SystemExit):
     """Ends the script after a signal. The script may catch it, and go on."""
 
+    #: Code of the last one, in this process.
+    last: int | None = None
+
     def __init__(self, number: int, code: int) -> None:
         super().__init__(code)
         self.outcome: Outcome = of_signal(number, code)
+        SignalExit.last = code
 
 
 def of_error(error: BaseException | None) -> Outcome:
@@ -78,4 +82,6 @@ def failure(exits: int | None = None) -> int | None:
         # Python does not set it for a SystemExit.
         uncaught = getattr(sys, "last_value", None)
         _, exits = of_error(uncaught) if uncaught is not None else _noted or ("", None)
+        if exits is None and uncaught is None and _noted is not None:
+            exits = SignalExit.last  # which the script has caught, perhaps, but hardly
     return exits or None

@@ -63,3 +63,14 @@ def test_whether_an_exception_ends_the_process(
     monkeypatch.setattr(outcome, "_noted", of_signal(15, 143) if signalled else None)
     monkeypatch.setattr(sys, "last_value", uncaught, raising=False)
     assert failure(exits) == code
+
+
+def test_the_code_of_a_signal_where_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a job that has to be aborted: a requeue tests for 75."""
+    monkeypatch.setattr(sys, "last_value", None, raising=False)
+    monkeypatch.setattr(outcome.SignalExit, "last", None)
+    note((outcome.SignalExit(15, 75).outcome[0], None))
+    assert failure() == 75
+    note(("the script ended", 0))
+    assert failure() is None
+    monkeypatch.setattr(outcome, "_noted", None)
