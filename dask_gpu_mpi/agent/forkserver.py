@@ -24,6 +24,7 @@ from multiprocessing import current_process, resource_tracker, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
+from dask_gpu_mpi.base.descriptors import away_from_here
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.signal_actions import NUMBERS, action_before, is_ours, keep_in_children, kept
 from dask_gpu_mpi.base.streams import flush
@@ -114,7 +115,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         stdlib.set_forkserver_preload(list(preload))
         # It is a new Python, run with -c, which searches the working directory first: others may have put a module there. The
         # processes that it forks change to the right directory themselves.
-        with contextlib.chdir("/"):
+        with away_from_here():
             stdlib.ensure_running()
         return False
     address = os.path.join(directory, "fork-server")

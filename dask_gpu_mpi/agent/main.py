@@ -22,6 +22,7 @@ import threading
 from multiprocessing import active_children
 from typing import Any
 
+from dask_gpu_mpi.base.descriptors import away_from_here
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.timeline import Timeline
@@ -176,7 +177,8 @@ def _configure(configuration: Configuration) -> str:
         raise InputError(f"protocol 'ucx': {missing}; or leave protocol (--protocol) out")
     if configuration.protocol.moves_device_memory:
         dask.config.set(connection_config(configuration.worker_options) | transfer_config())
-        import_ucx()
+        with away_from_here():
+            import_ucx()
         extend_handshakes()
     if configuration.protocol.encrypts and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.

@@ -197,7 +197,7 @@ class Agent:
             logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
             await self._ucx  # it changes the environment, which the constructors read
-        if settings.ucx is not WorkerUcx.OFF:
+        if settings.transport.ucx is not WorkerUcx.OFF:
             dask.config.set(transfer_config())
         if settings.delay:
             await asyncio.sleep(settings.delay)

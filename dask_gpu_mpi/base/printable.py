@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["printable"]
+__all__ = ["printable", "text_of"]
 
 
 def printable(text: str) -> str:
@@ -14,3 +14,15 @@ def printable(text: str) -> str:
     ('n1�[31m', 'Größe 5')
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an exception, whose class may be the user's and may not be able to say it.
+
+    >>> text_of(ValueError("no such file"))
+    'no such file'
+    """
+    try:
+        return str(error)
+    except Exception:
+        return ""

@@ -293,7 +293,7 @@ def _enter(folder: int, name: str, make: bool) -> tuple[int | None, str | None]:
         if not make:
             raise
         with contextlib.suppress(FileExistsError):  # another rank's
-            os.mkdir(name, dir_fd=folder)
+            os.mkdir(name, 0o755, dir_fd=folder)
         return _enter(folder, name, make=False)
     except NotADirectoryError:
         target = link_target(folder, name)

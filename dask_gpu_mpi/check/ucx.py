@@ -180,7 +180,7 @@ class _Trial:
         """
         from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
-        Ucx.loopback = not self._order.peers
+        Ucx.loopback, Ucx.leads, Ucx.warned = not self._order.peers, bool(self._order.peers), True
         if self._order.device:
             import dask
 

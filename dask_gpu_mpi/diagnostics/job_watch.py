@@ -17,6 +17,7 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.names import natural
+from dask_gpu_mpi.base.printable import text_of
 from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.visible_devices import NO_GPU
@@ -31,6 +32,8 @@ FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
 KEPT, LONGEST = 20, 400
 LOGGERS = ("distributed", "dask_gpu_mpi")
+#: Causes of an error that are looked at.
+DEEPEST = 20
 #: In what Polars' engine has the workers run, as it is pickled.
 POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
@@ -161,8 +164,10 @@ class JobWatch(SchedulerPlugin):
 
     def explain(self, error: BaseException | None) -> None:
         """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. `error` is what Dask handles."""
-        while error is not None and not self._explained:
-            if NO_GPU.search(f"{type(error).__name__}: {error}"):
+        for _ in range(DEEPEST):  # causes may be a circle
+            if error is None or self._explained:
+                return
+            if NO_GPU.search(f"{type(error).__name__}: {text_of(error)}"):
                 self._explained = True
                 say(
                     f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} "

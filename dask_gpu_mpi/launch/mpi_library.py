@@ -23,7 +23,10 @@ Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
 TIMEOUT = 120.0
 #: Loads the library without initialising it. Its file says where its launcher lies.
 PROGRAM = """
-import json, mpi4py
+import json, os, sys
+sys.path[:] = map(os.path.abspath, sys.path)
+os.chdir("/")  # UCX, which the library brings, reads a file of the working directory
+import mpi4py
 mpi4py.rc.initialize = mpi4py.rc.finalize = False
 from mpi4py import MPI
 with open("/proc/self/maps", errors="replace") as maps:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from dask_gpu_mpi.base.descriptors import away_from_here
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
@@ -55,7 +56,8 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
         _end_with_python()
         return loaded
     try:
-        mpi = _import_mpi(environ, host)
+        with away_from_here():  # both libraries bring a UCX
+            mpi = _import_mpi(environ, host)
         _end_with_python()
         return mpi
     except InputError as error:
@@ -66,11 +68,14 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
 
 def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     try:
-        spec = importlib.util.find_spec("mpi4py.MPI")
         with contextlib.ExitStack() as settings:
-            if environ is not None and spec is not None and spec.origin:
-                one_host = all_on_one_host(environ)
+            one_host = environ is not None and all_on_one_host(environ)
+            if environ is not None:
                 settings.enter_context(closed_to_others(environ, one_host=one_host))
+            spec = importlib.util.find_spec(
+                "mpi4py.MPI"
+            )  # which imports mpi4py, and that may load the library
+            if environ is not None and spec is not None and spec.origin:
                 launcher_check.check_library(environ, spec.origin, host)  # which loads it
                 beside_ucx = _ucx_is_first or "ucxx" in sys.modules
                 settings.enter_context(

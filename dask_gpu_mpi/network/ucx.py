@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.base.descriptors import away_from_here, leave_directory
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.rules import SWITCHES
@@ -29,14 +30,17 @@ if TYPE_CHECKING:
     import asyncio
 
 __all__ = [
+    "AT_LOAD",
     "CLOSED",
     "UcxAbility",
+    "configured_environment",
     "configured_numbers",
     "connection_config",
     "disable_gpu_transports",
     "extend_handshakes",
     "hidden_transports",
     "import_ucx",
+    "import_ucx_in_thread",
     "in_thread",
     "install_hooks",
     "lacks_rdma",
@@ -124,7 +128,8 @@ def lacks_rdma(environ: Mapping[str, str], devices: str = RDMA) -> bool:
     """Whether this node has RDMA devices that the UCX of the environment's packages can't use. Parameters as above."""
     from importlib.util import find_spec
 
-    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "").lower() not in ("", "0", "false")
+    # as libucx/load.py reads it
+    prefers_system = environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
     if prefers_system or not glob.glob(devices) or (package := find_spec("libucx")) is None:
         return False
     folders = package.submodule_search_locations or ()
@@ -150,24 +155,38 @@ def opened_by(environ: Mapping[str, str], worker_options: Mapping[str, Any] | No
     >>> opened_by({"UCX_TLS": "tcp,cuda_ipc"}), opened_by({"UCX_TLS": "rc,cuda"}), opened_by({"UCX_TLS": "^sysv"})
     ('UCX_TLS', '', 'UCX_TLS')
     """
+    options = worker_options or {}
+    own = options.get("env") or {}
+    if "UCX_TLS" in (variables := {**environ, **own}):
+        setting = "worker_options['env']['UCX_TLS']" if "UCX_TLS" in own else "UCX_TLS"
+        return setting if _includes_tcp(str(variables["UCX_TLS"])) else ""
+    given = {switch: options.get(switch) for switch in SWITCHES}
+    # dask_cuda.utils.get_ucx_config: one that is off switches on those that are not set, unless another is on
+    if any(given.values()) or (False in given.values() and None in given.values()):
+        return f"worker_options[{next(name for name, value in given.items() if value is not None)!r}]"
+    for switch in ("tcp", "nvlink", "infiniband"):
+        if _configured(switch)[1]:
+            return ".".join((_configured(switch)[0], switch))
+    section, environment = configured_environment()
+    if "TLS" in environment and _includes_tcp(environment["TLS"]):
+        return f"{section}.environment.tls"
+    return ""
+
+
+def configured_environment() -> tuple[str, dict[str, str]]:
+    """UCX's settings in Dask's configuration, by their names without ``UCX_``, and the section that they are from."""
+    section, environment = _configured("environment")
+    if not isinstance(environment, Mapping):
+        return section, {}
+    return section, {name.upper().replace("-", "_"): str(value) for name, value in environment.items()}
+
+
+def _configured(key: str) -> tuple[str, Any]:
+    """A value of Dask's configuration as distributed-ucxx reads it: the older section counts only if the newer has none."""
     import dask
 
-    if "UCX_TLS" in environ:
-        return "UCX_TLS" if _includes_tcp(environ["UCX_TLS"]) else ""
-    options = worker_options or {}
-    for switch in SWITCHES:  # one that is off switches the others on
-        if options.get(switch) is not None:
-            return f"worker_options[{switch!r}]"
-    for section in SECTIONS:
-        for switch in ("tcp", "nvlink", "infiniband"):
-            if dask.config.get(f"{section}.{switch}", None):
-                return f"{section}.{switch}"
-    for section in SECTIONS:
-        configured = dask.config.get(f"{section}.environment", None)
-        for name, value in configured.items() if isinstance(configured, Mapping) else ():
-            if name.upper() == "TLS":
-                return f"{section}.environment.{name}" if _includes_tcp(str(value)) else ""
-    return ""
+    found = [(section, dask.config.get(f"{section}.{key}", None)) for section in SECTIONS]
+    return next((each for each in found if each[1] is not None), found[0])
 
 
 def _includes_tcp(transports: str) -> bool:
@@ -332,10 +351,28 @@ def load_library() -> bool:
     # ucxx sets a variable that its UCX does not know, which warns of it in every process
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
-        importlib.import_module("libucxx").load_library()
+        with _loading(), away_from_here():
+            importlib.import_module("libucxx").load_library()
     except (ImportError, AttributeError, OSError):
         return False
     return True
+
+
+#: What UCX reads when its library is loaded. Up to 1.19 it answers an error with forty lines in the job's output and handles
+#: Python's signals. Its errors go to standard output, where the script's results are.
+AT_LOAD = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Load UCX's library in here, with `AT_LOAD` unless the user has chosen."""
+    settings = {name: value for name, value in AT_LOAD.items() if name not in os.environ}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            os.environ.pop(name, None)
 
 
 #: UCM_EVENT_MEM_TYPE_ALLOC and UCM_EVENT_MEM_TYPE_FREE of ucm/api/ucm.h.
@@ -357,6 +394,21 @@ def install_hooks() -> None:
         library.ucm_unset_event_handler(_DEVICE_MEMORY_EVENTS, handler, None)
 
 
+def import_ucx_in_thread() -> None:
+    """`import_ucx` in a thread that does nothing else, while tasks use this process's working directory.
+
+    Raises
+    ------
+    InputError
+        The thread can't leave the working directory, and a file there would configure UCX.
+    """
+    if not leave_directory() and os.path.lexists("ucx.conf"):
+        raise InputError(
+            "the file ucx.conf in the working directory may be anyone's. Fix: remove it, or use UCX_CONFIG_DIR"
+        )
+    import_ucx()
+
+
 def import_ucx() -> None:
     """Import `ucxx` for the processes that are forked from this one: half a second.
 
@@ -367,7 +419,8 @@ def import_ucx() -> None:
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # as in `load_library`
     before = set(os.environ)
-    importlib.import_module("ucxx")
+    with _loading():
+        importlib.import_module("ucxx")
     for section in SECTIONS:
         for key in dask.config.get(f"{section}.environment", None) or {}:
             name = "UCX_" + key.replace("-", "_").upper()

@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import os
 import secrets
 import socket
 import weakref
@@ -38,7 +37,6 @@ from dask_gpu_mpi.base.streams import say
 
 from .interfaces import boot_id
 from .listeners import TLSListener
-from .ucx import obstacle_between_nodes, opened_by
 from .ucx_endpoint import Endpoint, Ucx, UcxError
 
 __all__ = ["WorkerComm", "use_ucx_between_workers"]
@@ -57,22 +55,25 @@ FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
 PROOF_SIZE = 64
 #: How distributed serialises what goes over UCX: memory of a GPU stays there.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
+_boot_id = functools.cache(boot_id)
 #: Hosts with which a connection has stayed TLS, to warn of each once.
 _without_ucx: set[str] = set()
 
 
-def use_ucx_between_workers(host_frames: int, *, loopback: bool = False) -> None:
+def use_ucx_between_workers(
+    host_frames: int, *, loopback: bool = False, leads: bool = False, warned: bool = False
+) -> None:
     """Have this process, a worker that is to be made, offer UCX in its connections over TLS.
 
     Parameters
     ----------
     host_frames : int
-        Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
-    loopback : bool
-        Whether UCX is to listen on the loopback interface alone, unless the user has chosen its devices.
+        Least bytes of an array of host memory that goes over UCX as well; 0: only memory of GPUs does.
+    loopback, leads, warned : bool
+        See `Ucx`.
     """
     WorkerComm.host_frames = host_frames
-    Ucx.loopback = loopback
+    Ucx.loopback, Ucx.leads, Ucx.warned = loopback, leads, warned
     registry.backends["tls"] = _Backend()
 
 
@@ -286,11 +287,9 @@ async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str
         raise UcxError("what came over UCX is not from this peer")
 
 
-@functools.cache
 def _place() -> tuple[str, bool]:
-    """The node of this process, and whether UCX leads from it to other nodes: by RDMA, or by TCP if the user has chosen that."""
-    node = f"{socket.gethostname()} {boot_id()}"
-    return node, bool(opened_by(os.environ)) or not obstacle_between_nodes(os.environ)
+    """The node of this process, and whether UCX may lead from it to others."""
+    return f"{socket.gethostname()} {_boot_id()}", Ucx.leads
 
 
 def _proof(key: bytes, sender: bytes) -> bytes:

@@ -12,10 +12,21 @@ import functools
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Collection, Coroutine, Iterator
 from typing import Any
+from unittest.mock import patch
 
-from .ucx import CLOSED, SECTION, SECTIONS, configured_numbers, import_ucx, in_thread, opened_by
+from dask_gpu_mpi.base.streams import say
+
+from .ucx import (
+    CLOSED,
+    configured_environment,
+    configured_numbers,
+    import_ucx_in_thread,
+    in_thread,
+    opened_by,
+)
 
 __all__ = ["Endpoint", "Ucx", "UcxError"]
 
@@ -35,8 +46,12 @@ class UcxError(Exception):
 class Ucx:
     """UCX of this process, in the running event loop; made by `begin`."""
 
-    #: Whether it is to listen on the loopback interface alone.
+    #: Whether a port of it is to be one of the loopback interface alone.
     loopback = False
+    #: Whether it may lead to other nodes.
+    leads = False
+    #: Whether the user knows that it opens a port.
+    warned = False
     #: The event loop that has it: the worker's. Tasks may have others, for clients of their own.
     _loop: asyncio.AbstractEventLoop | None = None
     #: Done when UCX is there, or has failed.
@@ -47,8 +62,20 @@ class Ucx:
         import ucxx
         from distributed_ucxx import ucxx as backend
 
-        with _unwarned(), _tags_alone(), dask.config.set({**configured_numbers(), **self._restrictions()}):
+        ports = _ports()
+        with (
+            _unwarned(),
+            _tags_alone(),
+            dask.config.set(configured_numbers()),
+            patch.dict(os.environ, self._restrictions()),
+        ):
             backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
+        if not self.warned and (opened := _ports() - ports):
+            places = ", ".join(f"{address}:{port}" for address, port in sorted(opened))
+            say(
+                f"warning: {socket.gethostname()}: UCX of a worker has opened {places} and checks nobody: anyone who reaches "
+                "that can run code as you. Fix: find what sets UCX_TLS for the workers, and leave it out"
+            )
         self._backend: Any = backend
         self._library: Any = ucxx
         self._context: Any = ucxx.core._get_ctx()
@@ -113,32 +140,21 @@ class Ucx:
         self._backend.synchronize_stream()
 
     @classmethod
-    def _restrictions(cls) -> dict[str, Any]:
-        """The configuration by which others do not reach UCX. It opens a port only if the user has chosen TCP for it; in a job on
-        one node that port is one of the loopback interface.
-        """
-        import dask
-
-        chosen = {name.removeprefix("UCX_") for name in os.environ if name.startswith("UCX_")}
-        for section in SECTIONS:
-            configured = dask.config.get(f"{section}.environment", None) or {}
-            chosen |= {name.upper().replace("-", "_") for name in configured}
-        settings = {
-            # Without it UCX leaves shared memory out, since an endpoint has to notice that its peer has died.
-            "posix-error-handling": "y",
-            # A backtrace of forty lines in the job's output helps nobody, and Python has its own handlers of signals.
-            "handle-errors": "none",
-        }
-        if opened_by(os.environ):
-            if cls.loopback:
-                settings["net-devices"] = "lo"
-        else:
-            settings["tls"] = CLOSED
-        return {
-            f"{SECTION}.environment.{name}": value
-            for name, value in settings.items()
-            if name.upper().replace("-", "_") not in chosen
-        }
+    def _restrictions(cls) -> dict[str, str]:
+        """The environment in which others do not reach UCX: it opens a port only if the user has chosen TCP for it."""
+        opened = opened_by(os.environ)
+        # Without it UCX leaves shared memory out, since an endpoint has to notice that its peer has died.
+        settings = {"POSIX_ERROR_HANDLING": "y"}
+        if not opened:
+            settings["TLS"] = CLOSED
+        if cls.loopback and opened:
+            settings["NET_DEVICES"] = "lo"
+        chosen = {name.removeprefix("UCX_") for name in os.environ} | set(configured_environment()[1])
+        settings = {name: value for name, value in settings.items() if name not in chosen}
+        if not opened and (cls.loopback or not cls.leads):
+            # Nothing leaves this node. Devices for RDMA would be open to others, and a site may have set them for MPI.
+            settings["NET_DEVICES"] = "lo"
+        return {f"UCX_{name}": value for name, value in settings.items()}
 
     def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a send or receive, and make UCX's progress until it is over. Nobody may cancel it: UCX has its buffer so long."""
@@ -182,10 +198,20 @@ class Ucx:
 
 def _import() -> None:
     """All that takes long and needs neither the event loop nor a CUDA context."""
-    import_ucx()
+    import_ucx_in_thread()
     importlib.import_module("distributed_ucxx.ucxx")
     with contextlib.suppress(ImportError):  # host memory needs none
         importlib.import_module("rmm")
+
+
+def _ports() -> set[tuple[str, int]]:
+    """Where this process listens by TCP."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        found = psutil.Process().net_connections("tcp")
+        return {(each.laddr.ip, each.laddr.port) for each in found if each.status == psutil.CONN_LISTEN}
+    return set()
 
 
 @contextlib.contextmanager

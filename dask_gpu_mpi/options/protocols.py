@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
-__all__ = ["AUTO", "Protocol", "WorkerUcx"]
+__all__ = ["AUTO", "Protocol", "Transport", "WorkerUcx"]
 
 #: What `protocol` may be besides: TLS, with UCX beside it for GPU memory where every rank can.
 AUTO = "auto"
@@ -68,3 +69,15 @@ class WorkerUcx(StrEnum):
     def __repr__(self) -> str:
         """As any text: messages show values so."""
         return repr(self.value)
+
+
+class Transport(NamedTuple):
+    """How the workers of a job exchange data; rank 0 chooses it."""
+
+    ucx: WorkerUcx = WorkerUcx.OFF
+    #: The line for the user, without a full stop; empty where there is nothing to exchange, or no GPU.
+    line: str = ""
+    #: What a setting of the user's has opened; empty: nothing.
+    warning: str = ""
+    #: Whether UCX may lead from node to node.
+    between_nodes: bool = False

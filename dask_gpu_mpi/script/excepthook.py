@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from dask_gpu_mpi.base.printable import text_of
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import DaskGpuMpiError
 
@@ -51,7 +52,9 @@ class ExceptHook:
             if not self._retired and (label := self._label()) is not None:
                 say(label)
             if not self._retired:
-                for advice in (text for pattern, text in ADVICE.items() if re.search(pattern, str(error))):
+                for advice in (
+                    text for pattern, text in ADVICE.items() if re.search(pattern, text_of(error))
+                ):
                     say(f"error: {advice}")
             self._before(kind, error, traceback)
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from dask_gpu_mpi.base.printable import printable
+from dask_gpu_mpi.base.printable import printable, text_of
 
 from . import exit_codes
 
@@ -43,7 +43,7 @@ def of_error(error: BaseException | None) -> Outcome:
         if error.code is None or isinstance(error.code, int):
             return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
         return "the script called sys.exit", exit_codes.FAILED
-    first = printable(str(error).strip().partition("\n")[0][:300])
+    first = printable(text_of(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", exit_codes.of_exception(error)
 
 

@@ -79,6 +79,6 @@ def worker_settings(options: Options, start: Start) -> WorkerSettings:
         death_timeout=max(options.startup_timeout, start.limit),
         delay=start.delay,
         device_memory=start.device_memory,
-        ucx=start.ucx,
+        transport=start.transport,
         ucx_probe=start.ucx_probe,
     )

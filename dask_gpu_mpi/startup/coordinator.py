@@ -26,7 +26,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
+from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
@@ -35,7 +35,7 @@ from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
 from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
-from .transport import Transport, choose_transport, probing_workers
+from .transport import choose_transport, probing_workers
 
 __all__ = ["Coordinator", "Job"]
 
@@ -245,7 +245,7 @@ class Coordinator(FailureCoordinator):
                 is_client=rank == plan.client.rank,
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
-                ucx=self._transport.ucx,
+                transport=self._transport,
                 ucx_probe=probes.get(rank),
             )
             before += len(workers)

@@ -16,7 +16,7 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.protocols import Transport
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 
@@ -142,7 +142,7 @@ class Start:
     #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
     limit: float = 0.0
     #: What the workers send each other over UCX.
-    ucx: WorkerUcx = WorkerUcx.OFF
+    transport: Transport = field(default_factory=Transport)
     #: Name of the worker that tries UCX to the next node once it is up; None: another rank of its node does, or there is one.
     ucx_probe: str | int | None = None
 

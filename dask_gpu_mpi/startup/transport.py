@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.ucx import UcxAbility, missing_ucx, obstacle_between_nodes, opened_by
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = ["Transport", "choose_transport", "probing_workers", "ucx_ability"]
-
-
-class Transport(NamedTuple):
-    """How the workers of a job exchange data."""
-
-    ucx: WorkerUcx = WorkerUcx.OFF
-    #: The line for the user, without a full stop; empty where there is nothing to exchange, or no GPU.
-    line: str = ""
-    #: What a setting of the user's has opened; empty: nothing.
-    warning: str = ""
-    #: Whether UCX may lead from node to node.
-    between_nodes: bool = False
+__all__ = ["choose_transport", "probing_workers", "ucx_ability"]
 
 
 def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | None = None) -> UcxAbility:

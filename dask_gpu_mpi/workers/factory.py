@@ -97,17 +97,24 @@ def make_worker(
 
 def _ucx_plugin(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
     """What has the worker offer UCX to others. Not a CPU worker beside GPU workers, which must not touch their devices."""
-    if settings.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.device_memory):
+    transport = settings.transport
+    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.device_memory):
         return
     from distributed.comm.addressing import get_address_host
 
     from .plugins import UcxBetweenWorkers
 
-    host_frames = LARGE if settings.ucx is WorkerUcx.ALL else 0
+    host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
     probes = settings.ucx_probe is not None and plan.name == settings.ucx_probe
     # where no address was chosen the job has joined a cluster
     listens = settings.host or get_address_host(settings.address)
-    yield UcxBetweenWorkers(host_frames, loopback=listens == LOOPBACK, probes=probes)
+    yield UcxBetweenWorkers(
+        host_frames,
+        loopback=listens == LOOPBACK,
+        leads=transport.between_nodes,
+        warned=bool(transport.warning),
+        probes=probes,
+    )
 
 
 def _for_nanny(cls: type, plan: WorkerPlan, *, beside_gpus: bool) -> dict[str, Any]:

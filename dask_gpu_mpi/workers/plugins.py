@@ -122,21 +122,27 @@ class UcxBetweenWorkers(WorkerPlugin):
     host_frames : int
         Least bytes of a frame of host memory that goes over UCX as well; 0: only memory of GPUs does.
     loopback : bool
-        Whether all workers are on this node: no port of UCX is open to others then.
+        Whether all workers are on this node: a port of UCX is one of the loopback interface then.
+    leads : bool
+        Whether UCX may be used between nodes.
+    warned : bool
+        Whether the user knows that UCX opens a port.
     probes : bool
         Whether this worker connects to one on the next node once it is up, so that the user learns soon if UCX does not work.
     """
 
     name = "dask_gpu_mpi-ucx"
 
-    def __init__(self, host_frames: int, *, loopback: bool, probes: bool = False) -> None:
+    def __init__(
+        self, host_frames: int, *, loopback: bool, leads: bool, warned: bool, probes: bool = False
+    ) -> None:
+        self.ways = {"loopback": loopback, "leads": leads, "warned": warned}
         self.host_frames = host_frames
-        self.loopback = loopback
         self.probes = probes
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The worker is made after its plugins have come, and listens before it calls `setup`.
-        return _ucx_between_workers, (self.host_frames, self.loopback, self.probes)
+        return _ucx_between_workers, (self.host_frames, self.ways, self.probes)
 
     def setup(self, worker: Worker) -> None:
         """Called by distributed in the worker's process, when the worker has all but started."""
@@ -172,13 +178,13 @@ async def _probe_next_node(worker: Worker, starting: asyncio.Task[Any]) -> None:
 WORKER_PROCESS = "Dask Worker process"
 
 
-def _ucx_between_workers(host_frames: int, loopback: bool, probes: bool) -> UcxBetweenWorkers:
+def _ucx_between_workers(host_frames: int, ways: dict[str, bool], probes: bool) -> UcxBetweenWorkers:
     # Who fetches the plugins of a worker, by `client.run` for example, gets this as well, and offers nothing.
     if current_process().name.startswith(WORKER_PROCESS):
         from dask_gpu_mpi.network.ucx_comm import use_ucx_between_workers
 
-        use_ucx_between_workers(host_frames, loopback=loopback)
-    return UcxBetweenWorkers(host_frames, loopback=loopback, probes=probes)
+        use_ucx_between_workers(host_frames, **ways)
+    return UcxBetweenWorkers(host_frames, **ways, probes=probes)
 
 
 class Label(WorkerPlugin):

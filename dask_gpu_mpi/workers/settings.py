@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.protocols import Transport
 
 __all__ = ["WorkerConfiguration", "WorkerSettings"]
 
@@ -45,6 +45,6 @@ class WorkerSettings:
     #: Seconds to wait before they are started.
     delay: float = 0.0
     #: What they send each other over UCX.
-    ucx: WorkerUcx = WorkerUcx.OFF
+    transport: Transport = field(default_factory=Transport)
     #: Name of the one that tries UCX to the next node.
     ucx_probe: str | int | None = None

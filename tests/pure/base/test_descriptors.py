@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+
+from dask_gpu_mpi.base.descriptors import away_from_here, leave_directory
 
 RAISE = """
 import resource, sys
@@ -32,3 +37,34 @@ def test_the_soft_limit_follows_the_hard_one(soft: int, hard: int, raised: str) 
         check=True,
     )
     assert done.stdout.strip() == raised
+
+
+def test_a_library_is_loaded_away_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with away_from_here():
+        assert os.getcwd() == "/"
+    assert os.getcwd() == str(tmp_path)
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir("gone")
+    (tmp_path / "gone").rmdir()
+    with away_from_here():
+        assert os.getcwd() == "/"
+    with pytest.raises(FileNotFoundError):
+        os.getcwd()
+
+
+def test_a_thread_may_leave_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+
+    def leave() -> None:
+        if leave_directory():
+            found.append(os.getcwd())
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join(10)
+    assert found in (["/"], [])  # a container may forbid it
+    assert os.getcwd() == str(tmp_path)

@@ -237,6 +237,8 @@ def test_a_graph_that_needs_a_gpu_is_explained_once(capsys: pytest.CaptureFixtur
     try:
         raise ValueError("another")
     except ValueError as error:
+        error.__cause__ = error  # whose cause is a circle
+        JobWatch(JobFacts()).explain(error)
         log.error(str(error))
     watch.detach()
     (line,) = capsys.readouterr().err.splitlines()

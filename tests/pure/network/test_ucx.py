@@ -427,5 +427,19 @@ def test_a_switch_opens_a_port() -> None:
     assert ucx.opened_by({}) == ""
     assert ucx.opened_by({}, {"enable_nvlink": None, "rmm_pool_size": 0.5}) == ""
     assert ucx.opened_by({}, {"enable_infiniband": False}) == "worker_options['enable_infiniband']"
+    assert ucx.opened_by({}, dict.fromkeys(ucx.SWITCHES, False)) == ""  # nothing is left that it could use
+    assert ucx.opened_by({"UCX_TLS": "sm"}, {"env": {"UCX_TLS": "tcp"}}) == "worker_options['env']['UCX_TLS']"
     with dask.config.set({"distributed.comm.ucx.nvlink": True}):
         assert ucx.opened_by({}) == "distributed.comm.ucx.nvlink"
+
+
+def test_the_section_of_the_configuration_that_counts() -> None:
+    """As distributed-ucxx reads it: the older one only if the newer has none, and of two spellings the last."""
+    old, new = "distributed.comm.ucx.environment", "distributed-ucxx.environment"
+    with dask.config.set({f"{old}.tls": "tcp"}):
+        assert ucx.opened_by({}) == f"{old}.tls"
+        with dask.config.set({f"{new}.rndv-thresh": "1"}):
+            assert ucx.opened_by({}) == ""
+            assert ucx.configured_environment() == ("distributed-ucxx", {"RNDV_THRESH": "1"})
+    with dask.config.set({new: {"tls": "sm", "TLS": "tcp"}}):
+        assert ucx.opened_by({}) == f"{new}.tls"

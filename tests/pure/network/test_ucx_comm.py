@@ -123,7 +123,8 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
         return Ucx(network)
 
     monkeypatch.setattr(ucx_comm.Ucx, "begin", lambda: asyncio.ensure_future(start()))
-    monkeypatch.setattr(ucx_comm.Ucx, "loopback", False)
+    for name in ("loopback", "leads", "warned"):
+        monkeypatch.setattr(ucx_comm.Ucx, name, False)
     monkeypatch.setattr(ucx_comm, "_without_ucx", set())
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
     monkeypatch.setitem(registry.backends, "tls", registry.get_backend("tls"))

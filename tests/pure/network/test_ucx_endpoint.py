@@ -27,7 +27,6 @@ class Library:
         self.imports = 0
         self.starts = 0
         self.environ: dict[str, str] = {}
-        self.configured: str | None = None
         self.fails: Exception | None = None
         self.progress_fails: Exception | None = None
         self.alive = True
@@ -55,8 +54,6 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
     def init_once() -> None:
         library.starts += 1
         library.environ = dict(os.environ)
-        configured = dask.config.get("distributed-ucxx.environment", None) or {}
-        library.configured, library.transports = configured.get("net-devices"), configured.get("tls")
         features.UCXContext({})
         if library.fails is not None:
             raise library.fails
@@ -125,7 +122,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Library:
 
     monkeypatch.setattr(ucx_endpoint, "_import", imports)
     monkeypatch.setattr(Ucx, "_start", None)
-    monkeypatch.setattr(Ucx, "loopback", False)
+    for name in ("loopback", "leads", "warned"):
+        monkeypatch.setattr(Ucx, name, False)
     monkeypatch.setattr(Ucx, "_loop", None)
     for name in [name for name in os.environ if name.startswith("UCX_")]:
         monkeypatch.delenv(name)
@@ -158,39 +156,63 @@ def test_it_serves_no_active_messages(library: Library) -> None:
     assert library.features == ("tag", "wakeup", "am", "rma")
 
 
+CLOSED = {"UCX_TLS": "^sysv,tcp", "UCX_NET_DEVICES": "lo"}
+
+
 @pytest.mark.parametrize(
-    ("loopback", "environ", "settings", "transports", "devices"),
+    ("loopback", "leads", "environ", "settings", "added"),
     [
-        (True, {}, {}, "^sysv,tcp", None),
-        (False, {}, {}, "^sysv,tcp", None),
+        (True, False, {}, {}, CLOSED),
+        (False, False, {}, {}, CLOSED),  # between nodes TLS alone
+        (False, True, {}, {}, {"UCX_TLS": "^sysv,tcp"}),  # RDMA
         # what the user has chosen stays, and what TCP is left listens on loopback where that is enough
-        (True, {"UCX_TLS": "tcp"}, {}, None, "lo"),
-        (False, {"UCX_TLS": "tcp"}, {}, None, None),
-        (True, {"UCX_TLS": "sm,cuda"}, {}, None, None),
-        (True, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "ib0"}, {}, None, None),
-        (True, {}, {"distributed-ucxx.environment.tls": "tcp,sm"}, "tcp,sm", "lo"),
-        (True, {}, {"distributed-ucxx.nvlink": True}, None, "lo"),
-        (True, {}, {"distributed-ucxx.environment.net-devices": "ib0"}, "^sysv,tcp", "ib0"),
+        (True, False, {"UCX_TLS": "tcp"}, {}, {"UCX_NET_DEVICES": "lo"}),
+        (False, True, {"UCX_TLS": "tcp"}, {}, {}),
+        (True, False, {"UCX_TLS": "sm,cuda"}, {}, {"UCX_NET_DEVICES": "lo"}),
+        (True, False, {"UCX_TLS": "tcp", "UCX_NET_DEVICES": "ib0"}, {}, {}),
+        (True, False, {}, {"distributed-ucxx.environment.tls": "tcp,sm"}, {"UCX_NET_DEVICES": "lo"}),
+        (True, False, {}, {"distributed.comm.ucx.environment.tls": "sm,self"}, {"UCX_NET_DEVICES": "lo"}),
+        (True, False, {}, {"distributed-ucxx.nvlink": True}, {"UCX_TLS": None, "UCX_NET_DEVICES": "lo"}),
+        # a site's devices for MPI
+        (True, False, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, CLOSED),
+        (False, True, {"UCX_NET_DEVICES": "mlx5_0:1"}, {}, {"UCX_TLS": "^sysv,tcp"}),
+        (True, False, {"UCX_POSIX_ERROR_HANDLING": "n"}, {}, {**CLOSED, "UCX_POSIX_ERROR_HANDLING": "n"}),
     ],
 )
 def test_it_opens_no_port_unless_the_user_has_chosen(
     library: Library,
     monkeypatch: pytest.MonkeyPatch,
     loopback: bool,
+    leads: bool,
     environ: dict[str, str],
     settings: dict[str, Any],
-    transports: str | None,
-    devices: str | None,
+    added: dict[str, str | None],
 ) -> None:
     monkeypatch.setattr(Ucx, "loopback", loopback)
-    monkeypatch.setenv("TLS", "1")  # somebody else's
+    monkeypatch.setattr(Ucx, "leads", leads)
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with dask.config.set(settings):
         run(Ucx.begin)
-    assert (library.transports, library.configured) == (transports, devices)
+    expected = {"UCX_POSIX_ERROR_HANDLING": "y", **environ, **added}
+    found = {name: value for name, value in library.environ.items() if name.startswith("UCX_")}
+    assert found == {name: value for name, value in expected.items() if value is not None}
     # what tasks start is not told
-    assert {name: value for name, value in library.environ.items() if name.startswith("UCX_")} == environ
+    assert {name: value for name, value in os.environ.items() if name.startswith("UCX_")} == environ
+
+
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_port_that_nobody_has_warned_of_is_a_warning(
+    library: Library, warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever has set UCX up: a preload, a configuration of the nanny's."""
+    monkeypatch.setattr(Ucx, "warned", warned)
+    before, opened = {("127.0.0.1", 1)}, {("127.0.0.1", 1), ("10.0.0.1", 2)}
+    ports = iter([before, opened])
+    monkeypatch.setattr(ucx_endpoint, "_ports", lambda: next(ports))
+    run(Ucx.begin)
+    text = capsys.readouterr().err
+    assert ("UCX of a worker has opened 10.0.0.1:2 and checks nobody" in text) == (not warned)
 
 
 def test_it_belongs_to_the_first_event_loop_that_asks(library: Library) -> None:

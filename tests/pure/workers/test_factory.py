@@ -13,7 +13,7 @@ from distributed import Nanny, Worker
 
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.workers.factory import make_worker
@@ -38,7 +38,7 @@ def make(
     settings: WorkerSettings = SETTINGS,
     **options: Any,
 ) -> Any:
-    settings = replace(settings, device_memory={"GPU-x": 1} if gpus else {}, ucx=ucx)
+    settings = replace(settings, device_memory={"GPU-x": 1} if gpus else {}, transport=Transport(ucx))
     given = configuration(
         Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
@@ -85,7 +85,7 @@ def test_who_offers_ucx(
     nanny = make(plan, "distributed.Nanny", tmp_path, gpus=beside_gpus, ucx=ucx)
     offers = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert [each.host_frames for each in offers] == ([] if host_frames is None else [host_frames])
-    assert all(each.loopback for each in offers)
+    assert all(each.ways["loopback"] for each in offers)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_ucx_stays_on_loopback_where_the_cluster_is(
     settings = replace(SETTINGS, address=address, host=host)
     nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, settings=settings)
     [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
-    assert offer.loopback is loopback
+    assert offer.ways["loopback"] is loopback
 
 
 def test_a_worker_in_the_agent_offers_no_ucx(tmp_path: Path) -> None:

@@ -138,10 +138,11 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     from dask_gpu_mpi.network.ucx_endpoint import Ucx
 
     monkeypatch.setattr(WorkerComm, "host_frames", 0)
-    monkeypatch.setattr(Ucx, "loopback", False)
+    for name in ("loopback", "leads", "warned"):
+        monkeypatch.setattr(Ucx, name, False)
     before = registry.get_backend("tls")
     monkeypatch.setitem(registry.backends, "tls", before)
-    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True))
+    sent = pickle.dumps(UcxBetweenWorkers(1000, loopback=True, leads=False, warned=True))
     assert registry.backends["tls"] is before  # the nanny's process, which makes it, offers nothing
     pickle.loads(sent)
     assert registry.backends["tls"] is before  # nor does a client that asks a worker for its plugins
@@ -150,7 +151,7 @@ def test_a_worker_offers_ucx_from_when_its_process_has_received_the_plugin(
     received = pickle.loads(sent)
     assert isinstance(received, UcxBetweenWorkers)
     assert registry.backends["tls"] is not before
-    assert (WorkerComm.host_frames, Ucx.loopback) == (1000, True)
+    assert (WorkerComm.host_frames, Ucx.loopback, Ucx.leads, Ucx.warned) == (1000, True, False, True)
 
     begun: list[bool] = []
     monkeypatch.setattr(Ucx, "begin", lambda: begun.append(True))
