@@ -180,6 +180,7 @@ def _launch(
     mpi: str,
     dry_run: bool,
 ) -> int:
+    from dask_gpu_mpi.base.streams import is_public
     from dask_gpu_mpi.launch.command import as_text, decide, python_command
     from dask_gpu_mpi.launch.execute import run_launch
     from dask_gpu_mpi.launch.launchers import choose_launcher, find_launchers
@@ -206,6 +207,7 @@ def _launch(
         cwd=cwd,
         root=os.geteuid() == 0,
         job_end=_slurm_end(where.requeue_as, environ) if where.system == "slurm" else "",
+        is_public=not dry_run and is_public(environ),
     )
     if dry_run:
         text = as_text(commands, str(where), f"{library.name}: {starter.kind}")

@@ -9,6 +9,7 @@ import os
 from dask_gpu_mpi.base.safe_paths import replace
 from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.mpi.library import warn_of_ports
 from dask_gpu_mpi.network.dashboard_link import ssh_line
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -99,6 +100,7 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
     gpus = any(worker.devices for worker in plan.workers)
     return (
         *open_warnings(joined.cluster.address, options),
+        *warn_of_ports(joined.environ),
         *options.warnings,
         *plan.warnings,
         *version_warnings(gpus=gpus),

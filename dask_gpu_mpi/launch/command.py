@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 
 from .allocation import Allocation
@@ -81,6 +82,7 @@ def decide(
     cwd: str,
     root: bool = False,
     job_end: str = "",
+    is_public: bool = False,
 ) -> Launch:
     """The commands of a job.
 
@@ -96,6 +98,8 @@ def decide(
         Whether this is the superuser.
     job_end : str
         When Slurm ends the job, in seconds since the epoch: its older versions do not set it for `session.on_walltime`.
+    is_public : bool
+        Whether others may read the output of `launch`, which ranks on other nodes can't find out.
 
     Raises
     ------
@@ -110,6 +114,8 @@ def decide(
     changes = launch_environment(environ, allocation, library, starter, root=root)
     if job_end:
         changes["SLURM_JOB_END_TIME"] = job_end
+    if is_public:
+        changes[PUBLIC] = "1"
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     if request.signal and starter.kind != "flux":
         raise LauncherError(

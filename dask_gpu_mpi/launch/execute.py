@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dask_gpu_mpi.base.owners import is_ours
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.base.safe_paths import make_folder, remove
-from dask_gpu_mpi.base.streams import PUBLIC, is_public, say
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
 
 from .command import Launch
@@ -131,8 +131,6 @@ def run_launch(
         Exit code of the preflight if it fails, else the job's.
     """
     child = {name: value for name, value in {**environ, **launch.environment}.items() if value is not None}
-    if is_public(environ):
-        child[PUBLIC] = "1"
     try:
         if launch.make:
             make_folder(launch.make)

@@ -17,14 +17,14 @@ from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
 from dask_gpu_mpi.network.ucx import lacks_rdma, load_library
 
-from . import launcher_check
+from . import launcher_check, loopback, openmpi
 from .finalize import finalize_at_exit
 from .launcher_watchdog import look_after_launcher
 from .launchers import all_on_one_host
 from .loopback import closed_to_others
 from .openmpi import fewer_components
 
-__all__ = ["abort", "before_finalize", "check_threads", "load_mpi", "load_ucx_first"]
+__all__ = ["abort", "before_finalize", "check_threads", "load_mpi", "load_ucx_first", "warn_of_ports"]
 
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
@@ -170,6 +170,18 @@ def check_threads() -> None:
             "while the script runs). Fix: MPI.Init_thread() instead of MPI.Init(), no mpi4py.rc.threads and thread_level, "
             "MPICH_MAX_THREAD_SAFETY=multiple (Cray), MV2_ENABLE_AFFINITY=0 (MVAPICH2)"
         )
+
+
+def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
+    """Warnings of what leaves MPI a port in a job on one host, where it needs none."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is None or not mpi.__file__ or not all_on_one_host(environ):
+        return []
+    warnings = (
+        loopback.left_open(environ, mpi.Get_library_version()),
+        openmpi.left_open(environ, mpi.__file__),
+    )
+    return [*filter(None, warnings)]
 
 
 def before_finalize(function: Callable[[], object]) -> None:

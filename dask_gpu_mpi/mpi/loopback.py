@@ -20,9 +20,9 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from dask_gpu_mpi.network.ucx import CLOSED
+from dask_gpu_mpi.network.ucx import CLOSED, opened_by
 
-__all__ = ["closed_to_others"]
+__all__ = ["closed_to_others", "left_open"]
 
 NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
@@ -31,10 +31,12 @@ ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
 AT_LOAD = {"UCX_HANDLE_ERRORS": ("none", re.compile(r"UCX_HANDLE_ERRORS"))}
 ON_ONE_HOST = {
     "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
-    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_(NET_DEVICES|TLS)")),
+    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_NET_DEVICES")),  # also where somebody has chosen TCP
     "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
     "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
 }
+#: MPICH and its relatives say in their version what they send with: "ch4:ucx ofi".
+WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 
 
 @contextmanager
@@ -60,6 +62,25 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     finally:
         for name in settings:
             os.environ.pop(name, None)
+
+
+def left_open(environ: Mapping[str, str], version: str) -> str:
+    """The warning of a setting by which ranks that are all on this host listen on a TCP port of UCX; empty: none does.
+
+    Parameters
+    ----------
+    environ : mapping
+        What the user, or a module of the site, has chosen.
+    version : str
+        ``MPI.Get_library_version()``.
+    """
+    if "UCX_TLS" not in environ or not opened_by(environ) or not WITH_UCX.search(version):
+        return ""
+    reached = "node" if environ.get("UCX_NET_DEVICES", "lo") == "lo" else "network"
+    return (
+        f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port that asks for no key: anyone on this {reached} "
+        f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
+    )
 
 
 def _ucx_is_loaded() -> bool:

@@ -7,7 +7,8 @@ to 5.0). That is half of the start of a cluster, so such hosts are started witho
 Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
 
 The component for TCP makes each rank listen on all interfaces, also where all ranks are on one host and talk through shared
-memory. Whoever reaches such a port can end the job, and send it messages as a rank (docs/security.md).
+memory. Whoever reaches such a port can end the job, and write into its memory (docs/security.md). If somebody has chosen what to
+leave out (``^openib``), TCP is added to that; any other choice stays, and `left_open` warns of it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["fewer_components"]
+__all__ = ["fewer_components", "left_open"]
 
 PREFIX = "OMPI_MCA_"
+BTL = f"{PREFIX}btl"
 #: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
 LEFT_OUT = {"btl": "^ofi"}
 LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
@@ -41,7 +43,9 @@ NETWORKS = ("/sys/class/infiniband/*", "/sys/class/cxi/*", "/dev/kgni*", "/dev/h
 #: Where the installation's configuration is, and how the files are called (opal/mca/installdirs, opal/mca/base/mca_base_var.c).
 FOLDERS = (("OPAL_SYSCONFDIR", ""), ("OPAL_PREFIX", "etc"))
 FILES = "openmpi-mca-params*.conf"
-SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)", re.MULTILINE)
+#: The one that counts more than the environment.
+OVERRIDE = "openmpi-mca-params-override.conf"
+SETTING = re.compile(r"^[^\S\n]*(?:--?mca\s+(\w+)\s|(\w+)\s*=)([^\n]*)", re.MULTILINE)
 
 
 @contextmanager
@@ -71,25 +75,63 @@ def fewer_components(
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
     waits = not any(map(glob.glob, networks))
-    if (
-        not any(map(FILES_ELSEWHERE.fullmatch, parameters))
-        and (waits or one_host)
-        and (library := _library_of(module)) is not None
-    ):
-        parameters |= _configured(environ, library)
+    library = _library_of(module) if waits or one_host else None
+    if library is not None and not any(map(FILES_ELSEWHERE.fullmatch, parameters)):
+        parameters |= _configured(environ, library).keys()
         left_out = {} if not waits else LEFT_OUT_BESIDE_UCX if beside_ucx else LEFT_OUT
         for name, value in left_out.items():
             if not any(map(CHOSEN[name].fullmatch, parameters)):
                 settings[PREFIX + name] = value
         if one_host and "btl" not in parameters:
-            others = settings.get(PREFIX + "btl")
-            settings[PREFIX + "btl"] = "^tcp" if others is None else f"{others},tcp"
+            others = settings.get(BTL)
+            settings[BTL] = "^tcp" if others is None else f"{others},tcp"
+    chosen = environ.get(BTL, "")
+    if library is not None and one_host and chosen.startswith("^") and _leaves_tcp(chosen):
+        settings[BTL] = f"{chosen},tcp"
+    before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for name in settings:  # they were ours, and are not for the children of the script
-            os.environ.pop(name, None)
+        for name, was in before.items():  # ours are not for the children of the script
+            if was is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = was
+
+
+def left_open(environ: Mapping[str, str], module: str) -> str:
+    """The warning of a setting by which ranks that are all on this host listen on a TCP port; empty: none does.
+
+    Parameters
+    ----------
+    environ, module : mapping, str
+        As for `fewer_components`.
+    """
+    if (library := _library_of(module)) is None:
+        return ""
+    value, file = _configured(environ, library).get("btl", (None, None))
+    chosen = environ.get(BTL)
+    elsewhere = [name for name in environ if FILES_ELSEWHERE.fullmatch(name.removeprefix(PREFIX))]
+    if file is not None and (chosen is None or file.name == OVERRIDE):
+        setting = f"btl = {value} in {file}" if _leaves_tcp(value or "") else ""
+    elif chosen is not None:
+        setting = f"{BTL}={chosen}" if _leaves_tcp(chosen) and not chosen.startswith("^") else ""
+    else:
+        setting = f"{elsewhere[0]}={environ[elsewhere[0]]}" if elsewhere else ""
+    if not setting:
+        return ""
+    return (
+        f"MPI: {setting} has each rank listen on a TCP port that asks for no key: anyone on this node who reaches it can read "
+        f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
+        + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
+    )
+
+
+def _leaves_tcp(components: str) -> bool:
+    """Whether a value of ``btl`` leaves Open MPI its component for TCP; an empty one leaves all."""
+    names = [name.strip() for name in components.removeprefix("^").split(",")]
+    return "tcp" not in names if components.startswith("^") else "tcp" in names or names == [""]
 
 
 def _library_of(module: str) -> Path | None:
@@ -103,17 +145,19 @@ def _library_of(module: str) -> Path | None:
     return None
 
 
-def _configured(environ: Mapping[str, str], library: Path) -> set[str]:
-    """The parameters in Open MPI's configuration files: the user's, the installation's, the system's."""
+def _configured(environ: Mapping[str, str], library: Path) -> dict[str, tuple[str, Path]]:
+    """The parameters in Open MPI's configuration files (the user's, the installation's, the system's): value, and where it is."""
     named = [Path(environ[name]) / rest for name, rest in FOLDERS if environ.get(name)]
     beside = [folder / "etc" for folder in list(library.parents)[:4]]
     files = [file for folder in named + beside for file in folder.glob(FILES)]
     if not files:  # not an installation in one place
         files += map(Path, glob.glob(f"/etc/openmpi*/{FILES}"))
     files.append(Path(environ.get("HOME", "/"), ".openmpi", "mca-params.conf"))
-    found: set[str] = set()
-    for file in files:
+    found: dict[str, tuple[str, Path]] = {}
+    for file in sorted(files, key=lambda file: file.name == OVERRIDE):
         with suppress(OSError):
             text = file.read_text(encoding="utf-8", errors="replace")
-            found.update(either or other for either, other in SETTING.findall(text))
+            found |= {
+                either or other: (value.strip(), file) for either, other, value in SETTING.findall(text)
+            }
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,25 @@ def test_the_plan_of_two_nodes(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> N
     done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check(0)
     assert "h2" in done.stdout
     assert "has not completed" not in done.stderr
+
+
+def test_the_token_is_not_in_public_output_of_another_node(
+    mpirun: Mpi, hosts: TestBed, tmp_path: Path
+) -> None:
+    """The script's rank is on another node than `launch`, and can't see where its output ends."""
+    (tmp_path / "analysis.py").write_text(
+        "from dask_gpu_mpi import initialize\nprint(initialize().dashboard_link)\n"
+    )
+    with tempfile.TemporaryDirectory() as public:  # everyone may enter it, and read what is in it
+        os.chmod(public, 0o755)
+        output = Path(public, "output")
+        options = ["--hosts", "h1,h2", "--client-rank", "1", "--log-directory", str(tmp_path / "logs")]
+        words = [sys.executable, *COMMAND[1:], "launch", *options, str(tmp_path / "analysis.py")]
+        line = hosts.on("h1", ["sh", "-c", f'umask 022; exec "$@" 2> {output}', "sh", *words])
+        env = variables(tmp_path, pbs=False)
+        done = mpirun.run(line, None, bed=hosts, env=env, cwd=tmp_path, timeout=90).check()
+        printed = output.read_text()
+    token = done.stdout.strip().partition("?token=")[2]
+    assert token
+    assert "others may read this output" in printed
+    assert token not in printed

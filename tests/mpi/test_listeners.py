@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
+from pathlib import Path
 
 import psutil
 import pytest
@@ -56,3 +58,47 @@ def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
 def test_script_finds_nothing_of_what_mpi_was_told(mpirun: Mpi) -> None:
     done = mpirun.run(AFTERWARDS, 2, env=UNCHOSEN).check()
     assert done.stdout == "set []\n"
+
+
+#: By MPI a choice, whether it leaves a port of MPI, and whether the job warns of it.
+CHOICES = [
+    ("mpich", "UCX_TLS", "all", True),
+    ("mpich", "UCX_TLS", "^ib", True),
+    ("mpich", "UCX_TLS", "tcp,self,sm", True),
+    ("mpich", "UCX_TLS", "^tcp", False),
+    ("mpich", "UCX_TLS", "sm,self", False),
+    ("mpich", "OMPI_MCA_btl", "self,tcp", False),
+    ("openmpi", "OMPI_MCA_btl", "^openib", False),
+    ("openmpi", "OMPI_MCA_btl", "self,sm,tcp", True),
+    ("openmpi", "HOME", "btl = ^openib", False),  # mpirun makes a variable of it
+    ("openmpi", "HOME", "btl = self,sm,tcp", True),
+    ("openmpi", "UCX_TLS", "all", False),
+]
+
+
+@pytest.mark.parametrize(("mpi", "name", "value", "is_open"), CHOICES, ids=lambda value: str(value))
+def test_choice_that_leaves_a_port_on_one_host(
+    mpirun: Mpi, tmp_path: Path, mpi: str, name: str, value: str, is_open: bool
+) -> None:
+    """It listens on loopback under MPICH, and the job warns once; a list of what is left out has no port at all."""
+    if mpirun.name != mpi:
+        pytest.skip(f"a choice of {mpi}'s")
+    if name == "HOME":
+        (tmp_path / ".openmpi").mkdir()
+        (tmp_path / ".openmpi" / "mca-params.conf").write_text(f"{value}\n")
+    env = UNCHOSEN | {"HOME": str(tmp_path)} | ({} if name == "HOME" else {name: value})
+    code = f"import os, time; print('up', os.environ.get({name!r}), flush=True); time.sleep(60)"
+    job = mpirun.start([*COMMAND, "--interface", "lo", "-c", code], 2, env=env)
+    job.wait_for(re.escape(f"up {env[name]}"))
+    processes = [psutil.Process(pid) for pid in job.processes()]
+    ranks = [psutil.Process(pid) for pid in ranks_of(job).values()]
+    python = psutil.Process().exe()
+    launchers = {place for each in processes if each.exe() != python for place in listening(each)}
+    ports = [listening(each) - launchers for each in ranks]
+    assert [bool(each) for each in ports] == [is_open] * 2
+    if mpi == "mpich":
+        assert {host for each in ports for host, _ in each} <= {"127.0.0.1"}
+    job.signal(15)
+    warnings = [line for line in job.wait(30).stderr.splitlines() if "memory of the ranks" in line]
+    assert len(warnings) == is_open
+    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings)

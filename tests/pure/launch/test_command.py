@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.launch.allocation import Allocation, Host
 from dask_gpu_mpi.launch.command import START, Launch, Request, as_text, decide, python_command
@@ -35,6 +36,7 @@ def made(
     program: tuple[str, ...] = ("my.py", "a b"),
     cwd: str = "/work",
     root: bool = False,
+    is_public: bool = False,
     **request: Any,
 ) -> Launch:
     return decide(
@@ -47,6 +49,7 @@ def made(
         python="/v/python",
         cwd=cwd,
         root=root,
+        is_public=is_public,
     )
 
 
@@ -288,3 +291,15 @@ def test_directory_that_apptainer_can_not_bind(place: str) -> None:
 
 def test_notes_are_one_line_each() -> None:
     assert as_text(Launch({}, (), ("true",)), "job 1\nrm -r /").splitlines() == ["# job 1 rm -r /", "true"]
+
+
+@pytest.mark.parametrize("kind", ["srun", "hydra", "openmpi"])
+def test_ranks_on_other_nodes_are_told_that_others_may_read_their_output(kind: Kind) -> None:
+    launch = made(SLURM, kind, is_public=True, check=True)
+    assert launch.environment[PUBLIC] == "1"
+    # Open MPI forwards nothing by itself
+    pairs = [*zip(launch.run, launch.run[1:], strict=False)]
+    assert (("-x", PUBLIC) in pairs) == (kind == "openmpi")
+    private = made(SLURM, kind)
+    assert PUBLIC not in private.environment
+    assert PUBLIC not in private.run

@@ -7,7 +7,6 @@ import pty
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.launch import execute
 from dask_gpu_mpi.launch.command import Launch
@@ -330,21 +328,3 @@ def test_strangers_link_to_the_logs_is_not_followed(
     ):
         run_launch(launch, os.environ)
     assert os.listdir(tmp_path / "home") == ["1"]
-
-
-def test_ranks_are_told_that_others_may_read_their_output() -> None:
-    """They may have no way to see that: below srun, and on other nodes."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        for mode, told in ((0o644, "1"), (0o600, "None")):
-            with open(Path(folder, "output"), "w") as output:
-                os.chmod(output.name, mode)
-                words = ["", f"import os; print(os.environ.get({PUBLIC!r}))", "{}"]
-                done = subprocess.run(
-                    [sys.executable, "-c", LAUNCH, *words],
-                    stdout=subprocess.PIPE,
-                    stderr=output,
-                    text=True,
-                    timeout=60,
-                )
-            assert done.stdout == f"{told}\n"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 
+import dask
 import pytest
 
 from dask_gpu_mpi.mpi import loopback
-from dask_gpu_mpi.mpi.loopback import closed_to_others
+from dask_gpu_mpi.mpi.loopback import closed_to_others, left_open
 
 ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
 LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
@@ -40,7 +41,7 @@ def test_for_the_time_of_the_start() -> None:
     ("chosen", "left_alone"),
     [
         ("UCX_NET_DEVICES", {"UCX_NET_DEVICES"}),
-        ("UCX_TLS", {"UCX_TLS", "UCX_NET_DEVICES"}),
+        ("UCX_TLS", {"UCX_TLS"}),
         ("UCX_HANDLE_ERRORS", {"UCX_HANDLE_ERRORS"}),
         ("FI_PROVIDER", {"FI_TCP_IFACE", "FI_SOCKETS_IFACE"}),
         ("FI_TCP_IFACE", {"FI_TCP_IFACE"}),
@@ -60,3 +61,32 @@ def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.Monkey
     """It would print a warning of a variable that nobody uses."""
     monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: True)
     assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}
+
+
+OF_UCX = "MPICH Version: 5.0.2\nMPICH Device:       ch4:ucx ofi\n"
+
+
+@pytest.mark.parametrize(
+    ("value", "is_open"),
+    [
+        ("all", True),
+        ("^ib", True),
+        ("tcp,self,sm", True),
+        ("^tcp", False),
+        ("^sysv,tcp", False),
+        ("sm,self", False),
+        (None, False),
+    ],
+)
+def test_warning_of_a_choice_that_leaves_a_port(value: str | None, is_open: bool) -> None:
+    environ = {} if value is None else {"UCX_TLS": value}
+    with dask.config.set({"distributed-ucxx.environment.tls": "tcp"}):  # that is Dask's, not MPI's
+        warning = left_open(environ, OF_UCX)
+    assert bool(warning) == is_open
+    if is_open:
+        assert f"UCX_TLS={value}" in warning
+        assert (
+            "anyone on this node who reaches it can read and write the memory of the ranks. Fix: " in warning
+        )
+    # no other library listens by UCX for it
+    assert left_open(environ, "Open MPI v5.0.11") == left_open(environ, "MPICH Device: ch4:ofi") == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.mpi import openmpi
-from dask_gpu_mpi.mpi.openmpi import fewer_components
+from dask_gpu_mpi.mpi.openmpi import fewer_components, left_open
 
 FILE = "openmpi-mca-params.conf"
 VARIABLE = "OMPI_MCA_btl"
@@ -60,13 +60,19 @@ def test_beside_another_ucx_nothing_starts_it(library: Path, tmp_path: Path) -> 
     assert inside(environ) == {VARIABLE: "^ofi,uct"}
 
 
-def test_ranks_of_one_host_have_no_tcp(library: Path, tmp_path: Path) -> None:
+def test_ranks_of_one_host_have_no_tcp(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def btl(
-        environ: dict[str, str], networks: tuple[str, ...] = (), *, beside_ucx: bool = False
+        environ: dict[str, str],
+        networks: tuple[str, ...] = (),
+        *,
+        beside_ucx: bool = False,
+        restored: str | None = None,
     ) -> str | None:
         with fewer_components(environ, "module", beside_ucx=beside_ucx, one_host=True, networks=networks):
             inside = os.environ.get(VARIABLE)
-        assert not UCX.keys() & os.environ.keys()
+        assert {os.environ.get(name) for name in UCX} == {restored, None}
         return inside
 
     environ = {"HOME": str(tmp_path)}
@@ -77,6 +83,64 @@ def test_ranks_of_one_host_have_no_tcp(library: Path, tmp_path: Path) -> None:
     assert btl(environ | {"OMPI_MCA_btl_ofi_mode": "1", "OMPI_MCA_btl_tcp_if_include": "ib0"}) == "^tcp"
     assert btl(environ | {VARIABLE: "self,tcp"}) is None
     assert btl(environ | {"OMPI_MCA_mca_base_param_files": "x"}) is None
+    # a list of what is left out, as many sites set it, is made longer
+    monkeypatch.setenv(VARIABLE, "^openib")
+    assert btl(environ | {VARIABLE: "^openib"}, restored="^openib") == "^openib,tcp"
+    elsewhere = {VARIABLE: "^openib", "OMPI_MCA_mca_base_param_files": "x"}
+    assert btl(environ | elsewhere, (str(tmp_path),), restored="^openib") == "^openib,tcp"
+    with fewer_components({VARIABLE: "^openib"}, "module", networks=()):  # several hosts
+        assert os.environ[VARIABLE] == "^openib"
+    monkeypatch.setenv(VARIABLE, "^tcp,openib")
+    assert btl(environ | {VARIABLE: "^tcp,openib"}, restored="^tcp,openib") == "^tcp,openib"
+
+
+@pytest.mark.parametrize(
+    ("value", "in_variable", "in_file"),
+    [
+        ("^openib", False, True),
+        ("^openib,tcp", False, False),
+        ("self,vader,tcp", True, True),
+        ("self,vader", False, False),
+    ],
+)
+def test_warning_of_a_choice_that_leaves_a_port(
+    library: Path, tmp_path: Path, value: str, in_variable: bool, in_file: bool
+) -> None:
+    environ = {"HOME": str(tmp_path)}
+    assert left_open(environ, "module") == ""
+
+    def told(environ: dict[str, str], setting: str) -> bool:
+        warning = left_open(environ, "module")
+        if warning:
+            assert f"{setting} " in warning
+            assert (
+                "anyone on this node who reaches it can read and write the memory of the ranks. Fix: "
+                in warning
+            )
+        return bool(warning)
+
+    assert told(environ | {VARIABLE: value}, f"{VARIABLE}={value}") == in_variable
+    conf = library.parents[1] / "etc" / FILE
+    conf.write_text(f"mtl = ^ofi\nbtl = {value}  \n")
+    assert told(environ, f"btl = {value} in {conf}") == in_file
+    assert told(environ | {VARIABLE: "^openib"}, "") is False  # the variable counts, not the file
+    override = conf.with_name("openmpi-mca-params-override.conf")
+    conf.rename(override)
+    assert told(environ | {VARIABLE: "^openib"}, f"btl = {value} in {override}") == in_file
+    (tmp_path / ".openmpi").mkdir()
+    (tmp_path / ".openmpi" / "mca-params.conf").write_text("--mca btl self,tcp\n")
+    assert told(environ, f"btl = {value} in {override}") == in_file
+
+
+def test_warning_of_files_that_are_not_read(library: Path, tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "OMPI_MCA_mca_base_param_files": "x"}
+    assert "OMPI_MCA_mca_base_param_files=x " in left_open(environ, "module")
+    assert left_open(environ | {VARIABLE: "^openib"}, "module") == ""
+
+
+def test_no_warning_of_another_library(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openmpi, "_library_of", lambda module: None)
+    assert left_open({VARIABLE: "self,tcp"}, "module") == ""
 
 
 def test_another_library_is_left_alone(monkeypatch: pytest.MonkeyPatch, library: Path) -> None:
