@@ -208,7 +208,8 @@ class Mailbox:
             ended = False
             # With MPICH 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
             if not is_mpich_before_5(MPI.Get_library_version()):
-                self._exchange(_FREE, 0.0, agrees=False)  # for the ranks that are in `free`: they wait no longer
+                # for the ranks that are in `free`: they wait no longer
+                self._exchange(_FREE, 0.0, agrees=False)
                 ended = self._exchange(_LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True)
             if code is not None and not ended:
                 time.sleep(FAILED_GRACE if self.rank else 0.0)
