@@ -101,6 +101,8 @@ class Mailbox:
         self._drops = DroppedMessages(f"rank {self.rank} on {host}")
         #: What has come of the messages that all exchange, by kind and rank.
         self._exchanged: dict[str, dict[int, bool]] = {_FREE: {}, _LAST: {}}
+        #: Those that this rank has sent.
+        self._has_sent: set[str] = set()
         #: Called at the end of this process: its exit code, where it has failed and the other ranks may wait for it in MPI; None:
         #: they are to be waited for.
         self.failure: Callable[[], int | None] = lambda: None
@@ -183,7 +185,8 @@ class Mailbox:
         """Free the communicator, if all ranks come here within `timeout` seconds after rank 0, and agree; else it stays.
 
         MPI's call takes all ranks, so rank 0 hears each first, and decides for all; the others wait at most `patience` seconds
-        for that. What was on its way has been read by then, since a later communicator may get this one's number.
+        for that. What was on its way has been read by then, since a later communicator may get this one's number. A rank that
+        ends instead (`close`) does not agree, and all have one answer: if called again, this does nothing.
         """
         if self._may_call() and self._exchange(_FREE, timeout if self.rank == 0 else patience, agrees=agrees):
             comm, self._comm = self._comm, None
@@ -202,10 +205,12 @@ class Mailbox:
 
         code = self.failure()
         with undisturbed():
+            ended = False
             # With MPICH 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
-            ended = not is_mpich_before_5(MPI.Get_library_version()) and self._exchange(
-                _LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True
-            )
+            if not is_mpich_before_5(MPI.Get_library_version()):
+                # for the ranks that are in `free`: they wait no longer
+                self._exchange(_FREE, 0.0, agrees=False)
+                ended = self._exchange(_LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True)
             if code is not None and not ended:
                 time.sleep(FAILED_GRACE if self.rank else 0.0)
                 say(
@@ -220,6 +225,9 @@ class Mailbox:
         All messages are to rank 0 or from it, and those of one rank come in the order in which they were sent: behind its last
         one there are no more. Rank 0 answers when it has those of all, or at its timeout.
         """
+        if kind in self._has_sent:
+            return False
+        self._has_sent.add(kind)
         limit = time.monotonic() + timeout
         others = set(range(1, self.size)) if self.rank == 0 else {0}
         come = self._exchanged[kind]

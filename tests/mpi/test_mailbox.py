@@ -19,20 +19,24 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 world = MPI.COMM_WORLD
 rank = world.rank
 
+def free(box, *seconds):
+    box.free(*seconds, agrees=True)
+    return box._comm is None
+
 def mailbox():
     return Mailbox(world, "h", time.monotonic() + 30, {"closed": int, "here": int})
 
 # Rank 1 is there while rank 0 does other things and rank 2 has not come; a message is on its way that nobody waits for.
 first = mailbox()
 if rank == 0:
-    while 1 not in first._last:
+    while 1 not in first._exchanged["free"]:
         first.receive()
         time.sleep(0.002)
     world.send("now", dest=2)
 elif rank == 2:
     world.recv(source=0)
     first.send(0, "closed", 2)
-freed = first.free(30, 60)
+freed = free(first, 30, 60)
 
 # Another gets the number of the first, and has none of its messages.
 second = mailbox()
@@ -43,9 +47,9 @@ while rank == 0 and len(heard) < 3:
     time.sleep(0.002)
 
 # Rank 2 does not come: it stays open, for all, also when rank 2 comes later and rank 0 once more.
-kept = None if rank == 2 else second.free(0.3, 60)
+kept = None if rank == 2 else free(second, 0.3, 60)
 world.Barrier()
-late = second.free(60, 60)
+late = free(second, 60, 60)
 tell(**{f"rank{rank}": [freed, kept, late]}, **({"heard": heard} if rank == 0 else {}))
 """
 )
@@ -69,19 +73,17 @@ MPI.Get_library_version = lambda: "any but MPICH 4"
 rank = MPI.COMM_WORLD.rank
 box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
 started = time.monotonic()
-freed = box.close() if rank == ENDS else box.free(60, 60)
-tell(**{f"rank{rank}": [freed, time.monotonic() - started < 20]})
+box.close() if rank == ENDS else box.free(60, 60, agrees=True)
+tell(**{f"rank{rank}": [box._comm is None, time.monotonic() - started < 20]})
 """
 )
 
 
 @pytest.mark.parametrize("ends", [0, 1])
 def test_not_freed_where_a_rank_ends(mpirun: Mpi, ends: int) -> None:
-    """Its last message is the same one: the others need not wait for it until their timeout."""
+    """It does not agree, and says so: the others need not wait for it until their timeout."""
     told = facts(mpirun.run(ENDS.replace("ENDS", str(ends)), 3).check())
-    assert [told[f"rank{rank}"] for rank in range(3)] == [
-        [None if rank == ends else False, True] for rank in range(3)
-    ]
+    assert [told[f"rank{rank}"] for rank in range(3)] == [[False, True]] * 3
 
 
 MPICH_4 = (
@@ -95,7 +97,7 @@ MPI.Get_library_version = lambda: VERSION
 box = Mailbox(MPI.COMM_WORLD, "h", time.monotonic() + 30, {})
 box.close()
 MPI.COMM_WORLD.Barrier()
-tell(**{f"rank{box.rank}": len(box._last)})
+tell(**{f"rank{box.rank}": len(box._exchanged["last"])})
 """
 )
 
@@ -175,7 +177,8 @@ while (heard.keys() != expected or box.dropped < dropped) and time.monotonic() <
 MPI.Request.Waitall(requests)
 tell(**{f"rank{rank}": [sorted(heard.items()), box.dropped - dropped]})
 if HOW == "free":
-    tell(**{f"freed{rank}": box.free(30, 60)})
+    box.free(30, 60, agrees=True)
+    tell(**{f"freed{rank}": box._comm is None})
 """
 )
 

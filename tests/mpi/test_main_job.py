@@ -264,7 +264,9 @@ def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
         return
     plan = json.loads(done.stdout)
     assert set(plan) == {"layout", "world_size", "scheduler", "client", "hosts", "workers", "warnings"}
-    assert set(plan["scheduler"]) == set(plan["client"]) == {"rank", "host"}
+    assert set(plan["client"]) == {"rank", "host"}
+    assert set(plan["scheduler"]) == {"rank", "host", "device"}
+    assert plan["scheduler"]["device"] == plan["hosts"][0]["gpus"][0]["uuid"]
     for host in plan["hosts"]:
         assert set(host) == {"host", "ranks", "gpus", "memory"}
         assert all(set(gpu) == {"index", "uuid", "name", "memory"} for gpu in host["gpus"])
