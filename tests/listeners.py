@@ -97,12 +97,16 @@ class Census:
     ----------
     seen : dict
         By socket the times (``time.monotonic()``) at which it was seen first and last.
+    roles : dict
+        By socket the role that its process had when it was seen first: nothing can be found out of one that has ended.
     """
 
     EVERY = 0.1  # seconds
 
     def __init__(self, job: Job) -> None:
         self.seen: dict[Place, tuple[float, float]] = {}
+        self.roles: dict[Place, str] = {}
+        self._processes: dict[int, str] = {}
         self._job = job
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -118,13 +122,17 @@ class Census:
     def look(self) -> set[Place]:
         """All that listen now."""
         found = set()
+        ranks = set(ranks_of(self._job).values())
         for pid in self._job.processes():
+            if (role := role_of(pid, ranks)) not in ("", "ended"):  # one that is ending has no command line
+                self._processes[pid] = role
             with contextlib.suppress(OSError):  # it has ended
                 network = os.readlink(f"/proc/{pid}/ns/net")
                 found |= {Place(network, address, port, pid) for address, port in listening(pid)}
         now = time.monotonic()
         for place in found:
             self.seen[place] = (self.seen.get(place, (now, now))[0], now)
+            self.roles.setdefault(place, self._processes.get(place.pid, "ended"))
         return found
 
     def listeners(self, servers: Iterable[Any]) -> list[Listener]:
@@ -135,17 +143,14 @@ class Census:
         for role, pid, ports in servers:
             roles[pid] = role
             uses |= {(pid, port): what for what, port in ports}
-        ranks = set(ranks_of(self._job).values())
         found = []
         # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
         launchers = {
-            (each.network, each.address, each.port)
-            for each in self.seen
-            if role_of(each.pid, ranks) == "launcher"
+            (each.network, each.address, each.port) for each, role in self.roles.items() if role == "launcher"
         }
         for place in self.seen:
             inherited = (place.network, place.address, place.port) in launchers
-            role = "launcher" if inherited else roles.get(place.pid) or role_of(place.pid, ranks)
+            role = "launcher" if inherited else roles.get(place.pid) or self.roles[place]
             what = "start" if place not in now else uses.get((place.pid, place.port), "")
             found.append(Listener(role, what, place))
         return sorted(found)
