@@ -31,10 +31,12 @@ ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
 WHEN_LOADED = {name: (value, re.compile(name)) for name, value in AT_LOAD.items()}
 ON_ONE_HOST = {
     "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
-    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_NET_DEVICES")),  # also where somebody has chosen TCP
+    "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_NET_DEVICES")),  # even if somebody has chosen TCP
     "FI_TCP_IFACE": ("lo", re.compile(r"FI_(PROVIDER|TCP_IFACE)")),
     "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
 }
+#: UCX's shared memory in ``UCX_TLS``. Without it ranks of one host talk by TCP, which finds no way by loopback.
+MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv", "xpmem"}
 #: MPICH and its relatives say in their version what they send with: "ch4:ucx ofi".
 WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 
@@ -56,6 +58,8 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     settings = {
         name: value for name, (value, chosen) in wanted.items() if not any(map(chosen.fullmatch, environ))
     }
+    if not _by_memory(environ):
+        settings.pop("UCX_NET_DEVICES", None)
     os.environ.update(settings)
     try:
         yield
@@ -76,11 +80,19 @@ def left_open(environ: Mapping[str, str], version: str) -> str:
     """
     if "UCX_TLS" not in environ or not opened_by(environ) or not WITH_UCX.search(version):
         return ""
-    reached = "node" if environ.get("UCX_NET_DEVICES", "lo") == "lo" else "network"
+    devices = environ.get("UCX_NET_DEVICES", "lo" if _by_memory(environ) else "")
+    reached = "node" if devices == "lo" else "network"
     return (
         f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port that asks for no key: anyone on this {reached} "
         f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
     )
+
+
+def _by_memory(environ: Mapping[str, str]) -> bool:
+    """Whether UCX has shared memory between ranks of one host."""
+    chosen = environ.get("UCX_TLS", CLOSED)
+    names = set(chosen.removeprefix("^").split(","))
+    return not names & MEMORY - {"sysv", "xpmem"} if chosen.startswith("^") else bool(names & MEMORY)
 
 
 def _ucx_is_loaded() -> bool:

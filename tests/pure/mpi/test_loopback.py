@@ -12,6 +12,7 @@ from dask_gpu_mpi.mpi.loopback import closed_to_others, left_open
 
 ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
 LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
+OF_UCX = "MPICH Version: 5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 ALL = ANYWHERE | LOOPBACK | {"UCX_TLS": "^sysv,tcp"}
 
 
@@ -49,7 +50,20 @@ def test_for_the_time_of_the_start() -> None:
     ],
 )
 def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
-    assert inside({chosen: "any"}).keys() == ALL.keys() - left_alone
+    assert inside({chosen: "all"}).keys() == ALL.keys() - left_alone
+
+
+@pytest.mark.parametrize("transports", ["tcp", "tcp,self", "^sm", "^posix,sysv"])
+def test_ranks_that_have_tcp_alone_keep_their_network(transports: str) -> None:
+    """By loopback they would not find each other."""
+    assert "UCX_NET_DEVICES" not in inside({"UCX_TLS": transports})
+    assert "anyone on this network" in left_open({"UCX_TLS": transports}, OF_UCX)
+
+
+@pytest.mark.parametrize("transports", ["all", "^ib", "tcp,self,sm", "self,posix,tcp", "^sysv"])
+def test_ranks_with_shared_memory_have_loopback(transports: str) -> None:
+    assert inside({"UCX_TLS": transports})["UCX_NET_DEVICES"] == "lo"
+    assert "anyone on this node" in left_open({"UCX_TLS": transports}, OF_UCX)
 
 
 def test_on_several_hosts_they_talk_by_tcp() -> None:
@@ -61,9 +75,6 @@ def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.Monkey
     """It would print a warning of a variable that nobody uses."""
     monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: True)
     assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}
-
-
-OF_UCX = "MPICH Version: 5.0.2\nMPICH Device:       ch4:ucx ofi\n"
 
 
 @pytest.mark.parametrize(
