@@ -88,7 +88,7 @@ def make_folder(path: Path) -> None:
 
 
 def open_to_append(path: Path, *, make: bool = False, readable: bool = False) -> int:
-    """A descriptor of the file, made for this user alone if it is missing, at whose end is written.
+    """A descriptor of the file, at whose end is written: for this user alone, even if others could read what is there.
 
     Raises
     ------
@@ -109,6 +109,9 @@ def open_to_append(path: Path, *, make: bool = False, readable: bool = False) ->
                     raise PlantedError(errno.EPERM, f"it belongs to another user (uid {status.st_uid})")
                 if status.st_nlink > 1:  # of a file of ours that is something else
                     raise PlantedError(errno.EMLINK, "it has a second name, and others may write its folder")
+            if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+                with contextlib.suppress(OSError):  # a file system without modes
+                    os.fchmod(descriptor, stat.S_IMODE(status.st_mode) & 0o700)
         except BaseException:
             os.close(descriptor)
             raise

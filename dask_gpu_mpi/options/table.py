@@ -47,8 +47,8 @@ _TABLE = (
            ("--dashboard-address",)),
     Option("protocol", "choice", None,
            "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
-           "every rank can. tls: everything encrypted. ucx: tls, with all large data between workers over UCX. tcp: open to "
-           "everyone on the network.",
+           "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
+           "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
            ("--protocol",), choices=(AUTO, *Protocol)),
     Option("worker_class", "class", "auto",
            "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "

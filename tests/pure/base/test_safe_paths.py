@@ -172,6 +172,27 @@ def test_appending_and_folders_that_are_missing(tmp_path: Path) -> None:
         make_folder(path)
 
 
+def test_log_that_others_may_read_is_closed_to_them(tmp_path: Path) -> None:
+    """It is of an earlier run, or another program's."""
+    path = tmp_path / "log"
+    path.write_text("old")
+    path.chmod(0o644)
+    with open(open_to_append(path), "a") as file:
+        file.write("new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "oldnew"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file away")
+def test_log_of_another_user_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    path.chmod(0o644)
+    os.chown(path, OWNER, -1)
+    os.close(open_to_append(path))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
 def test_relative_paths_and_links_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real" / "deep").mkdir(parents=True)
     (tmp_path / "link").symlink_to("real/./deep/..")
