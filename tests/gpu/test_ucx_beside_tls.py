@@ -6,11 +6,14 @@ import asyncio
 import multiprocessing
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from clusters import COMMAND, TELL, facts, scratch_of
 from dask_gpu_mpi.network.credentials import make_credentials
+from harness import Mpi
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
@@ -102,4 +105,64 @@ def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
         assert server.exitcode == 0
     finally:
         server.kill()
+    assert gpus.idle()
+
+
+#: Waits until UCX has started in each worker, which it does a moment after it, and only then looks at its sockets.
+PORTS = (
+    TELL
+    + """
+from distributed import Client, wait
+
+async def ports(dask_worker):
+    import psutil, sys
+    from dask_gpu_mpi.network.ucx_endpoint import Ucx
+    await Ucx.begin()
+    own = {listener.bound_address[1] for listener in dask_worker.listeners}
+    found = [each.laddr for each in psutil.Process().net_connections("inet") if each.status in ("LISTEN", "NONE")]
+    return {
+        "pid": os.getpid(),
+        "ucx": "libucxx" in sys.modules or "ucxx" in sys.modules,
+        "own": len(own),
+        "others": [f"{place.ip}:{place.port}" for place in found if place.port not in own],
+    }
+
+def array(i):
+    import cupy
+    return cupy.full(1_000_000, i, dtype="i8")
+
+def exchange(client):
+    # each worker reads an array of each other one
+    names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
+    made = [client.submit(array, i, workers=[name], pure=False) for i, name in enumerate(names)]
+    wait(made)
+    sums = [client.submit(lambda *all: int(sum(each[0] for each in all)), *made, workers=[name], pure=False) for name in names]
+    assert client.gather(sums) == [sum(range(len(names)))] * len(names)
+
+client = Client()
+exchange(client)
+before = [*client.run(ports).values()]
+client.restart(timeout=60)
+exchange(client)
+tell(before=before, after=[*client.run(ports).values()])
+"""
+)
+
+
+def test_workers_of_a_default_job_listen_on_their_own_ports_alone(
+    gpus: Any, mpirun: Mpi, tmp_path: Path
+) -> None:
+    """UCX opens none, nor does that of a worker that is made again."""
+    script = tmp_path / "script.py"
+    script.write_text(PORTS)
+    done = mpirun.run([*COMMAND, str(script)], 1, timeout=200).check()
+    told = facts(done)
+    before, after = told["before"], told["after"]
+    assert len(before) == len(after) == len(gpus.uuids)
+    assert not {each["pid"] for each in before} & {each["pid"] for each in after}
+    for each in (*before, *after):
+        assert each["own"] == 1
+        assert each["ucx"]
+        assert each["others"] == []
+    assert scratch_of(mpirun.jobs[-1]) == []
     assert gpus.idle()
