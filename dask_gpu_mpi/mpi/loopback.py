@@ -36,7 +36,7 @@ ON_ONE_HOST = {
     "FI_SOCKETS_IFACE": ("lo", re.compile(r"FI_(PROVIDER|SOCKETS_IFACE)")),
 }
 #: UCX's shared memory in ``UCX_TLS``. Without it ranks of one host talk by TCP, which finds no way by loopback.
-MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv", "xpmem"}
+MEMORY = {"all", "sm", "shm", "mm", "posix", "sysv"}
 #: MPICH and its relatives say in their version what they send with: "ch4:ucx ofi".
 WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 
@@ -92,7 +92,7 @@ def _by_memory(environ: Mapping[str, str]) -> bool:
     """Whether UCX has shared memory between ranks of one host."""
     chosen = environ.get("UCX_TLS", CLOSED)
     names = set(chosen.removeprefix("^").split(","))
-    return not names & MEMORY - {"sysv", "xpmem"} if chosen.startswith("^") else bool(names & MEMORY)
+    return not names & MEMORY - {"sysv"} if chosen.startswith("^") else bool(names & MEMORY)
 
 
 def _ucx_is_loaded() -> bool:

@@ -53,7 +53,7 @@ def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
     assert inside({chosen: "all"}).keys() == ALL.keys() - left_alone
 
 
-@pytest.mark.parametrize("transports", ["tcp", "tcp,self", "^sm", "^posix,sysv"])
+@pytest.mark.parametrize("transports", ["tcp", "tcp,self", "tcp,self,xpmem", "^sm", "^posix,sysv"])
 def test_ranks_that_have_tcp_alone_keep_their_network(transports: str) -> None:
     """By loopback they would not find each other."""
     assert "UCX_NET_DEVICES" not in inside({"UCX_TLS": transports})
