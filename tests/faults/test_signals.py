@@ -14,9 +14,10 @@ from harness import Mpi
 
 BODY = """
 atexit.register(mark, "atexit")
+task = client.submit(time.sleep, 60)  # a signal inside of that would leave half a Future, whose end prints a traceback
 try:
     mark("running")
-    client.submit(time.sleep, 60).result()
+    task.result()
 finally:
     mark("finally")
 """
@@ -241,9 +242,10 @@ left = session.time_left()
 mark("left-none" if left is None else "left-some" if 0 < left < 100 else "left-wrong")
 with open("pid", "w") as file:
     file.write(str(os.getpid()))
+task = client.submit(time.sleep, 60)  # a signal inside of that would leave half a Future, whose end prints a traceback
 try:
     mark("running")
-    client.submit(time.sleep, 60).result()
+    task.result()
 finally:
     mark("finally")
 """
@@ -369,9 +371,10 @@ one.join(20)
 mark(f"code{one.exitcode}")
 with open("pid", "w") as file:
     file.write(str(os.getpid()))
-mark("running")
+task = client.submit(time.sleep, 60)
 try:
-    client.submit(time.sleep, 60).result()
+    mark("running")
+    task.result()
 finally:
     other.join(20)
     mark(f"other{other.exitcode}")

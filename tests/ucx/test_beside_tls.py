@@ -44,7 +44,8 @@ def processes_with_ucx(client):
         'workers': sorted(client.run(has).values()),
         'nannies': sorted(client.run(has, nanny=True).values()),
         'scheduler': client.run_on_scheduler(has),
-        'client': 'ucxx' in sys.modules,  # its library is loaded, before MPI's
+        'client': 'ucxx' in sys.modules,
+        'library of the client': 'libucxx' in sys.modules,
     }
 
 def listening(dask_worker):
@@ -70,28 +71,32 @@ CONNECTED = "client = Client()\n"
 INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx')\nclient = Client()\n"
 
 
-def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
+def check(told: dict[str, Any], workers: int, *, mpi_first: bool = False) -> dict[str, dict[str, Any]]:
     """What holds for every such cluster; returns the looks by name."""
     rows = workers_of(told)
     assert len(rows) == workers
     assert told["scheduler"].startswith("tls://")
     assert all(row["address"].startswith("tls://") for row in rows.values())
     assert told["total"] == pytest.approx(2e6, rel=0.01)
-    # workers alone have loaded UCX
+    # workers alone use UCX; the script's rank has its library before MPI's, for what the script may import
     assert told["loaded"] == {
         "workers": [True] * workers,
         "nannies": [False] * workers,
         "scheduler": False,
         "client": False,
+        "library of the client": not mpi_first,
     }
     assert all(told["over_ucx"]), told
     return rows
 
 
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
-    """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory."""
+    """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory.
+
+    The script can import ucxx, though MPI has a UCX of its own.
+    """
     script = tmp_path / "script.py"
-    script.write_text(HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "sys.exit(7)\n")
+    script.write_text(HEAD + CONNECTED + "seen(client)\n" + MESSAGES + "import ucxx\nsys.exit(7)\n")
     # what others may have put into the working directory: UCX would say more, or load code if told so
     (tmp_path / "ucx.conf").write_text("UCX_LOG_LEVEL=info\n")
     done = mpirun.run([*COMMAND, "--protocol", "ucx", str(script)], 2, cwd=tmp_path, timeout=90).check(7)
@@ -106,7 +111,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
 
 @pytest.mark.one_mpi
 def test_mpi_may_come_first(mpirun: Mpi) -> None:
-    """The rank does not load UCX, so that the order does not matter; what the user configured is kept."""
+    """The rank does not use UCX, and then does not load it either; what the user configured is kept."""
     env = {
         "DASK_DISTRIBUTED__WORKER__TRANSFER__MESSAGE_BYTES_LIMIT": "123 MB",
         "DASK_DISTRIBUTED_UCXX__ENVIRONMENT__RNDV_THRESH": "12345",
@@ -119,7 +124,7 @@ tell(threshold=[*client.run(threshold).values()])
 """
     program = "from mpi4py import MPI\n" + HEAD + INITIALIZED + "seen(client)\n" + MESSAGES + asked
     told = facts(mpirun.run(program, 2, env=env, timeout=90).check())
-    check(told, 2)
+    check(told, 2, mpi_first=True)
     assert told["messages"] == [123_000_000]
     assert all("12345" in value for value in told["threshold"])
 
