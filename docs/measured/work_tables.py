@@ -39,6 +39,18 @@ def idle(name: str, about: str) -> str:
     return caption(name, about, runs) + table(head, rows)
 
 
+def rapids(name: str, about: str) -> str:
+    """Pairs of rapids.py."""
+    rows = [
+        [benchmark, number(ours / 1e9), number(other / 1e9), number(ours / other)]
+        for benchmark, pairs in load(name)["pairs"].items()
+        for ours, other in pairs
+    ]
+    return caption(name, about) + table(
+        ["benchmark", "dask-gpu-mpi, GB/s", "LocalCUDACluster, GB/s", "ratio"], rows
+    )
+
+
 def tasks(name: str, about: str) -> str:
     """Latency and rate of empty tasks; ratios against LocalCluster within trials."""
     found = load(name)["tasks"]
