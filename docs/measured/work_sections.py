@@ -67,8 +67,8 @@ made on several hosts of the same kind.
 `distributed.worker.transfer.message-bytes-limit` is how much a worker asks of another at a time: 50 MB in Dask, 2 GB
 in dask-gpu-mpi where UCX carries GPU data. The last table interleaves the two within one cluster.
 
-UCX without TCP, the present version, beside the version before it, in turn (2×H100, noted by hand): transpose-sum 0.91, 0.89, 1.11 and
-1.10 times as fast, 17 repetitions each; all-to-all 1.07 and 1.04 times.
+UCX without TCP, the present version, beside the version before it, in turn (2×H100, noted by hand): transpose-sum 0.91, 0.89,
+1.11 and 1.10 times as fast, 17 repetitions each; all-to-all 1.07 and 1.04 times.
 """,
         (
             Table(
