@@ -38,11 +38,14 @@ def closing_reason(nanny: Any) -> Callable[[], str]:
 
     async def remembering(*args: Any, **kwargs: Any) -> Any:
         reasons.append(str(kwargs.get("reason", "")))
-        closing = asyncio.ensure_future(close(*args, **kwargs))
-        await asyncio.wait({closing}, timeout=(kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
-        if closing.done():
-            return closing.result()
-        closing.cancel()
+        deadline = asyncio.timeout((kwargs.get("timeout") or DASK_CLOSES) + CLOSING_SLACK)
+        try:
+            # In this task: a server that closes cancels all its own tasks but the one that closes it.
+            async with deadline:
+                return await close(*args, **kwargs)
+        except TimeoutError:
+            if not deadline.expired():
+                raise  # Dask's own
         logger.warning(
             "the nanny of worker %s has not closed, perhaps because of a plugin's teardown; it is closed without that",
             getattr(nanny, "name", None),

@@ -136,7 +136,7 @@ def test_all_of_cudaworkers_options_as_json(mpirun: Mpi, libdir: Path, tmp_path:
     gpus = (*make_gpus(1, host="small", memory=16 * GIB), *make_gpus(1, host="large", memory=80 * GIB))
     logs = tmp_path / "logs"  # made where the workers are
     options = {
-        "rmm_pool_size": "10 GiB", "rmm_maximum_pool_size": 0.75, "rmm_async": True, "rmm_release_threshold": 0.5,
+        "rmm_maximum_pool_size": 0.75, "rmm_async": True, "rmm_release_threshold": 0.5,
         "rmm_track_allocations": True, "rmm_log_directory": str(logs), "device_memory_limit": "8 GiB", "enable_cudf_spill": True,
         "cudf_spill_stats": 1, "pre_import": "wave,dbm.dumb", "enable_nvlink": None, "enable_tcp_over_ucx": True,
         "memory_limit": "1 GiB", "resources": {"FOO": 2}, "lifetime": "1 hour",
@@ -163,7 +163,7 @@ tell(inside=sorted(client.run(inside).values()))
     (small, large, cpu) = told["inside"]
     for (_, calls, cudf, imported), memory in ((small, 16 * GIB), (large, 80 * GIB)):
         assert calls == [
-            ["CudaAsyncMemoryResource", {"initial_pool_size": 10 * GIB, "release_threshold": memory // 2}],
+            ["CudaAsyncMemoryResource", {"initial_pool_size": None, "release_threshold": memory // 2}],
             ["LimitingResourceAdaptor", {"allocation_limit": memory * 3 // 4}],
             ["enable_logging", {"log_file_name": calls[2][1]["log_file_name"]}],
             ["TrackingResourceAdaptor", {}],

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 import subprocess
 from collections.abc import Iterable
 from types import SimpleNamespace
@@ -96,6 +98,27 @@ def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pyte
             assert not os.path.exists(f"/proc/{pid}")
 
     asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_nanny_that_closes_since_its_worker_has_left_logs_no_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It closes in a task of its own then, and a server that closes cancels all its tasks but the one that closes it."""
+
+    async def run() -> None:
+        address = "tcp://127.0.0.1:0"
+        async with distributed.Scheduler(host=address, dashboard_address="127.0.0.1:0") as scheduler:
+            nanny: Any = distributed.Nanny(scheduler.address, nthreads=1, dashboard_address="127.0.0.1:0")
+            reason = closing_reason(nanny)
+            await nanny
+            nanny.close_gracefully()
+            os.kill(nanny.pid, signal.SIGKILL)
+            await nanny.finished()
+            assert reason() == "nanny-close-gracefully"
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(asyncio.wait_for(run(), 60))
+    assert [each for each in caplog.records if each.name == "distributed.nanny"] == []
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.0])
