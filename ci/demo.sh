@@ -24,4 +24,4 @@ if [[ $(id -u) -eq 0 ]]; then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 set -x
-exec mpirun -np "$ranks" "${options[@]}" python -m dask_gpu_mpi examples/digits_pca.py
+exec mpirun -np "$ranks" "${options[@]}" python -m dask_gpu_mpi --no-dashboard examples/digits_pca.py
