@@ -15,7 +15,7 @@ from dask_gpu_mpi.base.descriptors import away_from_here
 from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
-from dask_gpu_mpi.network.ucx import lacks_rdma, load_library
+from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, lacks_rdma, load_library
 
 from . import launcher_check, loopback, openmpi
 from .finalize import finalize_at_exit
@@ -218,9 +218,10 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
     """
     global _ucx_is_first
     if not required:
-        loses_rdma = lacks_rdma(environ) and not all_on_one_host(environ)
+        one_host = all_on_one_host(environ)
+        loses_rdma = lacks_rdma(environ) and not one_host
         if "mpi4py.MPI" not in sys.modules and not loses_rdma:
-            _ucx_is_first = load_library() or _ucx_is_first
+            _ucx_is_first = load_library(AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES) or _ucx_is_first
         return
     if "mpi4py.MPI" in sys.modules:
         if _ucx_is_first or "ucxx" in sys.modules:

@@ -20,15 +20,13 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from dask_gpu_mpi.network.ucx import AT_LOAD, CLOSED, opened_by
+from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by
 
 __all__ = ["closed_to_others", "left_open"]
 
 NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
 ANYWHERE = {"UCX_TLS": (NO_SYSTEM_V, re.compile(r"UCX_TLS"))}
-#: Later UCX warns of a variable that nobody uses.
-WHEN_LOADED = {name: (value, re.compile(name)) for name, value in AT_LOAD.items()}
 ON_ONE_HOST = {
     "UCX_TLS": (CLOSED, re.compile(r"UCX_TLS")),
     "UCX_NET_DEVICES": ("lo", re.compile(r"UCX_NET_DEVICES")),  # even if somebody has chosen TCP
@@ -52,7 +50,10 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     one_host : bool
         Whether all ranks are on this host.
     """
-    wanted = ANYWHERE | WHEN_LOADED if not _ucx_is_loaded() else ANYWHERE
+    wanted = dict(ANYWHERE)
+    if not _ucx_is_loaded():  # later it warns of a variable that nobody uses
+        at_load = AT_LOAD if one_host else AT_LOAD_BETWEEN_NODES
+        wanted |= {name: (value, re.compile(name)) for name, value in at_load.items()}
     if one_host:
         wanted = wanted | ON_ONE_HOST
     settings = {

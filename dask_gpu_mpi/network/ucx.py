@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AT_LOAD",
+    "AT_LOAD_BETWEEN_NODES",
     "CLOSED",
     "UcxAbility",
     "configured_environment",
@@ -342,7 +343,14 @@ def users_config() -> Iterator[None]:
             dask.config.config[key] = before
 
 
-def load_library() -> bool:
+#: What UCX reads when its library is loaded. Up to 1.19 it answers an error with forty lines in the job's output and handles
+#: Python's signals. Its errors go to standard output, where the script's results are.
+AT_LOAD = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
+#: The same for MPI between nodes, whose port is open to all: UCX would print a warning for each connection of a stranger.
+AT_LOAD_BETWEEN_NODES = {**AT_LOAD, "UCX_LOG_LEVEL": "error"}
+
+
+def load_library(settings: Mapping[str, str] = AT_LOAD) -> bool:
     """Load UCX's library as the first lines of `ucxx` do, without what ucxx imports; False where it is no package of wheels.
 
     UCX puts a hook into each function of libc that maps memory and, when it starts, of CUDA. At each it waits for 50 ms, in case
@@ -351,22 +359,17 @@ def load_library() -> bool:
     # ucxx sets a variable that its UCX does not know, which warns of it in every process
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
-        with _loading(), away_from_here():
+        with _loading(settings), away_from_here():
             importlib.import_module("libucxx").load_library()
     except (ImportError, AttributeError, OSError):
         return False
     return True
 
 
-#: What UCX reads when its library is loaded. Up to 1.19 it answers an error with forty lines in the job's output and handles
-#: Python's signals. Its errors go to standard output, where the script's results are.
-AT_LOAD = {"UCX_HANDLE_ERRORS": "none", "UCX_LOG_FILE": "stderr"}
-
-
 @contextmanager
-def _loading() -> Iterator[None]:
-    """Load UCX's library in here, with `AT_LOAD` unless the user has chosen."""
-    settings = {name: value for name, value in AT_LOAD.items() if name not in os.environ}
+def _loading(wanted: Mapping[str, str] = AT_LOAD) -> Iterator[None]:
+    """Load UCX's library in here, with these settings unless the user has chosen."""
+    settings = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(settings)
     try:
         yield

@@ -72,7 +72,7 @@ def test_ucx_is_loaded_for_what_the_script_imports(
     if mpi_is_loaded:
         monkeypatch.setitem(sys.modules, "mpi4py.MPI", types.ModuleType("mpi4py.MPI"))
     loaded = []
-    monkeypatch.setattr(library, "load_library", lambda: loaded.append("library") or True)
+    monkeypatch.setattr(library, "load_library", lambda settings: loaded.append("library") or True)
     monkeypatch.setattr(library, "lacks_rdma", lambda environ: lacks)
     monkeypatch.setattr(library, "all_on_one_host", lambda environ: one_host)
     load_ucx_first({}, required=False)
