@@ -124,6 +124,7 @@ def test_a_removed_worker_stays_away_when_its_agent_is_restarted(mpirun: Mpi) ->
     body = """
 for turn in range(5):
     wait_for_names("0", "0-cpu-0", "1")
+    time.sleep(0.6)  # deaths between two looks of the agent, 0.25 s apart, count once
     os.kill(process_of("0-cpu-0"), signal.SIGKILL)
     wait_for_names("0", "1")
 wait_until(lambda: marked("removed"))
