@@ -72,9 +72,8 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
             one_host = environ is not None and all_on_one_host(environ)
             if environ is not None:
                 settings.enter_context(closed_to_others(environ, one_host=one_host))
-            spec = importlib.util.find_spec(
-                "mpi4py.MPI"
-            )  # which imports mpi4py, and that may load the library
+            # which imports mpi4py, and that may load the library
+            spec = importlib.util.find_spec("mpi4py.MPI")
             if environ is not None and spec is not None and spec.origin:
                 launcher_check.check_library(environ, spec.origin, host)  # which loads it
                 beside_ucx = _ucx_is_first or "ucxx" in sys.modules
@@ -231,7 +230,7 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
             "import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by "
             "`python -m dask_gpu_mpi`"
         )
-    with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False):
+    with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False), away_from_here():
         if not load_library():
             importlib.import_module("ucxx")
         _ucx_is_first = True

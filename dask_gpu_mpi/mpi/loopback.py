@@ -20,7 +20,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by
+from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by, variables
 
 __all__ = ["closed_to_others", "left_open"]
 
@@ -61,12 +61,8 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
     }
     if not _by_memory(environ):
         settings.pop("UCX_NET_DEVICES", None)
-    os.environ.update(settings)
-    try:
+    with variables(settings):
         yield
-    finally:
-        for name in settings:
-            os.environ.pop(name, None)
 
 
 def left_open(environ: Mapping[str, str], version: str) -> str:

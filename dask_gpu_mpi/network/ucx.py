@@ -55,6 +55,7 @@ __all__ = [
     "stop_watching_ucx",
     "transfer_config",
     "users_config",
+    "variables",
     "without_gpu_transports",
 ]
 
@@ -359,7 +360,7 @@ def load_library(settings: Mapping[str, str] = AT_LOAD) -> bool:
     # ucxx sets a variable that its UCX does not know, which warns of it in every process
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")
     try:
-        with _loading(settings), away_from_here():
+        with variables(settings), away_from_here():
             importlib.import_module("libucxx").load_library()
     except (ImportError, AttributeError, OSError):
         return False
@@ -367,8 +368,8 @@ def load_library(settings: Mapping[str, str] = AT_LOAD) -> bool:
 
 
 @contextmanager
-def _loading(wanted: Mapping[str, str] = AT_LOAD) -> Iterator[None]:
-    """Load UCX's library in here, with these settings unless the user has chosen."""
+def variables(wanted: Mapping[str, str]) -> Iterator[None]:
+    """Load or start a library in here with these variables of the environment, but for those that the user has set."""
     settings = {name: value for name, value in wanted.items() if name not in os.environ}
     os.environ.update(settings)
     try:
@@ -422,7 +423,7 @@ def import_ucx() -> None:
 
     os.environ.setdefault("UCX_WARN_UNUSED_ENV_VARS", "n")  # as in `load_library`
     before = set(os.environ)
-    with _loading():
+    with variables(AT_LOAD):
         importlib.import_module("ucxx")
     for section in SECTIONS:
         for key in dask.config.get(f"{section}.environment", None) or {}:
