@@ -3,9 +3,9 @@
     python benchmarks/rapids.py [--pairs 5] [--only merge shuffle transpose-sum polars] [--json FILE]
 
 Run it with the Python of an environment that has cuDF, CuPy, dask-cuda and an MPI, whose mpirun is used; `polars` needs
-cudf-polars as well. Ours is the default cluster, found by its scheduler file. Both have an RMM pool of half a GPU. Polars has
-none, and is compared with the cluster that its DaskEngine makes for itself. Ratios are of throughput, pair by pair; above 1 ours
-is faster.
+cudf-polars as well. Ours is the default cluster, found by its scheduler file. Both use the first two GPUs and have an RMM pool of
+half of each, CuPy's arrays in it. Polars has none, and is compared with the cluster that its DaskEngine makes for itself. Ratios
+are of throughput, pair by pair; above 1 ours is faster.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from common import cluster, default_launcher, machine, parser_for, write
 
 ROOT = Path(__file__).resolve().parents[1]
 POOL = 0.5
+#: Their own choice is the first GPU alone.
+DEVICES = "0,1"
 #: Module of dask_cuda.benchmarks, and its arguments.
 BENCHMARKS = {
     "merge": ("local_cudf_merge", "-c", "20000000", "--runs", "10"),
@@ -95,11 +97,26 @@ def measure(name: str, launcher: list[str], folder: Path) -> tuple[float, float]
     else:
         module, *arguments = BENCHMARKS[name]
         module, file = f"dask_cuda.benchmarks.{module}", str(folder / "scheduler.json")
-        options = ("--no-dashboard", "--worker-options", json.dumps({"rmm_pool_size": POOL}))
+        memory = {
+            "rmm_pool_size": POOL,
+            "rmm_allocator_external_lib_list": "cupy",
+        }  # as the other's own set-up does
+        options = ("--no-dashboard", "--worker-options", json.dumps(memory))
         # with a scheduler file their own `-p` is a label
         ours = [*cluster(launcher, 1, *options, "--scheduler-file", file, "-m", module), *arguments]
         ours += ["--scheduler-file", file, "-p", "tcp"]
-        other = [sys.executable, "-m", module, *arguments, "-p", "ucx", "--rmm-pool-size", str(POOL)]
+        other = [
+            sys.executable,
+            "-m",
+            module,
+            *arguments,
+            "-p",
+            "ucx",
+            "--rmm-pool-size",
+            str(POOL),
+            "-d",
+            DEVICES,
+        ]
     return throughput(output(ours)), throughput(output(other))
 
 
@@ -110,6 +127,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     arguments = parser.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = DEVICES
     launcher = default_launcher()
     pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in arguments.only}
     document: dict[str, Any] = {"benchmark": "rapids", **machine(launcher), "pairs": pairs}

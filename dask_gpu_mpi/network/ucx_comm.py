@@ -120,7 +120,7 @@ class WorkerComm(TLS):
             ]
             if any(on_device for _, on_device in header["over_ucx"]):
                 endpoint.ucx.synchronize()  # the arrays are there
-            for frame in large:
+            for frame in filter(nbytes, large):
                 async with _time_for(frame):
                     await endpoint.receive(frame)
             over_ucx, over_tls = iter(large), iter(inner.frames)
@@ -159,7 +159,7 @@ class WorkerComm(TLS):
             endpoint.ucx.synchronize()  # the frames are complete
         await super().write(Serialized(header, over_tls))
         with self._aborting_on_error():
-            for frame in over_ucx:
+            for frame in filter(nbytes, over_ucx):
                 async with _time_for(frame):
                     await endpoint.send(frame)
         return sum(map(nbytes, frames))
@@ -168,11 +168,10 @@ class WorkerComm(TLS):
         """Memory of GPUs, and large arrays of NumPy if the user wants that. No other buffer: it may decide how a message is
         deserialised, and TLS alone checks what arrives.
         """
-        size = nbytes(frame)
         if _on_device(frame):
-            return bool(size)
+            return True  # an empty one as well, of which only the header is sent: it is memory of a GPU at the other end, too
         buffer = frame.obj if isinstance(frame, memoryview) else frame
-        return 0 < self.host_frames <= size and type(buffer).__module__ == "numpy"
+        return 0 < self.host_frames <= nbytes(frame) and type(buffer).__module__ == "numpy"
 
     @contextlib.contextmanager
     def _aborting_on_error(self) -> Iterator[None]:

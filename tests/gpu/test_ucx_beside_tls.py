@@ -68,7 +68,7 @@ def fetch(pipe: Any, credentials: dict[str, Any], devices: str, address: str) ->
         from distributed.comm import connect
 
         comm = await connect(address, **Security().get_connection_args("worker"))
-        for size in (1, 1000, 10_000_000):
+        for size in (0, 1, 1000, 10_000_000):
             before = comm.stream._total_read_index if hasattr(comm.stream, "_total_read_index") else None
             await comm.write({"size": size})
             received = await comm.read()

@@ -49,6 +49,7 @@ def _serialize(array: Array) -> tuple[dict[str, Any], list[DeviceMemory]]:
 
 @cuda_deserialize.register(Array)
 def _deserialize(header: dict[str, Any], frames: list[DeviceMemory]) -> Array:
+    assert isinstance(frames[0], DeviceMemory)
     return Array(bytes(frames[0].data))
 
 
@@ -180,6 +181,19 @@ def test_memory_of_gpus_goes_over_ucx_and_nothing_else(network: Network) -> None
     between(talk)
     assert [type(frame) for frame in network.sent] == [bytes, bytes, DeviceMemory, DeviceMemory]
     assert [len(frame) for frame in network.sent[:2]] == [64, 64]  # the proofs
+
+
+def test_memory_of_gpus_of_no_bytes_arrives_as_memory_of_a_gpu(network: Network) -> None:
+    """As the empty column of a cuDF partition; nothing is sent for it."""
+
+    async def talk(comm: Any) -> None:
+        for data in (b"", b"x" * 1000):
+            both = await there_and_back(comm, [Array(data), Array(b"y")])
+            assert [bytes(array.memory.data) for array in both] == [data, b"y"]
+
+    between(talk)
+    assert [len(frame) for frame in network.sent[:2]] == [64, 64]  # the proofs
+    assert [frame.nbytes for frame in network.sent[2:]] == [1, 1, 1000, 1, 1000, 1]
 
 
 def test_large_arrays_of_host_memory_too_where_the_user_wants_it(network: Network) -> None:

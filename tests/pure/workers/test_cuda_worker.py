@@ -36,7 +36,7 @@ class CUDAWorker:
     def __init__(self, **given: Any) -> None:
         self.given = given
         self.visible = os.environ["CUDA_VISIBLE_DEVICES"]
-        own = {plugins.CPUAffinity([0, 1])}
+        own = {plugins.CPUAffinity([0, 1]), plugins.CUDFSetup(given.get("enable_cudf_spill", False), 0)}
         section = {"environment": {"sockaddr-tls-priority": "tcp", "rndv-thresh": "8192"}}
         config = {"distributed-ucxx": section, "probe": 1}
         self.nannies = [SimpleNamespace(env={"OWN": "1"}, config=config, worker_kwargs={"plugins": own})]
@@ -94,6 +94,17 @@ def test_the_plans_cores_and_our_plugins() -> None:
     assert found.keys() == {"CPUAffinity", "Figures", "KeylessDump", "Label", "LogFile"}
     assert found["CPUAffinity"].cores == [2, 3]
     assert found["LogFile"].directory == "/logs"
+
+
+def test_cudf_is_imported_at_the_start_only_if_it_is_to_spill(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_gpu_mpi.workers.cuda_worker.find_spec", lambda name: True)
+
+    def is_set_up(**options: Any) -> bool:
+        (nanny,) = made(**options).nannies
+        return any(isinstance(plugin, plugins.CUDFSetup) for plugin in nanny.worker_kwargs["plugins"])
+
+    assert not is_set_up()
+    assert is_set_up(enable_cudf_spill=True)
 
 
 @pytest.mark.parametrize(
