@@ -29,7 +29,7 @@ DEVICES = "0,1"
 #: Module of dask_cuda.benchmarks, and its arguments.
 BENCHMARKS = {
     "merge": ("local_cudf_merge", "-c", "20000000", "--runs", "10"),
-    "shuffle": ("local_cudf_shuffle", "--partition-size", "100MiB", "--in-parts", "40", "--runs", "10"),
+    "shuffle": ("local_cudf_shuffle", "--partition-size", "100MiB", "--in-parts", "40", "--runs", "5"),
     "transpose-sum": ("local_cupy", "-o", "transpose_sum", "-s", "40000", "-c", "10000", "--runs", "20"),
 }
 UNITS = {"MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -120,6 +120,14 @@ def measure(name: str, launcher: list[str], folder: Path) -> tuple[float, float]
     return throughput(output(ours)), throughput(output(other))
 
 
+def medians(found: list[tuple[float, float]]) -> dict[str, float]:
+    """Of the pairs in which both succeeded; nothing if none did."""
+    good = [pair for pair in found if all(pair)]
+    columns = {"ours": [pair[0] for pair in good], "other": [pair[1] for pair in good]}
+    columns["ratio"] = [ours / other for ours, other in good]
+    return {name: statistics.median(column) for name, column in columns.items()} if good else {}
+
+
 def main() -> None:
     """Measure in pairs, print a table, and write the numbers if a file is given."""
     parser = parser_for(__doc__)
@@ -135,17 +143,13 @@ def main() -> None:
         for _ in range(arguments.pairs):
             for name in arguments.only:
                 pairs[name].append(measure(name, launcher, Path(folder)))
+                document["medians"] = {each: medians(found) for each, found in pairs.items()}
                 write(arguments.json, document)  # the results so far are kept if it ends early
-    for name, found in pairs.items():
-        ratios = [ours / other for ours, other in found if ours and other]
-        if ratios:
-            rates = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-            scale = 1.0 if name == "polars" else 2**30
-            ours, other = (statistics.median(each[i] for each in found if all(each)) / scale for i in (0, 1))
-            unit = "queries/s" if name == "polars" else "GiB/s"
-            print(
-                f"{name:14} {ours:7.2f} {unit}, other {other:7.2f}; ratio {statistics.median(ratios):.2f} ({rates})"
-            )
+    for name, found in document["medians"].items():
+        if found:
+            unit, scale = ("queries/s", 1.0) if name == "polars" else ("GB/s", 1e9)
+            ours, other = found["ours"] / scale, found["other"] / scale
+            print(f"{name:14} {ours:7.2f} {unit}, other {other:7.2f}; ratio {found['ratio']:.2f}")
         else:
             print(f"{name:14} no pair succeeded")
 

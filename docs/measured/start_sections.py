@@ -151,7 +151,7 @@ it is concluded from that time.
             *starts(
                 ("startup-4xH200-no-pyc", "Four GPU workers, no .pyc"),
                 ("startup-2xH200-no-pyc", "Two GPU workers, no .pyc"),
-                ("startup-2xH100-no-pyc", "Two GPU workers, no .pyc, present version"),
+                ("startup-2xH100-rapids", "Two GPU workers, with cuDF installed, present version"),
                 ("startup-1xH200-no-pyc", "One GPU worker, no .pyc"),
             ),
             *(

@@ -79,6 +79,12 @@ def between_gpus(file: str, run: int, way: str) -> Field:
     return Field(file, ("runs", run, "median_GB_s", way))
 
 
+def of_rapids(benchmark: str, scale: float) -> tuple[Field, Field]:
+    """Ours and the other's medians of rapids.py."""
+    ours, other = (Field("rapids-2xH100", ("medians", benchmark, who), scale) for who in ("ours", "other"))
+    return ours, other
+
+
 def tasks(way: str, key: str = "tasks_per_s") -> Field:
     """A median of overhead.py."""
     return Field("overhead", ("tasks", "medians", way, key))
@@ -91,6 +97,14 @@ def idle(file: str, *path: str | int) -> Field:
 
 ROWS = (
     from_start("ready, one worker on each of 4 GPUs", "s", "ready_s", gpus=True),
+    Row(
+        "ready, one worker on each of 2 GPUs, cuDF installed",
+        "s",
+        start("startup-2xH100-rapids", "1x2", OURS, "ready_s"),
+        start("startup-2xH100-rapids", "1x2", "dask-mpi", "ready_s"),
+        start("startup-2xH100-rapids", "1x2", GPU_LOCAL, "ready_s"),
+        GPU_LOCAL,
+    ),
     from_start("ready, 2 ranks × 2 CPU workers", "s", "ready_s"),
     from_start("CPU time of that start", "s", "cpu_ready_s"),
     from_start("memory when ready, 2 ranks × 2 CPU workers", "MiB", "pss_total"),
@@ -102,6 +116,19 @@ ROWS = (
         between_gpus("transfer-all-to-all-2xH100", 0, "LocalCUDACluster, UCX"),
         "LocalCUDACluster, UCX",
         more_is_better=True,
+    ),
+    *(
+        Row(
+            f"dask-cuda's {name} benchmark, 2 GPUs",
+            "GB/s",
+            own,
+            None,
+            other,
+            "LocalCUDACluster, UCX",
+            more_is_better=True,
+        )
+        for name in ("merge", "shuffle", "transpose-sum")
+        for own, other in (of_rapids(name, 1e-9),)
     ),
     Row(
         "empty tasks, 2 CPU workers",
@@ -182,11 +209,7 @@ SLOWER = (
         GPU_LOCAL,
     ),
     Slower(
-        "cuDF merge of dask-cuda's benchmark on 2 GPUs, one pair of runs, not understood yet",
-        "GB/s",
-        Field("rapids-2xH100", ("pairs", "merge", 0, 0), 1e-9),
-        Field("rapids-2xH100", ("pairs", "merge", 0, 1), 1e-9),
-        "LocalCUDACluster, UCX",
+        "a query of Polars on 2 GPUs", "queries/s", *of_rapids("polars", 1.0), "the cluster of its DaskEngine"
     ),
     Slower(
         "an array of 1 GB between two processes on one GPU, an earlier version",

@@ -41,14 +41,14 @@ def idle(name: str, about: str) -> str:
 
 def rapids(name: str, about: str) -> str:
     """Pairs of rapids.py."""
-    rows = [
-        [benchmark, number(ours / 1e9), number(other / 1e9), number(ours / other)]
-        for benchmark, pairs in load(name)["pairs"].items()
-        for ours, other in pairs
-    ]
-    return caption(name, about) + table(
-        ["benchmark", "dask-gpu-mpi, GB/s", "LocalCUDACluster, GB/s", "ratio"], rows
-    )
+    rows = []
+    for benchmark, pairs in load(name)["pairs"].items():
+        unit, scale = ("queries/s", 1.0) if benchmark == "polars" else ("GB/s", 1e9)
+        rows += [
+            [benchmark, unit, number(ours / scale), number(other / scale), number(ours / other)]
+            for ours, other in pairs
+        ]
+    return caption(name, about) + table(["benchmark", "unit", "dask-gpu-mpi", "the other", "ratio"], rows)
 
 
 def tasks(name: str, about: str) -> str:
