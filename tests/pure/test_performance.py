@@ -42,10 +42,8 @@ def test_every_file_of_results_has_its_table() -> None:
     assert sections.files() == {path.stem for path in results.RESULTS.glob("*.json")}
 
 
-def test_the_table_has_eight_rows_with_one_number_a_cell() -> None:
-    rows = summary.main_table().splitlines()[2:]
-    assert len(rows) == 8
-    for row in rows:
+def test_the_table_has_one_number_a_cell() -> None:
+    for row in summary.main_table().splitlines()[2:]:
         *_, own, dask_mpi, other = (cell.strip("* ") for cell in row.strip("| ").split("|"))
         assert float(own.replace(",", ""))
         assert dask_mpi == "not measured" or float(dask_mpi.replace(",", ""))
@@ -65,7 +63,7 @@ def test_a_row_takes_its_figures_from_the_files() -> None:
 
 def test_the_second_table_shows_what_is_better() -> None:
     for row in summary.SLOWER:
-        more_is_better = row.unit == "GB/s"
+        more_is_better = row.unit.endswith("/s")
         assert (row.other.figure() > row.own.figure()) is more_is_better, row.figure
 
 
