@@ -14,6 +14,7 @@ from distributed import Worker, get_worker
 from distributed.comm.addressing import get_address_host
 from distributed.core import error_message, send_recv
 
+from dask_gpu_mpi.base.printable import text_of
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
@@ -105,7 +106,11 @@ def torch_is_initialised() -> bool:
 
 
 def _as_data(error: BaseException) -> dict[str, Any]:
-    message = error_message(error)
+    try:
+        message = error_message(error)
+    except Exception:  # Dask asks for its text, which the user's class may not be able to give
+        instead = RuntimeError(f"{type(error).__name__} {text_of(error)}".strip())
+        message = error_message(instead.with_traceback(error.__traceback__))
     kept = ("exception", "traceback", "exception_text", "traceback_text")
     return {key: message[key] for key in kept}  # type: ignore[literal-required]
 

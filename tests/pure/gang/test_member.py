@@ -47,6 +47,20 @@ def test_every_exception_is_a_failure(error: BaseException) -> None:
     assert carried[2] is not None
 
 
+class Mute(Exception):
+    """As some libraries make them: there is no text before something else has been set."""
+
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+    __repr__ = __str__
+
+
+@pytest.mark.parametrize("error", [Mute(), ExceptionGroup("two", [Mute(), ValueError()])])
+def test_an_exception_that_has_no_text_is_a_failure_of_its_class(error: Exception) -> None:
+    assert f"{type(error).__name__}" in member._as_data(error)["exception_text"]
+
+
 def test_the_end_of_the_gang_is_not_this_members_failure() -> None:
     def function(group: Group) -> None:
         raise GangCancelledError("it is over")
