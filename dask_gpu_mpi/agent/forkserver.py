@@ -20,7 +20,7 @@ import signal
 import socket
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import current_process, resource_tracker, util
+from multiprocessing import current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
@@ -30,8 +30,14 @@ from dask_gpu_mpi.base.signal_actions import NUMBERS, action_before, is_ours, ke
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
-__all__ = ["become_fork_server", "become_resource_tracker", "watch_fork_server"]
+__all__ = [
+    "become_fork_server",
+    "become_resource_tracker",
+    "leave_deleted_directory",
+    "watch_fork_server",
+]
 
+_get_preparation_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 #: sun_path of sockaddr_un, less the terminating zero (unix(7)).
 _UNIX_PATH_MAX = 107
 #: Packages whose processes leave signals to the rank: scheduler and workers.
@@ -104,6 +110,7 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
         False where the standard fork server has to be used.
     """
     server: Any = getattr(stdlib, "_forkserver", None)
+    spawn.get_preparation_data = _prepare
     flush()
     # Collections leave alone what is there now, in this process and in all that it forks: else the first one would write into
     # every page of it, and nothing would be shared any more.
@@ -139,6 +146,20 @@ def become_fork_server(directory: str, close: Sequence[int], preload: Sequence[s
     # One that has died is not to be replaced by the standard one, whose children would have neither our loggers nor our signals.
     server.ensure_running = resource_tracker.ensure_running
     return True
+
+
+def leave_deleted_directory() -> None:
+    """Go elsewhere where the working directory was deleted: multiprocessing can't start a process without one."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        os.chdir("/")
+
+
+def _prepare(name: str) -> dict[str, Any]:
+    """Multiprocessing's, for a process that it starts: the directory may go at any time, and workers are restarted."""
+    leave_deleted_directory()
+    return _get_preparation_data(name)
 
 
 def watch_fork_server(loop: asyncio.AbstractEventLoop, on_end: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
-from .forkserver import become_fork_server, become_resource_tracker
+from .forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
 from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from .orders import UNCONFIGURED, Answer, Configuration
 from .serve import Agent
@@ -191,10 +191,7 @@ def _configure(configuration: Configuration) -> str:
     parent = (
         configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     )
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # it was deleted, and multiprocessing can't start a process without one
-        os.chdir("/")
+    leave_deleted_directory()
     scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
