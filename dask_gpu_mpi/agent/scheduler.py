@@ -22,6 +22,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
 from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
+from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
 
 from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, report_no_server
@@ -243,8 +244,7 @@ def _failure(
 ) -> tuple[Answer, str, int]:
     while error.__cause__ is not None:
         error = error.__cause__
-    no_address = isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
-    if of_dashboard and no_address:
+    if of_dashboard and is_elsewhere(error):
         return (
             Answer.FAILED,
             f"dashboard_address (--dashboard-address): {settings.dashboard_address!r} is not on {socket.gethostname()}, where "

@@ -30,6 +30,13 @@ def check_ports(evidence: Evidence) -> Iterator[Finding]:
             fix = "choose another port with scheduler_port (--scheduler-port), or leave it out for any free port"
         found = f"the scheduler can't listen at {place}: {listening.error}"
         yield Finding("error", "ports", found, fix, head)
+    elif listening.elsewhere:
+        yield Finding(
+            "error", "ports",
+            f"dashboard_address (--dashboard-address): {evidence.dashboard_address!r} is not on "
+            f"{evidence.host(evidence.scheduler_rank)}, where the scheduler runs (expected an address of that node)",
+            "leave the option out, or give the port alone (':8787'), for all addresses of the node", head,
+        )  # fmt: skip
     elif listening.dashboard:
         yield Finding(
             "warning", "ports",

@@ -15,7 +15,14 @@ from dask_gpu_mpi.mpi.gathering import FAIL, gather
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.network.node_pairs import Node, connect_to_peers, listen_for_peers
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Listener, Tokens, connect_to, port_problem
+from dask_gpu_mpi.network.reachability import (
+    CONNECT_TIMEOUT,
+    Listener,
+    Tokens,
+    connect_to,
+    is_elsewhere,
+    port_problem,
+)
 from dask_gpu_mpi.options.model import Options
 
 from .kernel import run_kernels
@@ -157,10 +164,11 @@ class CheckingRank:
 
     def _listen(self, order: ListenOrder) -> Listening:
         port = workers = 0
-        error = dashboard = ""
+        error = ""
+        dashboard: OSError | None = None
         if order.scheduler is not None:
             tokens, wanted, place = order.scheduler
-            dashboard = port_problem(*place) if place is not None else ""
+            dashboard = port_problem(*place) if place is not None else None
             try:
                 self._listeners.append(Listener(order.address, wanted, tokens))
                 port = self._listeners[-1].port
@@ -171,7 +179,9 @@ class CheckingRank:
             with contextlib.suppress(OSError):
                 self._listeners.append(listen_for_peers(order.address, ports, tokens))
                 workers = self._listeners[-1].port
-        return Listening(port, error, dashboard, workers)
+        if dashboard is None:
+            return Listening(port, error, workers=workers)
+        return Listening(port, error, dashboard.strerror or str(dashboard), workers, is_elsewhere(dashboard))
 
     def _test(self, test: RankTest) -> Outcome:
         # In a thread, so that rank 0 can receive meanwhile; it must not use MPI.

@@ -65,6 +65,8 @@ class Listening:
     dashboard: str = ""
     #: Where it listens for other nodes, in the place of its workers; 0: nowhere.
     workers: int = 0
+    #: Whether the dashboard's address is not one of this node's, so that the scheduler can't start.
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -227,13 +227,19 @@ def connect_only(address: str, port: int, timeout: float = CONNECT_TIMEOUT) -> s
     return ""
 
 
-def port_problem(address: str, port: int) -> str:
-    """Why nobody can listen there now; empty: one can."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
+def port_problem(address: str, port: int) -> OSError | None:
+    """Why nobody can listen there now; None: one can."""
+    try:
+        family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
             probe.listen()
-        except OSError as error:
-            return error.strerror or str(error)
-    return ""
+    except OSError as error:
+        return error
+    return None
+
+
+def is_elsewhere(error: BaseException) -> bool:
+    """Whether it was raised since the address to listen at is not one of this node's."""
+    return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL

@@ -161,6 +161,13 @@ def test_port_that_is_taken(mpirun: Mpi) -> None:
     assert "--scheduler-port" in found["remedy"]
 
 
+def test_dashboard_at_an_address_of_another_node(mpirun: Mpi) -> None:
+    """The job itself refuses it, too (TEST-NET-3: nobody's)."""
+    found = red(mpirun.run([*CHECK, "--json", "--dashboard-address", "203.0.113.7:8787"], 2))
+    assert (found["what"], found["ranks"]) == ("ports", [0])
+    assert "'203.0.113.7:8787' is not on" in found["found"]
+
+
 def test_interface_that_is_not_there(mpirun: Mpi) -> None:
     found = red(mpirun.run([*COMMAND, "check", "--json", "--interface", "ib9"], 2))
     assert found["what"] == "network"

@@ -43,6 +43,14 @@ def test_dashboard_port_that_is_taken() -> None:
     assert "127.0.0.1:8787" in finding.found
 
 
+def test_dashboard_at_an_address_of_another_node() -> None:
+    listening = Listening(4711, dashboard="Cannot assign requested address", elsewhere=True)
+    finding = only(evidence(listening=listening))
+    assert (finding.what, finding.level, finding.ranks) == ("ports", "error", (0,))
+    assert "'127.0.0.1:8787' is not on h1, where the scheduler runs" in finding.found
+    assert "leave the option out" in finding.fix
+
+
 @pytest.mark.parametrize(
     ("ahead", "protocol", "level"),
     [

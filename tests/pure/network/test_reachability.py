@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from dask_gpu_mpi.network import reachability
-from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens, connect_to, port_problem
+from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens, connect_to, is_elsewhere, port_problem
 
 TOKENS = Tokens()
 
@@ -67,10 +67,16 @@ def test_somebody_elses_listener(echo: bool) -> None:
 def test_nobody_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert port_problem("127.0.0.1", port) == "Address already in use"
+        taken = port_problem("127.0.0.1", port)
+        assert taken is not None
+        assert (taken.strerror, is_elsewhere(taken)) == ("Address already in use", False)
         # takes connections, and says nothing
         assert connect_to("127.0.0.1", port, TOKENS, timeout=0.1).error == "no answer within 0.1 s"
-    assert port_problem("127.0.0.1", port) == ""
+    assert port_problem("127.0.0.1", port) is None
+    for address in ("203.0.113.7", "node.invalid"):  # TEST-NET-3, and no name: nobody's
+        elsewhere = port_problem(address, port)
+        assert elsewhere is not None
+        assert is_elsewhere(elsewhere)
     assert connect_to("127.0.0.1", port, TOKENS).error == "Connection refused"
 
 
