@@ -96,6 +96,8 @@ class Runner:
                 if self._warning and not preflight:
                     child.send_signal(got.si_signo)
                 continue
+            if self.stopped_by is None:
+                say(f"launch: {signal.Signals(got.si_signo).name} received; ending the job")
             self.stopped_by = signal.Signals(got.si_signo)
             by_terminal = self.stopped_by == signal.SIGINT and got.si_code == SI_KERNEL
             if self._end and not by_terminal and deadline is None:
