@@ -32,6 +32,8 @@ READING = 1.0
 _RC = {"MPI4PY_RC_FINALIZE", "MPI4PY_RC_INITIALIZE"}
 #: Whether this process has loaded UCX's library before MPI's.
 _ucx_is_first = False
+#: Whether MPI was initialized here, with the settings that leave it no port on one host, and not by the script's own import.
+_started_here = False
 
 
 def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
@@ -51,6 +53,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     InputError
         The script has ended MPI already.
     """
+    global _started_here
     loaded = sys.modules.get("mpi4py.MPI")
     if loaded is not None and loaded.Is_initialized() and not loaded.Is_finalized():
         _end_with_python()
@@ -58,6 +61,7 @@ def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     try:
         with away_from_here():  # both libraries bring a UCX
             mpi = _import_mpi(environ, host)
+        _started_here = True
         _end_with_python()
         return mpi
     except InputError as error:
@@ -176,11 +180,20 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is None or not mpi.__file__ or not all_on_one_host(environ):
         return []
-    warnings = (
-        loopback.left_open(environ, mpi.Get_library_version()),
-        openmpi.left_open(environ, mpi.__file__),
-    )
-    return [*filter(None, warnings)]
+    version = mpi.Get_library_version()
+    warnings = [
+        *filter(None, (loopback.left_open(environ, version), openmpi.left_open(environ, mpi.__file__)))
+    ]
+    if warnings or _started_here:
+        return warnings
+    setting = loopback.missing(environ, version) or openmpi.missing(environ, mpi.__file__)
+    if not setting:
+        return []
+    return [
+        "MPI: the script has imported mpi4py.MPI before initialize(), so each rank listens on a TCP port that asks for no key: "
+        "anyone who reaches it can read and write the memory of the ranks. Fix: call initialize() before mpi4py.MPI is imported, "
+        f"or {setting} in the environment of a job on one node"
+    ]
 
 
 def before_finalize(function: Callable[[], object]) -> None:

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, opened_by, variables
 
-__all__ = ["closed_to_others", "left_open"]
+__all__ = ["closed_to_others", "left_open", "missing"]
 
 NO_SYSTEM_V = "^sysv"
 #: What is set for UCX, and for it and libfabric on one host, and the variables with which somebody has chosen already.
@@ -83,6 +83,11 @@ def left_open(environ: Mapping[str, str], version: str) -> str:
         f"MPI: UCX_TLS={environ['UCX_TLS']} has each rank listen on a TCP port that asks for no key: anyone on this {reached} "
         f"who reaches it can read and write the memory of the ranks. Fix: unset UCX_TLS in this job, or UCX_TLS={CLOSED}"
     )
+
+
+def missing(environ: Mapping[str, str], version: str) -> str:
+    """The setting without which MPI, started outside `closed_to_others`, listens on a TCP port of UCX; empty: none is missing."""
+    return f"UCX_TLS={CLOSED}" if "UCX_TLS" not in environ and WITH_UCX.search(version) else ""
 
 
 def _by_memory(environ: Mapping[str, str]) -> bool:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["fewer_components", "left_open"]
+__all__ = ["fewer_components", "left_open", "missing"]
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
@@ -126,6 +126,21 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
         f"and write the memory of the ranks. Fix: {BTL}=^tcp in the environment of a job on one node"
         + (f", and no btl in {file}" if file is not None and file.name == OVERRIDE else "")
     )
+
+
+def missing(environ: Mapping[str, str], module: str) -> str:
+    """The setting without which Open MPI, started outside `fewer_components`, listens on a TCP port; empty: none is missing.
+
+    Parameters
+    ----------
+    environ, module : mapping, str
+        As for `fewer_components`.
+    """
+    if (library := _library_of(module)) is None:
+        return ""
+    value, _ = _configured(environ, library).get("btl", ("^", None))
+    chosen = environ.get(BTL, value)
+    return f"{BTL}={chosen},tcp".replace("=^,", "=^") if _leaves_tcp(chosen) else ""
 
 
 def _leaves_tcp(components: str) -> bool:

@@ -103,3 +103,19 @@ def test_choice_that_leaves_a_port_on_one_host(
     warnings = [line for line in job.wait(30).stderr.splitlines() if "memory of the ranks" in line]
     assert len(warnings) == is_open
     assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_mpi_that_the_script_has_started_itself_listens_on_a_port(mpirun: Mpi, closed: bool) -> None:
+    """One warning, which says what to change; none where the settings are in the environment."""
+    name, value = ("OMPI_MCA_btl", "^tcp") if mpirun.name == "openmpi" else ("UCX_TLS", "^sysv,tcp")
+    script = "from mpi4py import MPI\nfrom dask_gpu_mpi import initialize\ninitialize()\n"
+    done = mpirun.run(script, 2, env=UNCHOSEN | ({name: value} if closed else {})).check()
+    warnings = [
+        line for line in done.stderr.splitlines() if "imported mpi4py.MPI before initialize()" in line
+    ]
+    assert len(warnings) == (0 if closed else 1)
+    assert (
+        closed
+        or f"Fix: call initialize() before mpi4py.MPI is imported, or {name}={value} in " in warnings[0]
+    )
