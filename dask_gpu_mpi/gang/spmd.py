@@ -252,7 +252,16 @@ class _Call:
 
 
 async def _result(future: Any) -> Any:
-    return await future
+    """The result; if this is cancelled, the fetching goes on: others of the client's results may be in the same request."""
+
+    async def fetch() -> Any:
+        return await future
+
+    fetching = asyncio.ensure_future(fetch())
+    fetching.add_done_callback(
+        lambda done: done.cancelled() or done.exception()
+    )  # nobody asks for it any more, perhaps
+    return await asyncio.shield(fetching)
 
 
 def _members(opened: dict[str, Any]) -> list[Member]:

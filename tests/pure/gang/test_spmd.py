@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 from typing import Any
 
@@ -87,3 +88,20 @@ def test_errors_of_the_whole_gang() -> None:
     other = module._error({"state": "over", "why": "it is over"})
     assert type(other) is SpmdError
     assert (other.rank, other.__cause__) == (None, None)
+
+
+def test_what_is_fetched_is_not_cancelled_with_the_call() -> None:
+    """Dask fetches results of one client in one request: to cancel it would fail the script's own `gather`, now and later."""
+
+    async def run() -> str:
+        request = asyncio.get_running_loop().create_future()
+        fetching = asyncio.ensure_future(module._result(request))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        fetching.cancel()
+        await asyncio.wait([fetching])
+        assert fetching.cancelled()
+        request.set_result("for the others in it")
+        return await request
+
+    assert asyncio.run(run()) == "for the others in it"
