@@ -22,7 +22,7 @@ __all__ = ["plan"]
 
 
 @help_of(
-    short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg", "html"),
+    short=("nodes", "ranks_per_node", "gpus_per_node", "gpus_per_worker", "as_json", "svg"),
     topics=TOPICS,
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
 )
@@ -81,7 +81,6 @@ __all__ = ["plan"]
 )
 @click.option("--json", "as_json", is_flag=True, help="The plan as JSON instead of a table.")
 @click.option("--svg", metavar="FILE", help="Write the plan there as a picture, too.")
-@click.option("--html", metavar="FILE", help="Write it there as a page with picture and table, too.")
 def plan(
     nodes: int | None,
     ranks_per_node: int,
@@ -91,7 +90,6 @@ def plan(
     memory_per_node: str | None,
     as_json: bool,
     svg: str | None,
-    html: str | None,
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: in this allocation, or in a hypothetical one (--nodes)."""
@@ -110,7 +108,8 @@ def plan(
             made = plan_of_inventories(usable(options), inventories)
         if made is None:  # on another rank
             return
-        _write(made, svg, html)
+        if svg is not None:
+            _draw(made, svg)
     except DaskGpuMpiError as error:
         fail(error)
     if as_json:
@@ -123,26 +122,23 @@ def plan(
         click.echo(made.table())
 
 
-def _write(plan: Plan, svg: str | None, html: str | None) -> None:
-    """Write the files that are asked for.
+def _draw(plan: Plan, path: str) -> None:
+    """Write the picture of a plan.
 
     Raises
     ------
     InputError
-        One can't be written.
+        The file can't be written.
     """
-    from dask_gpu_mpi.plan import page, picture
+    from dask_gpu_mpi.plan.picture import svg
 
-    for option, path, render in (("--svg", svg, picture.svg), ("--html", html, page.page)):
-        if path is None:
-            continue
-        try:
-            write(path, render(plan).encode())
-        except OSError as error:
-            raise InputError(
-                f"command line: {option} {path!r} can't be written: {error.strerror}. Fix: name a file in a folder that is there "
-                "and that you may write"
-            ) from None
+    try:
+        write(path, svg(plan).encode())
+    except OSError as error:
+        raise InputError(
+            f"command line: --svg {path!r} can't be written: {error.strerror}. Fix: name a file in a folder that is there "
+            "and that you may write"
+        ) from None
 
 
 def _in_colour() -> bool:

@@ -58,11 +58,11 @@ class Plan:
         warnings = f"; {counted(len(self.warnings), 'warning')}" if self.warnings else ""
         return f"<Plan: {summary(self)}; {roles(self)}{warnings}>"
 
-    def _repr_html_(self) -> str:
-        """The card of a notebook."""
-        from .page import card
+    def _repr_svg_(self) -> str:
+        """The picture that a notebook shows."""
+        from .picture import svg
 
-        return card(self)
+        return svg(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # The index is made again after the transfer: it would double what is sent.

@@ -18,7 +18,6 @@ from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import PlacementOptions
-from dask_gpu_mpi.plan.page import page
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -115,24 +114,22 @@ def test_the_defaults_of_an_allocation() -> None:
     assert made["workers"][0]["cpus"] == list(range(64))
 
 
-def test_picture_and_page(tmp_path: Path) -> None:
+def test_the_picture(tmp_path: Path) -> None:
     made = make_plan(hypothetical_job(2, 1, 2), PlacementOptions())
-    picture, html = tmp_path / "plan.svg", tmp_path / "plan.html"
+    picture = tmp_path / "plan.svg"
     picture.write_text("of another job")
-    shape = ("--nodes", "2", "--gpus-per-node", "2", "--svg", str(picture), "--html", str(html))
+    shape = ("--nodes", "2", "--gpus-per-node", "2", "--svg", str(picture))
     assert plan(*shape).rstrip("\n") == made.table()
     assert picture.read_text(encoding="utf-8") == svg(made)
-    assert html.read_text(encoding="utf-8") == page(made)
     assert json.loads(plan(*shape, "--json")) == made.as_json()
-    assert sorted(tmp_path.iterdir()) == [html, picture]
+    assert sorted(tmp_path.iterdir()) == [picture]
 
 
-@pytest.mark.parametrize("option", ["--svg", "--html"])
-def test_a_file_that_can_not_be_written(option: str, tmp_path: Path) -> None:
+def test_a_picture_that_can_not_be_written(tmp_path: Path) -> None:
     path = str(tmp_path / "none" / "plan")
-    error = plan("--nodes", "1", option, path, rc=2)
+    error = plan("--nodes", "1", "--svg", path, rc=2)
     assert error == (
-        f"dask_gpu_mpi: error: command line: {option} {path!r} can't be written: No such file or directory. Fix: name a "
+        f"dask_gpu_mpi: error: command line: --svg {path!r} can't be written: No such file or directory. Fix: name a "
         "file in a folder that is there and that you may write\n"
     )
 

@@ -67,6 +67,7 @@ def test_idle_gpus_and_warnings_are_red() -> None:
     )
     assert said == f"1. {found.warnings[0]}"
     assert "Warnings" not in svg(found, warnings=False)
+    assert found._repr_svg_() == svg(found)
 
 
 def test_without_warnings_nothing_is_red() -> None:
