@@ -27,7 +27,7 @@ TOPICS = {
         "cli", "options", "launch/allocation", "workers/worker_options", "script/program", "base/sizes",
     ),
     "Launcher and MPI": ("mpi", "launch", "script/child_processes"),
-    "Start-up": ("startup", "agent", "cluster/start", "base/failures", "__main__", "base/timeline"),
+    "Start-up": ("startup", "agent", "cluster/start", "base/failures", "__main__"),
     "GPUs and placement": (
         "plan", "machine", "workers/cuda_worker", "workers/worker_class", "agent/cuda_keepalive", "startup/transport",
     ),

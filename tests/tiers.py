@@ -71,7 +71,6 @@ QUICK = {
     "mpi/test_secrets.py": OPEN_MPI,
     "mpi/test_strangers.py": MPICH,
     "mpi/test_output.py::test_what_the_script_has_printed_before_its_job_is_aborted": BOTH,
-    "mpi/test_timeline.py::test_every_rank_tells_every_step": MPICH,
     "mpi/test_report.py::test_the_figures_of_a_job": MPICH,
     # what the MPIs do differently: begin, end, messages, variables, components
     "mpi/test_endings.py::test_the_job_ends[forked children]": BOTH,

@@ -57,7 +57,7 @@ class Answer(StrEnum):
     WORKER_ENDED = "worker-ended"
     #: Whether one of them has failed.
     WORKERS_ENDED = "workers-ended"
-    #: Steps of the timeline.
+    #: Its workers have closed.
     WORKERS_CLOSED = "closed"
     #: Text, exit code, and of an error of ours the name of its class: an order could not be obeyed.
     FAILED = "failed"

@@ -211,7 +211,7 @@ class Agent:
 
     async def _close_workers(self) -> None:
         await self._workers.close()
-        self.answer(Answer.WORKERS_CLOSED, self._timeline.take())
+        self.answer(Answer.WORKERS_CLOSED)
 
     async def _close(self) -> None:
         """Close what is still open: workers first, so that they find the scheduler until they are gone."""

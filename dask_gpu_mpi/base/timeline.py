@@ -1,23 +1,18 @@
-"""When each step of the start and of the end began and ended, as a file for Perfetto or ``chrome://tracing``.
+"""When each step of the start began and ended, for the report.
 
-Every process always keeps a handful of time stamps. Where the user asks for the file, they are sent to rank 0 with the messages
-``ready`` and ``closed``, which are sent in any case: nothing waits for them.
+Every process always keeps a handful of time stamps. If the user wants a report, they are sent to rank 0 with the message
+``ready``, which is sent in any case: nothing waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from dask_gpu_mpi.errors import InputError
-
-from .safe_paths import check_replaceable, replace
-
-__all__ = ["Step", "Timeline", "check_path", "process_start", "trace", "write"]
+__all__ = ["Step", "Timeline", "process_start"]
 
 
 class Step(NamedTuple):
@@ -79,46 +74,3 @@ def process_start() -> float:
     except (OSError, ValueError, IndexError, AttributeError):
         return time.time()
     return time.time() - age
-
-
-def check_path(path: str, host: str) -> None:
-    """Raise InputError for a file that can't be written, before anything starts."""
-    try:
-        check_replaceable(path)
-    except OSError as error:
-        raise InputError(
-            f"the timeline {path!r} can't be written by rank 0 on {host} ({error.strerror}). Fix: set timeline (--timeline) to a "
-            "file in a directory that exists and is writable"
-        ) from None
-
-
-def trace(hosts: Mapping[int, str], steps: Mapping[int, Sequence[Step]]) -> dict[str, Any]:
-    """The steps of all ranks, by rank, in Chrome's trace format.
-
-    ``pid`` is the rank, ``tid`` one of its processes, ``ts`` and ``dur`` are microseconds. Source: "Trace Event Format",
-    https://chromium.googlesource.com/catapult, docs.
-    """
-    events: list[dict[str, Any]] = []
-    for rank in sorted(steps):
-        where = f" on {hosts[rank]}" if rank in hosts else ""
-        events.append(_name(rank, 0, "process_name", f"rank {rank}{where}"))
-        tids: dict[str, int] = {"rank": 0, "agent": 1, "scheduler": 2}
-        named: set[str] = set()
-        for step in sorted(steps[rank], key=lambda step: step.start):
-            tid = tids.setdefault(step.process, len(tids))
-            if step.process not in named:
-                named.add(step.process)
-                events.append(_name(rank, tid, "thread_name", step.process))
-            start = round(step.start * 1e6)
-            length = max(0, round(step.end * 1e6) - start)
-            events.append({"name": step.name, "ph": "X", "ts": start, "dur": length, "pid": rank, "tid": tid})
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
-
-
-def _name(rank: int, tid: int, kind: str, text: str) -> dict[str, Any]:
-    return {"name": kind, "ph": "M", "pid": rank, "tid": tid, "args": {"name": text}}
-
-
-def write(path: str, hosts: Mapping[int, str], steps: Mapping[int, Sequence[Step]]) -> None:
-    """Write the file, whole or not at all; OSError where it can't be written."""
-    replace(path, json.dumps(trace(hosts, steps)).encode())

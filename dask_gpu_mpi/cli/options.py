@@ -65,7 +65,6 @@ TOPICS = {
         "dashboard_address",
         "log_level",
         "log_directory",
-        "timeline",
         "report",
     ),
     "Other clusters": ("scheduler_file", "scheduler", "scheduler_address"),

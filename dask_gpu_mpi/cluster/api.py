@@ -81,7 +81,6 @@ def initialize(
     walltime_signal: str | None = None,
     log_level: str | None = None,
     log_directory: str | None = None,
-    timeline: str | None = None,
     report: str | None = None,
     **options: Any,
 ) -> Session | bool:
@@ -133,7 +132,7 @@ def initialize(
         ``"all"``.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
-    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, timeline, report
+    startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report
         As above. None: from the environment, the Dask configuration, or the default.
     **options
         Nothing else: unknown names are refused, with the nearest that is known.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
@@ -46,11 +45,9 @@ class Closing:
         #: Rank 0 has reported that all workers have closed.
         self._released = False
 
-    def workers_closed(self, steps: Any) -> None:
-        """The agent has closed its workers; `steps`: its part of the timeline."""
+    def workers_closed(self) -> None:
+        """The agent has closed its workers."""
         self._workers_closed = True
-        self._joined.timeline.add(steps)
-        self._joined.timeline.lap("close workers")
         self._report()
 
     def release(self) -> None:
@@ -63,7 +60,6 @@ class Closing:
             return
         self._ending.on(Cause.CLOSE)
         joined, channels = self._joined, self._channels
-        joined.timeline.lap("the script" if joined.start.is_client else "serve")
         if joined.scheduler_file is not None:
             # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
             remove_scheduler_file(*joined.scheduler_file)
@@ -73,7 +69,6 @@ class Closing:
         channels.mailbox.flush(1.0)
         if not joined.has_scheduler or not self._workers_closed:
             self._end_agent()
-            joined.timeline.lap("close the agent")
         # The others take as long as this rank, and the messages some time; they are handled also where this rank was slow itself.
         slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
         limit = max(own, time.monotonic()) + slack
@@ -83,7 +78,6 @@ class Closing:
         if joined.has_scheduler:
             self._pump_until(lambda: self._released or channels.agent is None, limit + 1.0)
             self._end_agent()
-            joined.timeline.lap("close the scheduler")
         self._report()  # also where its agent could not any more
 
     def _close_workers(self, limit: float) -> None:
@@ -112,6 +106,5 @@ class Closing:
                 )
 
     def _report(self) -> None:
-        """Report to rank 0 that this rank's workers have closed, and what it has done since it was ready."""
-        steps = self._joined.timeline.take() if self._joined.options.keeps_steps else []
-        self._channels.send(COORDINATOR, EndKind.CLOSED, (self._channels.rank, steps))
+        """Report to rank 0 that this rank's workers have closed."""
+        self._channels.send(COORDINATOR, EndKind.CLOSED, self._channels.rank)

@@ -10,7 +10,6 @@ from typing import Any
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.safe_paths import open_to_append, remove
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.timeline import write
 from dask_gpu_mpi.mpi.library import abort
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.startup.bringup import Joined
@@ -88,9 +87,7 @@ class EndCoordinator:
     def on_message(self, kind: str, payload: Any) -> None:
         """Handle a message to rank 0 alone; others are ignored."""
         if kind == EndKind.CLOSED:
-            rank, steps = payload
-            self._closed.add(rank)
-            self._joined.steps.setdefault(rank, []).extend(steps)
+            self._closed.add(payload)
         elif kind == EndKind.OVER:
             final, lost, code = payload
             self.end_cluster(final=final, lost=lost, code=code)
@@ -128,7 +125,6 @@ class EndCoordinator:
 
     def release_scheduler(self) -> None:
         """The ranks have closed, or did not answer: the scheduler may close."""
-        self._joined.timeline.lap("wait for the ranks")
         self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
 
     # -- the last things ----------------------------------------------------------------------------------------
@@ -159,16 +155,3 @@ class EndCoordinator:
         if self._mark is not None and self._ending.state.ended:
             with contextlib.suppress(OSError):
                 os.close(open_to_append(self._mark, make=True))
-
-    def write_timeline(self) -> None:
-        """Write what rank 0 knows of the timeline, where the user wants it."""
-        path = self._joined.options.timeline
-        if path is None:
-            return
-        try:
-            write(path, self._joined.hosts, self._joined.steps)
-        except OSError as error:  # no reason to end a job that works
-            say(
-                f"warning: the timeline {path!r} could not be written: {error.strerror}. Fix: set timeline (--timeline) to a "
-                "file that can be written"
-            )

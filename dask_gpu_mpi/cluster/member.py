@@ -132,7 +132,7 @@ class Member:
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
         here = f"rank {self.rank} on {self.joined.host}"
         if kind == Answer.WORKERS_CLOSED:
-            self._closing.workers_closed(payload[0])
+            self._closing.workers_closed()
         elif self.ending.state.over:
             return  # all else that ends now was ordered to
         elif kind == Answer.CLIENT:
@@ -260,9 +260,6 @@ class Member:
             # come to its end.
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
         flushed = self.channels.mailbox.flush(FLUSHING)
-        if options.timeline is not None and not closed_before:
-            self.pump(0.0)  # this rank's own messages, and the last ones of others
-            self.write_timeline()
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
@@ -280,8 +277,3 @@ class Member:
         if self.ending.state in (State.ENDING, State.CLOSED):
             patience = self.joined.options.shutdown_timeout + FREE_TIMEOUT
             mailbox.free(FREE_TIMEOUT, patience, agrees=not failed)
-
-    def write_timeline(self) -> None:
-        """On rank 0: write what it knows of the timeline, where the user wants it."""
-        if self.coordinator is not None:
-            self.coordinator.write_timeline()

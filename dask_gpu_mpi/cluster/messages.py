@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from dask_gpu_mpi.base.timeline import Step
-
 __all__ = ["PAYLOADS", "EndKind"]
 
 
@@ -28,7 +26,7 @@ class EndKind(StrEnum):
     BUSY = "busy"
     #: The scheduler's rank to rank 0, which passes it on to the client rank: the scheduler has had a client.
     CLIENT = "client"
-    #: Every rank to rank 0: ``(rank, steps of its timeline)``, its workers have closed.
+    #: Every rank to rank 0: its own number; its workers have closed.
     CLOSED = "closed"
     #: Any rank to rank 0: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the
     #: cluster was lost; `code`: the script's exit code, as far as it is known.
@@ -46,7 +44,7 @@ PAYLOADS: Mapping[str, Any] = {
     EndKind.RELEASE: None,
     EndKind.BUSY: None,
     EndKind.CLIENT: None,
-    EndKind.CLOSED: tuple[int, list[Step]],
+    EndKind.CLOSED: int,
     EndKind.OVER: tuple[bool, str | None, int],
     EndKind.WORKERS_ENDED: tuple[int, bool],
     EndKind.SIGNAL: int,

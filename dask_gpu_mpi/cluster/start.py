@@ -126,7 +126,6 @@ def start(
             keepalive.release()
     _by_command = by_command
     _member = member = Member(joined, signals, leave_open=leave_open, has_client=has_client)
-    member.write_timeline()  # of the start, in case nobody gets so far as to write the end
     if not joined.start.is_client:
         return member, None
     announce(joined, time.monotonic() - started)
@@ -167,7 +166,6 @@ def _open_session(session: Session, options: Options, signals: Signals) -> Sessi
     process_hooks.handle_loss()
     if options.walltime_signal is not None:
         process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
-    session._member.joined.timeline.lap("open the session")
     if signals.got is not None:
         # It came while the cluster started, and is the script's to hear of.
         signal.raise_signal(signals.got[0])

@@ -112,17 +112,11 @@ class Options:
     walltime_signal: str | None = None
     log_level: str = "warning"
     log_directory: str | None = None
-    timeline: str | None = None
     report: str | None = None
     #: Warnings for the user, to be printed once, on rank 0.
     warnings: tuple[str, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
-
-    @property
-    def keeps_steps(self) -> bool:
-        """Whether rank 0 is to be told what each rank did when: for the timeline, or for the report."""
-        return self.timeline is not None or self.report is not None
 
     @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:

@@ -127,10 +127,6 @@ _TABLE = (
     Option("log_directory", "path", None,
            "Directory for a log file of each rank, instead of the standard error; and an empty file 'ended' at the job's end.",
            ("--log-directory",)),
-    Option("timeline", "path", None,
-           "File, written by rank 0, with the time of each step of the start and the end on every rank, for "
-           "Perfetto or chrome://tracing.",
-           ("--timeline",)),
     Option("report", "path", None,
            "File with what the job has done: FILE.html is one page for a browser (needs bokeh), FILE.json its figures. "
            "Written on the client rank when the script ends, however it ends.",

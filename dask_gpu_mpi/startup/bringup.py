@@ -18,7 +18,6 @@ from typing import NoReturn
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
@@ -75,11 +74,6 @@ class Joined:
     has_scheduler: bool
     #: Path and scheduler id, where this rank has written a scheduler file.
     scheduler_file: tuple[str, str] | None
-    #: What this rank and its agent have done since the last report to the coordinator.
-    timeline: Timeline
-    #: On the coordinator, by rank: its host, and the steps of its timeline.
-    hosts: dict[int, str] = field(default_factory=dict)
-    steps: dict[int, list[Step]] = field(default_factory=dict)
 
 
 def report_only(error: InputError | StartupError, context: StartContext) -> NoReturn:
@@ -219,7 +213,7 @@ class Bringup:
         inventory = inspect(options, self._agent, context, rank, size)
         if preparation is None:
             return inventory, None
-        job = make_job(options, preparation, self._timeline, context.host)
+        job = make_job(options, preparation, self._timeline)
         hosts = channels.mailbox.hosts
         return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
 
@@ -243,9 +237,6 @@ class Bringup:
             relay.start,
             relay.scheduler.started,
             relay.scheduler.file,
-            timeline=self._timeline,
-            hosts=coordinator.hosts if coordinator is not None else {},
-            steps=coordinator.steps if coordinator is not None else {},
         )
 
 

@@ -90,7 +90,7 @@ class Coordinator(FailureCoordinator):
     ) -> None:
         super().__init__(size, deadline=deadline, hosts=hosts)
         self.plan: Plan | None = None
-        #: By rank: the steps of its timeline until it was ready (none, unless the user wants them).
+        #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
         self.steps: dict[int, list[Step]] = {}
         self._job = job
         self._send = send

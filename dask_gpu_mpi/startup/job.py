@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dask_gpu_mpi.base.timeline import Timeline, check_path
+from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
@@ -45,21 +45,19 @@ def prepare_job(options: Options, environ: Mapping[str, str]) -> Preparation:
         return Preparation(configured, _generate_credentials(job_end))
 
 
-def make_job(options: Options, preparation: Preparation, timeline: Timeline, host: str) -> Job:
+def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> Job:
     """The job of these options.
 
     Raises
     ------
     InputError
-        The cluster to attach to can't be found, or the timeline not be written.
+        The cluster to attach to can't be found.
     """
     target: Target | None = None
     name = options.name
     if not options.scheduler:
         target = read_target(options)
         name = target.unique_name(options.name)
-    if options.timeline is not None:
-        check_path(options.timeline, host)
     placement = placement_options(options, name=name)
 
     def plan(inventories: list[Inventory], has_client: bool) -> Plan:

@@ -161,7 +161,7 @@ class Cluster:
     transport: str = ""
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
-    #: For the client rank, where a timeline or a report is wanted: by rank, its host, and what it has done until it was ready.
+    #: For the client rank, if a report is wanted: by rank, its host, and what it has done until it was ready.
     hosts: dict[int, str] = field(default_factory=dict, repr=False)
     steps: dict[int, list[Step]] = field(default_factory=dict, repr=False)
 

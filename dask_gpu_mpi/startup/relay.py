@@ -152,7 +152,7 @@ class Relay:
 
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")
-        steps = self._timeline.take() if self._options.keeps_steps else []
+        steps = self._timeline.take() if self._options.report is not None else []
         self._channels.send(COORDINATOR, Kind.READY, steps)
 
 

@@ -104,9 +104,8 @@ class Workers:
         for worker in workers:
             worker.leave_files()
         closing = [asyncio.ensure_future(worker.close(self._grace * CLOSING_SHARE)) for worker in workers]
-        with self._timeline.step("close workers"):
-            if closing:
-                await asyncio.wait(closing, timeout=self._grace)
+        if closing:
+            await asyncio.wait(closing, timeout=self._grace)
         for pid in [pid for worker in workers for pid in worker.pids()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -152,11 +152,10 @@ each fault must lead to, is in [reliability.md](reliability.md).
         ),
     ),
     Section(
-        "The timeline",
+        "The steps of a start",
         """
-`--timeline FILE.json` (or the keyword `timeline`) writes when each step began and ended, for
-[Perfetto](https://ui.perfetto.dev) or `chrome://tracing`: a process for each rank, a thread for each of its
-processes. Each node's own clock is used. Without the option a rank keeps some twenty time stamps, and sends none. One
+The [report](report.md) has when each step of the start began and ended, on every rank: `start.steps` in its JSON, the tab
+Start-up on its page. Each node's own clock is used. Without a report a rank keeps some twenty time stamps, and sends none. One
 start of rank 0 of two (2 cores, Open MPI, noted by hand):
 
 | s | step |
@@ -168,7 +167,6 @@ start of rank 0 of two (2 cores, Open MPI, noted by hand):
 | 0.59 to 0.65 | inventory, registration, plan, scheduler |
 | 0.65 to 0.89 | starts its workers |
 | 0.89 to 0.97 | the cluster is up, opens the session |
-| 1.07 to 1.12 | the end: closes workers, waits for the other rank, closes the scheduler |
 """,
     ),
     Section(

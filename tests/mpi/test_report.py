@@ -70,9 +70,6 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     assert (data["job"]["how"], data["job"]["exit_code"]) == ("the script ended", 0)
     assert 0 < data["job"]["ready_after"] < data["job"]["ended_after"]
     assert [worker["name"] for worker in data["plan"]["workers"]] == [0, 1]
-    steps = {(step["rank"], step["process"], step["name"]) for step in data["start"]["steps"]}
-    assert {(rank, "rank", "start workers") for rank in (0, 1)} <= steps
-    assert {(0, "scheduler", "start"), (1, "worker 1", "start"), (1, "agent", "import")} <= steps
     record = data["record"]
     assert record["from_start"]
     assert record["tasks"]["seen"] == 29
@@ -95,6 +92,42 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     assert token is not None
     assert [word for word in (token[1], "PRIVATE KEY", "hunter2") if word in text] == []
     assert "MY_TOKEN" in text
+
+
+RANK = {
+    "python",
+    "start the agent",
+    "import",
+    "import mpi4py, MPI_Init",
+    "join the ranks",
+    "inventory",
+    "wait for the agent",
+    "wait for the plan and the scheduler",
+    "start workers",
+}
+AGENT = {"python", "import", "configure", "fork"}
+
+
+def test_every_step_of_the_start_on_every_rank(mpirun: Mpi) -> None:
+    script = "import os\nfrom distributed import Client\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\nClient().close()\n"
+    job = run(mpirun, script, "--cpu-workers", "1")
+    job.wait(60).check()
+    assert list((job.directory / "elsewhere").iterdir()) == []  # one file, where the job began
+    steps: dict[tuple[int, str], dict[str, Any]] = {}
+    for step in figures(job)["start"]["steps"]:
+        steps.setdefault((step["rank"], step["process"]), {})[step["name"]] = step
+    for rank in (0, 1):
+        assert set(steps[rank, "rank"]) >= RANK
+        assert set(steps[rank, "agent"]) == AGENT
+        assert set(steps[rank, f"worker {rank}"]) == {"make", "start"}
+    mine = steps[0, "rank"]
+    assert "plan" in mine
+    assert set(steps[0, "scheduler"]) == {"start"}
+    # One clock: what waits for another step does not end before it.
+    assert mine["start workers"]["end"] >= steps[0, "worker 0"]["start"]["end"]
+    # Its agent starts before the rank imports anything that takes long.
+    assert mine["start the agent"]["end"] <= mine["import"]["begin"]
+    assert mine["import"]["end"] <= mine["import mpi4py, MPI_Init"]["begin"]
 
 
 def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:

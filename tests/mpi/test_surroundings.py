@@ -68,8 +68,8 @@ def test_the_command_in_a_deleted_directory(mpirun: Mpi, tmp_path: Path) -> None
     done = mpirun.run([*command, str(script)], None, env=environ).check()
     assert facts(done) == {"answer": 3, "folders": ["/"]}
     assert only_our_lines(ours(done))
-    done = mpirun.run([*command, "--timeline", "t.json", str(script)], None, env=environ).check(2)
-    assert "--timeline: invalid value 't.json' (expected an absolute path" in done.stderr
+    done = mpirun.run([*command, "--report", "r.json", str(script)], None, env=environ).check(2)
+    assert "--report: invalid value 'r.json' (expected an absolute path" in done.stderr
     assert len(ours(done).splitlines()) == 1
 
 
@@ -103,12 +103,12 @@ def test_names_that_are_not_ascii(mpirun: Mpi, tmp_path: Path) -> None:
         "    return neighbour.VALUE\n"
         "with connect(sys.argv[1]) as client:\n    tell(answer=client.submit(task).result(), file=ascii(__file__))\n"
     )
-    options = ["--scheduler-file", "s.json", "--timeline", "t.json", "--log-directory", "logs"]
+    options = ["--scheduler-file", "s.json", "--report", "r.json", "--log-directory", "logs"]
     options[1::2] = [str(place / name) for name in options[1::2]]
     done = mpirun.run([*COMMAND, *options, str(script), options[1]], 2, env=ASCII).check()
     assert facts(done) == {"answer": 3, "file": ascii(os.fsencode(script).decode("ascii", "surrogateescape"))}
     assert only_our_lines(done.stderr)
-    assert json.loads((place / "t.json").read_text())["traceEvents"]
+    assert json.loads((place / "r.json").read_text(encoding="utf-8"))["start"]["steps"]
     assert not (place / "s.json").exists()
     assert "☃" in "".join(file.read_text(encoding="utf-8") for file in (place / "logs").glob("worker-*.log"))
 

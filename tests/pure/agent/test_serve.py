@@ -125,10 +125,7 @@ class Bench:
             await asyncio.wait_for(task, 20)
 
         asyncio.run(whole())
-        return [
-            frame if frame[0] not in (Answer.READY, Answer.WORKERS_CLOSED) else frame[:-1]
-            for frame in self.answers.read(0.0)
-        ]
+        return [frame if frame[0] != Answer.READY else frame[:-1] for frame in self.answers.read(0.0)]
 
 
 @pytest.fixture

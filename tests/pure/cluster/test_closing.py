@@ -45,7 +45,7 @@ class Channels:
         self.mailbox = SimpleNamespace(flush=self.flushed.append)
         self._mine: list[Event] = []
         #: What the other rank says, and when.
-        self.other = (2.0, Event(1, "closed", (1, [])))
+        self.other = (2.0, Event(1, "closed", 1))
         #: Other events, each once.
         self.others: list[tuple[float, Event]] = []
 
@@ -87,7 +87,6 @@ def wind_down(
         environ={},
         host="h1",
         start=SimpleNamespace(workers=("0",), is_client=True),
-        timeline=SimpleNamespace(lap=lambda name: None, add=lambda steps: None),
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
@@ -138,7 +137,7 @@ def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting(
     """Where rank 0 does not respond: it has not released the scheduler's rank, which is another one here."""
     channels = Channels()
     channels.rank = 1
-    channels.other = (1.0, Event(None, "closed", [[]]))
+    channels.other = (1.0, Event(None, "closed", []))
     wind_down(channels, monkeypatch, has_scheduler=True)
     # workers closed at 1.0; the deadline for them is 3.0, for all ranks 3.0 more, and for the scheduler one second more
     assert channels.now == pytest.approx(500.0 + 7.0, abs=0.03)
@@ -148,7 +147,7 @@ def test_a_scheduler_closes_a_second_after_rank_0_has_stopped_waiting(
 def test_a_scheduler_closes_once_it_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     channels = Channels()
     channels.rank = 1
-    channels.others = [(1.0, Event(None, "closed", [[]])), (2.0, Event(0, "release", None))]
+    channels.others = [(1.0, Event(None, "closed", [])), (2.0, Event(0, "release", None))]
     wind_down(channels, monkeypatch, has_scheduler=True)
     assert channels.now == pytest.approx(500.0 + 2.0, abs=0.03)
 

@@ -29,9 +29,7 @@ class Rank0:
         self.joined: Any = SimpleNamespace(
             channels=channels,
             cluster=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
-            options=SimpleNamespace(log_directory=log_directory, timeline=None, scheduler=not attaches),
-            steps={},
-            timeline=SimpleNamespace(lap=lambda name: None),
+            options=SimpleNamespace(log_directory=log_directory, scheduler=not attaches),
         )
         self.ending = Ending()
         self.end = EndCoordinator(self.joined, self.ending, has_client=has_client)
@@ -102,7 +100,7 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     rank = Rank0()
     rank.end.end_cluster(final=True)
     for closed in (0, 1):
-        rank.end.on_message("closed", (closed, []))
+        rank.end.on_message("closed", closed)
     assert rank.end.silent == [2]
     rank.end.release_scheduler()
     assert rank.said[-1] == (1, "release")
@@ -111,7 +109,7 @@ def test_who_does_not_answer_is_named(aborts: list[int], capsys: pytest.CaptureF
     (line,) = capsys.readouterr().err.splitlines()
     said = "dask_gpu_mpi: error: no response from rank 2 of 3 at the end; aborting the job. Fix: "
     assert line.startswith(said)
-    rank.end.on_message("closed", (2, []))
+    rank.end.on_message("closed", 2)
     assert rank.end.silent == []
     rank.end.finish(flushed=True)
     assert aborts == [1]
@@ -145,7 +143,7 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     assert not mark.exists()
     rank.end.end_cluster(final=True)
     for closed in range(3):
-        rank.end.on_message("closed", (closed, []))
+        rank.end.on_message("closed", closed)
     rank.end.finish(flushed=False)
     assert not mark.exists()
     rank.end.finish(flushed=True)

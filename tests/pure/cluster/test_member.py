@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.timeline import Step, Timeline
 from dask_gpu_mpi.cluster import end_coordinator
 from dask_gpu_mpi.cluster import member as member_module
 from dask_gpu_mpi.cluster.ending import State
@@ -84,7 +81,6 @@ def member(
     has_client: bool = True,
     is_client: bool = False,
     has_scheduler: bool = False,
-    timeline: Path | None = None,
     environ: dict[str, str] | None = None,
 ) -> tuple[Member, Channels]:
     channels = Channels(rank, list(heard))
@@ -92,13 +88,10 @@ def member(
     plan = SimpleNamespace(scheduler=SimpleNamespace(rank=0), client=SimpleNamespace(rank=1), workers=workers)
     joined: Any = SimpleNamespace(
         channels=channels,
-        options=Options(shutdown_timeout=1.0, timeline=None if timeline is None else str(timeline)),
+        options=Options(shutdown_timeout=1.0),
         environ=environ or {},
         host="h1",
         start=SimpleNamespace(workers=(SimpleNamespace(name="1"),), is_client=is_client),
-        timeline=Timeline("rank"),
-        hosts={0: "h1"},
-        steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
         cluster=SimpleNamespace(plan=plan),
@@ -111,7 +104,7 @@ def test_a_rank_that_serves_until_the_end() -> None:
     rank, channels = member(mail("end", 0))
     assert rank.serve() == 0
     assert rank.ending.state is State.CLOSED
-    assert ("closed", (1, [])) in channels.said
+    assert ("closed", 1) in channels.said
     assert not channels.freed
     assert rank.signals.given_back  # type: ignore[attr-defined]
 
@@ -136,7 +129,7 @@ def test_a_signal_where_the_program_goes_on_is_raised_again(
         rank, channels = member([], mail("end", 0), leave_open=True)
         rank.signals.got = (15, time.monotonic())
     else:
-        heard = [mail("signal", 15, 1), [], mail("closed", (1, []), 1)]
+        heard = [mail("signal", 15, 1), [], mail("closed", 1, 1)]
         rank, channels = member(*heard, rank=0, has_client=False, is_client=True, leave_open=True)
     assert rank.serve() == 0
     assert raised == [15]
@@ -189,7 +182,7 @@ def test_a_job_without_a_script_is_ended_by_a_signal_to_any_rank(elsewhere: bool
     else:
         rank.signals.got = (2, time.monotonic())
     channels.heard.append([])
-    channels.heard.append(mail("closed", (1, []), 1))
+    channels.heard.append(mail("closed", 1, 1))
     assert rank.serve() == 130
     assert ("end", 0) in channels.said
 
@@ -216,26 +209,11 @@ def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
 def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
     leave_open: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard = [of_agent("scheduler-ended", 9), [], mail("closed", (1, []), 1)]
+    heard = [of_agent("scheduler-ended", 9), [], mail("closed", 1, 1)]
     rank, _ = member(*heard, rank=0, has_client=False, leave_open=leave_open)
     with pytest.raises(ClusterLostError, match="exit code 9"):
         rank.serve()
     assert capsys.readouterr().err.count("the cluster is lost") == 1
-
-
-@pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
-@pytest.mark.parametrize("has_client", [False, True], ids=["no script", "script elsewhere"])
-def test_rank_0_that_serves_writes_the_end_into_the_timeline(
-    leave_open: bool, has_client: bool, tmp_path: Path
-) -> None:
-    path = tmp_path / "timeline.json"
-    closed = mail("closed", (1, [Step("rank", "close workers", 1.0, 2.0)]), 1)
-    over = mail("over", (True, None, 0), 1)
-    rank, _ = member(over, [], closed, rank=0, leave_open=leave_open, has_client=has_client, timeline=path)
-    assert rank.serve() == 0
-    events = [event for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert {event["name"] for event in events if event["pid"] == 0} >= {"serve", "wait for the ranks"}
-    assert {event["name"] for event in events if event["pid"] == 1} == {"close workers"}
 
 
 def test_busy_is_told_once() -> None:
@@ -331,7 +309,7 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
     channels.heard.append(mail("over", (True, None, 0), 1))
     rank.pump(0.0)
     if answers:
-        channels.heard += [[], mail("closed", (1, []), 1)]
+        channels.heard += [[], mail("closed", 1, 1)]
     since = now[0]
     rank.leave()
     assert aborts == ([] if answers else [1])

@@ -119,23 +119,21 @@ def test_a_relative_path_needs_a_working_directory(tmp_path: Path, monkeypatch: 
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
-    assert keywords(timeline="t.json").timeline is not None
+    assert keywords(report="r.json").report is not None
     gone.rmdir()
-    assert keywords(timeline="/t.json", scheduler_file="~/f").timeline == "/t.json"
-    message = refused({"timeline": "t.json"})
+    assert keywords(report="/r.json", scheduler_file="~/f").report == "/r.json"
+    message = refused({"report": "r.json"})
     assert (
-        "invalid value 't.json' (expected an absolute path, since the working directory was deleted)"
+        "invalid value 'r.json' (expected an absolute path, since the working directory was deleted)"
         in message
     )
 
 
 def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
-    assert keywords(timeline="/tmp/ö ☃", log_directory="/l\udce4t").log_directory == "/l\udce4t"
+    assert keywords(report="/tmp/ö ☃.json", log_directory="/l\udce4t").log_directory == "/l\udce4t"
     for hidden in ("/a\nb", "/a\x1b[1m", "/a\ud800"):
-        assert "(expected a path, or None)" in refused({"timeline": hidden})
-    code = (
-        "from dask_gpu_mpi.options.resolve import resolve; resolve({'timeline': '/\\xf6'}, source='keyword')"
-    )
+        assert "(expected a path, or None)" in refused({"report": hidden})
+    code = "from dask_gpu_mpi.options.resolve import resolve; resolve({'report': '/\\xf6.json'}, source='keyword')"
     environ = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environ, capture_output=True, text=True, timeout=60

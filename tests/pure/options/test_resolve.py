@@ -102,8 +102,8 @@ def test_what_can_not_be_configured(name: str) -> None:
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = keywords(log_directory="logs", timeline="/t.json")
-    assert (options.log_directory, options.timeline) == (f"{tmp_path}/logs", "/t.json")
+    options = keywords(log_directory="logs", report="/r.json")
+    assert (options.log_directory, options.report) == (f"{tmp_path}/logs", "/r.json")
 
 
 def test_the_defaults_are_registered_once() -> None:

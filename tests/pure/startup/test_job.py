@@ -18,7 +18,7 @@ from dask_gpu_mpi.startup.job import Preparation, make_job, prepare_job
 
 def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:
     preparation = Preparation(frozenset({"a.key"}), prepared)
-    return make_job(Options(**options), preparation, Timeline("rank"), "h")
+    return make_job(Options(**options), preparation, Timeline("rank"))
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,3 @@ def test_workers_that_attach_have_names_of_their_own() -> None:
 def test_what_can_not_be_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         job(scheduler=False, scheduler_file=str(tmp_path / "none.json"))
-    with pytest.raises(InputError):
-        job(timeline=str(tmp_path / "nowhere" / "timeline.json"))
