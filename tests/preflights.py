@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.base.plain_data import from_plain, to_plain
+from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import (
     DISTRIBUTIONS,
@@ -75,6 +75,7 @@ class MockMailbox:
 
     def __init__(self, rank: int = 0, size: int = 2, payloads: Mapping[str, Any] = PAYLOADS) -> None:
         self.rank, self.size = rank, size
+        self.hosts = {number: f"h{number + 1}" for number in range(size)}
         self.payloads = payloads
         #: What it receives next.
         self.mails: list[Mail] = []
@@ -89,7 +90,7 @@ class MockMailbox:
     def _check(self, kind: str, payload: Any) -> None:
         """Whether the payload is one that can be sent as this kind."""
         data = to_plain(self.payloads[kind], payload)
-        assert to_plain(self.payloads[kind], from_plain(self.payloads[kind], data)) == data
+        assert to_plain(self.payloads[kind], from_plain(self.payloads[kind], unpack(pack(data)))) == data
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self._check(kind, payload)

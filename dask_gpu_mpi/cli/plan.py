@@ -1,4 +1,4 @@
-"""The command ``plan``; what it does is in `dask_gpu_mpi.cli.dry_run`."""
+"""The command ``plan``: who would work where, in this allocation or in a hypothetical one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ from .help import HelpCommand, help_of
 from .options import TOPICS, fail, option_decorators, resolve_texts, usable
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dask_gpu_mpi.machine.inventory import Inventory
+    from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.plan import Plan
 
 __all__ = ["plan"]
@@ -93,12 +97,12 @@ def plan(
     **given: Any,
 ) -> None:
     """Show who would work where, without starting anything: in this allocation, or in a hypothetical one (--nodes)."""
-    from .dry_run import plan_of_allocation, plan_of_inventories
-
     options = resolve_texts(given)
     try:
         if nodes is None:
-            made = plan_of_allocation(options)
+            from dask_gpu_mpi.startup.bringup import plan_of_allocation
+
+            made = plan_of_allocation(options, check=_check_worker_options)
         else:
             from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
@@ -120,6 +124,35 @@ def plan(
         show(made)
     else:
         click.echo(made.table())
+
+
+def _check_worker_options(options: Options) -> None:
+    """As the agents of a job do: `plan` starts none."""
+    if options.worker_options:
+        from dask_gpu_mpi.workers.worker_options import check_options_of
+
+        check_options_of(options.worker_class, options.worker_options, where="worker_options")
+
+
+def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
+    """The plan of a hypothetical allocation.
+
+    Raises
+    ------
+    InputError
+        No plan fits the options.
+    """
+    from dataclasses import replace
+
+    from dask_gpu_mpi.plan.device_memory import device_options
+    from dask_gpu_mpi.plan.model import placement_options
+    from dask_gpu_mpi.plan.planner import make_plan
+
+    _check_worker_options(options)
+    devices = device_options(options)
+    return make_plan(
+        [replace(inventory, device_options=devices) for inventory in inventories], placement_options(options)
+    )
 
 
 def _draw(plan: Plan, path: str) -> None:

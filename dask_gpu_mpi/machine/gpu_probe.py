@@ -20,7 +20,7 @@ from dask_gpu_mpi.errors import InputError, StartupError
 if TYPE_CHECKING:
     from .gpus import Gpu
 
-__all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look"]
+__all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look", "start_own_look"]
 
 #: How long before the start-up deadline a rank without an answer of NVML reports that: this part of it, within these seconds.
 #: Rank 0, which perhaps started earlier, is to receive it in time.
@@ -138,6 +138,14 @@ def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
     finally:
         os.close(answer)
     return pid
+
+
+def start_own_look() -> Look:
+    """Have a child of this process query NVML, for a command without an agent; before MPI is loaded, which has threads."""
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # without that process `Look.gpus` raises
+        start_look(write, close=[read], rank=os.getpid())
+    return Look(read)
 
 
 def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:

@@ -10,30 +10,36 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
+from dask_gpu_mpi.mpi.gathering import FLUSH
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
+from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.roles import expected_client
 
 from .agent_settings import configuration
 from .channels import Channels
-from .coordinator import Coordinator
-from .exchange import until_up
-from .inspection import inspect
-from .job import Preparation, make_job, prepare_job
+from .coordinator import Coordinator, Job, Phase
+from .exchange import until_over
+from .inspection import inspect, inspect_node
+from .job import Preparation, make_job, planner, prepare_job
 from .messages import COORDINATOR, Cluster, Kind, Registration, Start
 from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
@@ -44,6 +50,7 @@ __all__ = [
     "WITHOUT_OPTIONS",
     "Bringup",
     "Joined",
+    "plan_of_allocation",
     "report_only",
 ]
 
@@ -52,6 +59,7 @@ __all__ = [
 MPI_GRACE = 6.0
 #: Seconds for the ranks to find each other and report, where the options that set a limit can't be read.
 WITHOUT_OPTIONS = 60.0
+Found = TypeVar("Found")
 
 
 @dataclass
@@ -151,7 +159,9 @@ class Bringup:
                 self._check_without_mpi(no_mpi)
                 raise
             shared = shared_options(options)
-            prepared = unloaded or self._prepare(channels)
+            prepared: tuple[Inventory, Coordinator | None] | Failure = (
+                _try(lambda: self._inspect(channels)) if unloaded is None else unloaded
+            )
             if isinstance(prepared, Failure):
                 _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
             inventory, coordinator = prepared
@@ -176,25 +186,11 @@ class Bringup:
         except InputError as error:
             raise _first(error, no_mpi) from None
 
-    def _prepare(self, channels: Channels) -> tuple[Inventory, Coordinator | None] | Failure:
-        """The inventory of this rank, and, on rank 0, the coordinator; or why this rank can't take part."""
-        try:
-            return self._inspect(channels)
-        except DaskGpuMpiError as error:
-            return Failure.of(error)
-        except OSError as error:
-            return Failure(
-                f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
-                "of the job",
-                1,
-            )
-
     def _inspect(self, channels: Channels) -> tuple[Inventory, Coordinator | None]:
         options, context = self._options, self._context
         rank, size = channels.rank, channels.size
         if context.comm is None:
-            library = load_mpi().Get_library_version()
-            launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
+            _cross_check(context, rank, size)
         if self._check is not None:
             self._check(rank)
         is_client = rank == expected_client(options)
@@ -220,7 +216,7 @@ class Bringup:
     def _until_up(self, channels: Channels, coordinator: Coordinator | None) -> Joined:
         options, context = self._options, self._context
         relay = Relay(options, channels, context.host, self._timeline)
-        cluster = until_up(channels, context, coordinator, relay)
+        cluster: Cluster = until_over(channels, context, coordinator, relay)
         self._timeline.lap("wait for the other ranks")
         channels.push_back(relay.early)
         assert relay.start is not None  # nobody is ready before it
@@ -238,6 +234,84 @@ class Bringup:
             relay.scheduler.started,
             relay.scheduler.file,
         )
+
+
+def plan_of_allocation(
+    options: Options | InputError, *, check: Callable[[Options], None] = lambda options: None
+) -> Plan | None:
+    """The start up to the plan, without agents, for the command `plan`: the plan on rank 0, None on the other ranks.
+
+    Parameters
+    ----------
+    options : Options or InputError
+        What the user asked for, or why it can't be used.
+    check : callable
+        Raises an InputError for options that an agent would refuse.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        The one report of what failed, as in `Bringup.run`.
+    """
+    started = time.monotonic()
+    timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
+    context = StartContext(
+        os.environ, None, True, started, started + timeout, Signals(), Timeline("rank"), quiet=True
+    )
+    if isinstance(options, InputError):
+        report_only(options, context)
+    look = start_own_look() if options.worker_kind != "cpu" else None
+    try:
+        with _uncollected(), context.ending_in_order(None):
+            channels = context.meet(None)
+            shared, rank, size = shared_options(options), channels.rank, channels.size
+
+            def inspected() -> Inventory:
+                _cross_check(context, rank, size)
+                check(options)
+                return inspect_node(options, context, rank, size, None if look is None else look.gpus)
+
+            inventory: Inventory | Failure = _try(inspected)
+            if isinstance(inventory, Failure):
+                _register_failure(inventory, channels, context, interface=None, shared=shared)
+            coordinator = None
+            if rank == COORDINATOR:
+                job = Job(options.protocol, planner(options, context.timeline, None), dict)
+                coordinator = Coordinator(
+                    size,
+                    job,
+                    send=channels.send,
+                    deadline=context.deadline,
+                    hosts=channels.mailbox.hosts,
+                    last=Phase.PLAN,
+                )
+            registration = Registration(context.host, inventory, (), None, shared)
+            channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+            until_over(channels, context, coordinator, None)
+            channels.mailbox.flush(FLUSH)
+            return None if coordinator is None else coordinator.plan
+    finally:
+        if look is not None:
+            look.close()
+
+
+def _try(inspect_this: Callable[[], Found]) -> Found | Failure:
+    """What this rank finds out about itself; or why it can't take part."""
+    try:
+        return inspect_this()
+    except DaskGpuMpiError as error:
+        return Failure.of(error)
+    except OSError as error:
+        return Failure(
+            f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
+            "of the job",
+            1,
+        )
+
+
+def _cross_check(context: StartContext, rank: int, size: int) -> None:
+    library = load_mpi().Get_library_version()
+    launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
 
 
 def _register_failure(
@@ -258,7 +332,7 @@ def _register_failure(
         context.host, None, list_interfaces(), interface, shared, failure, context.has_client
     )
     channels.send(COORDINATOR, Kind.REGISTRATION, registration)
-    until_up(channels, context, coordinator, None)
+    until_over(channels, context, coordinator, None)
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
@@ -37,11 +38,21 @@ from .reachability import ReachabilityTest
 from .registrations import FailureCoordinator, check_agreement, check_client
 from .transport import choose_transport, probing_workers
 
-__all__ = ["Coordinator", "Job"]
+__all__ = ["Coordinator", "Job", "Phase"]
 
 #: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
 #: at once that there is no route, others wait in vain.
 GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
+
+
+class Phase(IntEnum):
+    """The phases of a start once the ranks have met, in their order: the command `plan` leaves after the plan."""
+
+    REGISTER = 1
+    PLAN = 2
+    REACH = 3
+    SCHEDULER = 4
+    WORKERS = 5
 
 
 @dataclass(frozen=True)
@@ -77,6 +88,8 @@ class Coordinator(FailureCoordinator):
         ``send(rank, kind, payload)``.
     deadline, hosts
         As `FailureCoordinator`.
+    last : Phase
+        The last phase: the plan is the outcome, or the cluster.
     """
 
     def __init__(
@@ -87,8 +100,10 @@ class Coordinator(FailureCoordinator):
         send: Callable[[int, str, Any], None],
         deadline: float,
         hosts: Mapping[int, str] | None = None,
+        last: Phase = Phase.WORKERS,
     ) -> None:
         super().__init__(size, deadline=deadline, hosts=hosts)
+        self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
         self.steps: dict[int, list[Step]] = {}
@@ -157,6 +172,9 @@ class Coordinator(FailureCoordinator):
             check_agreement(found)
             plan = self._job.plan(inventories, any(each.has_client for each in found))
             check_client(found, plan.client.rank)
+            if self._last is Phase.PLAN:
+                self._leave(plan)
+                return
             self._listen = self._choose_addresses(found, machines)
             self._transport = self._choose_transport(found, plan)
         except DaskGpuMpiError as error:
@@ -183,6 +201,12 @@ class Coordinator(FailureCoordinator):
             self._test.listen(plan, self._listen)
         else:
             self._start_scheduler()
+
+    def _leave(self, plan: Plan) -> None:
+        """End here, without a cluster."""
+        for rank in range(1, self.size):
+            self._send(rank, Kind.DONE, 0)
+        self.plan = self.outcome = plan
 
     def _choose_transport(self, found: Sequence[Registration], plan: Plan) -> Transport:
         target = self._job.target

@@ -1,31 +1,37 @@
-"""The messages of the start, on one rank: handled and passed on until the cluster is up, or until the one report."""
+"""The messages of the start, on one rank: handled and passed on until the start is over, with a result or the one report."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.gathering import report_to_all
 
 from .channels import POLL_BUSY, Channels, Event
-from .messages import COORDINATOR, Cluster, Kind
+from .messages import COORDINATOR, Kind
 from .progress import Progress
 from .registrations import FailureCoordinator
 from .relay import Relay
 from .start_context import StartContext
 
-__all__ = ["until_up"]
+__all__ = ["until_over"]
 
 #: Seconds beyond the start-up deadline after which a rank takes the coordinator for dead.
 COORDINATOR_GRACE = 30.0
 
 
-def until_up(
+def until_over(
     channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Relay | None
-) -> Cluster:
-    """Serve the start until the cluster is up.
+) -> Any:
+    """Serve the start until it is over.
+
+    Returns
+    -------
+    object
+        On rank 0 the outcome of its coordinator; on the others what that has sent them: a `Cluster`, or an exit code.
 
     Raises
     ------
@@ -44,10 +50,9 @@ def until_up(
         for number, event in enumerate(events):
             if coordinator is not None and coordinator.handle(event, time.monotonic()):
                 continue
-            if _is(event, Kind.CLUSTER_UP):
+            if _is(event, Kind.CLUSTER_UP) or _is(event, Kind.DONE):
                 channels.push_back(events[number + 1 :])
-                cluster: Cluster = event.payload
-                return cluster
+                return event.payload
             if _is(event, Kind.FAIL):
                 raise event.payload.error(reported=True)
             if _is(event, Kind.START):
@@ -71,17 +76,17 @@ def _is(event: Event, kind: Kind) -> bool:
 
 def _tick(
     coordinator: FailureCoordinator, progress: Progress, channels: Channels, context: StartContext
-) -> Cluster | None:
+) -> object:
     """Let the coordinator decide, and show how far the start has come."""
     now = time.monotonic()
     coordinator.tick(now)
     outcome = coordinator.outcome
     if outcome is None:
-        if progress.due(now):
+        if not context.quiet and progress.due(now):
             progress.show(now, *coordinator.progress())
         return None
     progress.clear()
-    if isinstance(outcome, Cluster):
+    if not isinstance(outcome, DaskGpuMpiError):
         return outcome
     # Ranks that are worlds of one, under a foreign launcher, are all rank 0.
     alone = context.comm is None and channels.size == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from dask_gpu_mpi.agent.handle import AgentProcess
@@ -19,7 +20,10 @@ from dask_gpu_mpi.plan.device_memory import device_options
 
 from .start_context import StartContext
 
-__all__ = ["await_agent", "inspect"]
+__all__ = ["Probe", "await_agent", "inspect", "inspect_node"]
+
+#: Waits so many seconds for the GPUs, for which a process of its own queries NVML; None: no answer yet.
+Probe = Callable[[float], "tuple[Gpu, ...] | None"]
 
 
 def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: int, size: int) -> Inventory:
@@ -33,19 +37,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
     # First: an error of the agent may be why the GPUs are not known.
     scratch = await_agent(agent, context)
     context.timeline.lap("wait for the agent")
-    inventory = take_inventory(
-        rank,
-        size,
-        context.environ,
-        device_options=device_options(options),
-        look_for_gpus=options.worker_kind != "cpu",
-        seen=_gpus(
-            agent,
-            context,
-            f"rank {rank} of {size} on {context.host}",
-            context.deadline - nvml_grace(options.startup_timeout),
-        ),
-    )
+    inventory = inspect_node(options, context, rank, size, agent.gpus if agent.looks else None)
     if folder := exposed_folder(os.path.dirname(scratch)):
         warning = (
             f"host {context.host}: {exposed_text(folder)}. Fix: chmod +t {folder}, or another directory by local_directory "
@@ -54,6 +46,27 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
         inventory = replace(inventory, warnings=(*inventory.warnings, warning))
     context.timeline.lap("inventory")
     return inventory
+
+
+def inspect_node(
+    options: Options, context: StartContext, rank: int, size: int, probe: Probe | None
+) -> Inventory:
+    """The inventory, from the GPUs that were probed (None: nobody was to probe them) and from what this process finds.
+
+    Raises
+    ------
+    DaskGpuMpiError
+        NVML does not respond, or a signal came.
+    """
+    where = f"rank {rank} of {size} on {context.host}"
+    return take_inventory(
+        rank,
+        size,
+        context.environ,
+        device_options=device_options(options),
+        look_for_gpus=options.worker_kind != "cpu",
+        seen=None if probe is None else _gpus(probe, context, where, nvml_grace(options.startup_timeout)),
+    )
 
 
 def await_agent(agent: AgentProcess, context: StartContext) -> str:
@@ -76,15 +89,15 @@ def await_agent(agent: AgentProcess, context: StartContext) -> str:
     )
 
 
-def _gpus(agent: AgentProcess, context: StartContext, where: str, deadline: float) -> tuple[Gpu, ...] | None:
-    """The GPUs as they were before anything of ours was on them; None where nobody was to probe them."""
+def _gpus(probe: Probe, context: StartContext, where: str, grace: float) -> tuple[Gpu, ...]:
+    """The GPUs as they were before anything of ours was on them."""
     while True:
         try:
-            seen = agent.gpus(0.1)
+            seen = probe(0.1)
         except (InputError, StartupError) as error:
             raise type(error)(f"{where}: {error}") from error
-        if seen is not None or not agent.looks:
+        if seen is not None:
             return seen
         context.raise_signal()
-        if time.monotonic() > deadline:
+        if time.monotonic() > context.deadline - grace:
             raise hangs(where)

@@ -21,7 +21,7 @@ from dask_gpu_mpi.plan.scaling import configured_keys
 
 from .coordinator import Job
 
-__all__ = ["Preparation", "make_job", "prepare_job"]
+__all__ = ["Preparation", "make_job", "planner", "prepare_job"]
 
 
 @dataclass(frozen=True)
@@ -58,21 +58,28 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> 
     if not options.scheduler:
         target = read_target(options)
         name = target.unique_name(options.name)
-    placement = placement_options(options, name=name)
-
-    def plan(inventories: list[Inventory], has_client: bool) -> Plan:
-        with timeline.step("plan"):
-            return make_plan(inventories, replace(placement, has_client=has_client))
-
     return Job(
         options.protocol,
-        plan,
+        planner(options, timeline, name),
         _credentials(options, preparation),
         target=target,
         configured=preparation.configured,
         patient="startup_timeout" not in options.explicit,
         ucx=options.worker_ucx,
     )
+
+
+def planner(
+    options: Options, timeline: Timeline, name: str | None
+) -> Callable[[list[Inventory], bool], Plan]:
+    """How rank 0 makes the plan, from the inventories of all ranks, and whether any has a script."""
+    placement = placement_options(options, name=name)
+
+    def plan(inventories: list[Inventory], has_client: bool) -> Plan:
+        with timeline.step("plan"):
+            return make_plan(inventories, replace(placement, has_client=has_client))
+
+    return plan
 
 
 def _credentials(options: Options, preparation: Preparation) -> Callable[[], dict[str, Any]]:

@@ -61,6 +61,8 @@ class Kind(StrEnum):
     FAILED = "failed"
     #: Coordinator to all: a `Cluster`; all its workers are there.
     CLUSTER_UP = "cluster-up"
+    #: Coordinator to all: the command ends here, without a cluster; with its exit code.
+    DONE = "done"
     #: Coordinator to all: the `Failure` that all raise.
     FAIL = FAIL
 
@@ -179,5 +181,6 @@ PAYLOADS: Mapping[str, Any] = {
     Kind.READY: list[Step],
     Kind.FAILED: Failure,
     Kind.CLUSTER_UP: Cluster,
+    Kind.DONE: int,
     Kind.FAIL: Failure,
 }

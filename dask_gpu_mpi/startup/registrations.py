@@ -8,6 +8,7 @@ from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.plan import Plan
 
 from .channels import Event
 from .messages import Cluster, Kind, Registration
@@ -55,7 +56,7 @@ class FailureCoordinator:
     def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
         self.size = size
         #: The end of the start, once it is known.
-        self.outcome: Cluster | DaskGpuMpiError | None = None
+        self.outcome: Cluster | Plan | DaskGpuMpiError | None = None
         self._deadline = deadline
         self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}

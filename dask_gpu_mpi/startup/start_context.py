@@ -45,6 +45,8 @@ class StartContext:
     host: str = field(default_factory=socket.gethostname)
     #: The type of what each kind of message carries that ranks send once the cluster is up.
     payloads_when_up: Mapping[str, Any] = field(default_factory=dict)
+    #: A command that reports once, at its end, shows nothing of its progress.
+    quiet: bool = False
     #: Whether other ranks know of this one by now.
     _has_met: bool = False
 

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 import dask_gpu_mpi
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.check import rank as check
-from dask_gpu_mpi.cli import dry_run
 from dask_gpu_mpi.cluster import messages as cluster
 from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
 from dask_gpu_mpi.options.protocols import Protocol
@@ -31,7 +30,6 @@ TABLES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "startup": (startup.Kind, startup.PAYLOADS),
     "cluster": (cluster.EndKind, cluster.PAYLOADS),
     "check": (check.Kind, check.PAYLOADS),
-    "plan": (dry_run.Kind, dry_run.PAYLOADS),
 }
 PAYLOADS = {
     f"{table} {kind}": hint for table, (_, payloads) in TABLES.items() for kind, hint in payloads.items()
@@ -90,7 +88,7 @@ def test_every_table_is_tested_here() -> None:
     found = {
         path for path in package.rglob("*.py") if re.search(r"^PAYLOADS\b", path.read_text(), re.MULTILINE)
     }
-    assert found == {Path(module.__file__ or "") for module in (startup, cluster, check, dry_run)}
+    assert found == {Path(module.__file__ or "") for module in (startup, cluster, check)}
 
 
 @pytest.mark.parametrize("payload", PAYLOADS)

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dask_gpu_mpi.cli import dry_run
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
@@ -21,6 +20,7 @@ from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.startup import bringup
 from preflights import observed
 
 SHAPE = (
@@ -86,11 +86,11 @@ def test_the_plan_of_this_allocation_is_printed_on_one_rank(monkeypatch: pytest.
     inventories = [one.inventory for one in (observed(0), observed(1)) if one.inventory is not None]
     made = make_plan(inventories, PlacementOptions())
 
-    def plan_of_allocation(options: Any) -> Any:
+    def plan_of_allocation(options: Any, **_: Any) -> Any:
         given.append(options)
         return made if len(given) == 1 else None
 
-    monkeypatch.setattr(dry_run, "plan_of_allocation", plan_of_allocation)
+    monkeypatch.setattr(bringup, "plan_of_allocation", plan_of_allocation)
     assert plan("--nthreads", "2").rstrip("\n") == made.table()
     assert plan("--nthreads", "x") == ""
     assert isinstance(given[0], Options)
@@ -174,3 +174,10 @@ def test_plain_into_a_pipe() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.rstrip("\n") == make_plan(hypothetical_job(1, 1, 2), PlacementOptions()).table()
+
+
+def test_devices_of_a_hypothetical_allocation() -> None:
+    shape = ("--nodes", "2", "--gpus-per-node", "1")
+    made = json.loads(plan(*shape, "--worker-options", '{"rmm_pool_size": "1GB"}', "--json"))
+    assert len(made["workers"]) == 2
+    assert "rmm_pool_size" in plan(*shape, "--worker-options", '{"rmm_pool_size": "900GB"}', rc=2)

@@ -12,7 +12,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
 from dask_gpu_mpi.startup import exchange
 from dask_gpu_mpi.startup.channels import Event
-from dask_gpu_mpi.startup.exchange import until_up
+from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
 from dask_gpu_mpi.startup.registrations import FailureCoordinator
 from dask_gpu_mpi.startup.start_context import StartContext
@@ -78,7 +78,7 @@ def context(*, seconds: float = 30.0, signal: int | None = None, comm: Any = Non
 
 
 def serve(channels: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Cluster:
-    return until_up(channels, around, coordinator, relay)
+    return until_over(channels, around, coordinator, relay)
 
 
 def registration(failure: Failure | None = None) -> Registration:

@@ -1,4 +1,4 @@
-"""The plan of an allocation from the messages of its ranks; with MPI: tests/mpi/test_main_job.py, tests/mpi/test_bad_input.py."""
+"""The start up to the plan, as `plan` has it; with MPI: tests/mpi/test_main_job.py, tests/faults/test_starts.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.cli import dry_run
-from dask_gpu_mpi.cli.dry_run import Kind, plan_of_allocation, plan_of_inventories
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup import bringup, exchange, inspection, start_context
+from dask_gpu_mpi.startup.bringup import plan_of_allocation
+from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
+from dask_gpu_mpi.startup.registrations import shared_options
 from preflights import MockMailbox, gpu, observed
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
@@ -27,6 +29,11 @@ def inventory(rank: int, **more: Any) -> Inventory:
     found = observed(0, gpus=0).inventory
     assert found is not None
     return replace(found, rank=rank, host=f"h{rank}", boot_id=f"h{rank}", **more)
+
+
+def registration(rank: int, failure: Failure | None = None, **more: Any) -> Registration:
+    found = None if failure else inventory(rank, **more)
+    return Registration(f"h{rank}", found, (), None, shared_options(CPUS), failure)
 
 
 class Look:
@@ -51,18 +58,21 @@ class Process:
     """What `plan` finds in its process: MPI, its launcher, and NVML."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, rank: int = 0) -> None:
-        self.mailbox: Any = MockMailbox(rank, payloads=dry_run.PAYLOADS)
+        self.mailbox: Any = MockMailbox(rank, payloads=PAYLOADS)
         self.look = Look()
         self.wrong: LauncherError | None = None
         self.deadlines: list[float] = []
+        self.codes: list[int] = []
         mpi = SimpleNamespace(COMM_WORLD=None, Get_library_version=lambda: "Open MPI")
-        monkeypatch.setattr(dry_run, "load_mpi", lambda *_: mpi)
-        monkeypatch.setattr(dry_run, "Mailbox", self._mailbox)
-        monkeypatch.setattr(dry_run.launcher_check, "cross_check", self._cross_check)
-        monkeypatch.setattr(dry_run, "_start_look", lambda: self.look)
+        monkeypatch.setattr(bringup, "load_mpi", lambda *_: mpi)
+        monkeypatch.setattr(start_context, "load_mpi", lambda *_: mpi)
+        monkeypatch.setattr(start_context, "Mailbox", self._mailbox)
+        monkeypatch.setattr(start_context, "abort", self.codes.append)
+        monkeypatch.setattr(bringup.launcher_check, "cross_check", self._cross_check)
+        monkeypatch.setattr(bringup, "start_own_look", lambda: self.look)
 
-    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any) -> Any:
-        assert self.mailbox.payloads is payloads
+    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **_: Any) -> Any:
+        assert self.mailbox.payloads == payloads
         self.deadlines.append(deadline - time.monotonic())
         return self.mailbox
 
@@ -76,11 +86,11 @@ class Process:
 
 def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1))))
+    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
     made = plan_of_allocation(CPUS)
     assert made is not None
     assert [(worker.rank, worker.host) for worker in made.workers] == [(0, socket.gethostname()), (1, "h1")]
-    assert process.sent(Kind.DONE) == [(-1, None)]
+    assert process.sent(Kind.DONE) == [(1, 0)]
     assert process.look.seconds == []  # nobody looks for GPUs
     assert 15 < process.deadlines[0] <= 20
 
@@ -95,28 +105,27 @@ def test_only_ranks_with_gpu_workers_look_for_gpus(monkeypatch: pytest.MonkeyPat
         asked.append((look_for_gpus, seen))
         return inventory(0, world_size=1)
 
-    monkeypatch.setattr(dry_run, "take_inventory", take_inventory)
+    monkeypatch.setattr(inspection, "take_inventory", take_inventory)
     plan_of_allocation(options)
     assert asked == [(False, None) if options is CPUS else (True, (gpu("h", 0),))]
 
 
 def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Mail(0, Kind.DONE, None))
+    process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Mail(0, Kind.DONE, 0))
     assert plan_of_allocation(Options(startup_timeout=20.0)) is None
-    ((to, (host, found)),) = process.sent(Kind.INVENTORY)
-    assert (to, host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
+    ((to, sent),) = process.sent(Kind.REGISTRATION)
+    found = sent.inventory
+    assert (to, sent.host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
     assert [one.uuid for one in found.gpus] == ["GPU-h-0"]
     assert process.look.closed
-    # NVML has less time than the start-up, so that rank 0 hears of it
-    assert 15 < process.look.seconds[0] <= 18
 
 
 def test_failures_of_ranks_are_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", Failure("no GPU", 2))))
+    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1, Failure("no GPU", 2))))
     with pytest.raises(InputError, match="^rank 1 of 2 on h1: no GPU$") as caught:
         plan_of_allocation(CPUS)
     assert caught.value.reported
@@ -125,14 +134,19 @@ def test_failures_of_ranks_are_one_report(
     assert process.sent(Kind.DONE) == []
 
 
+def refuse(options: Options) -> None:
+    if options.worker_options:
+        raise OptionError("no_such")
+
+
 @pytest.mark.parametrize(
     "options", [OptionError("--nthreads: invalid"), replace(CPUS, worker_options={"no_such": 1})]
 )
 def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
     process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Mail(0, FAIL, sent[2][1]))
+    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Mail(0, FAIL, sent[2].failure))
     with pytest.raises(OptionError) as caught:
-        plan_of_allocation(options)
+        plan_of_allocation(options, check=refuse)
     assert caught.value.reported
     assert process.look.seconds == []
     if isinstance(options, InputError):
@@ -150,12 +164,11 @@ def test_launcher_that_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (None, "NVML did not respond"),
         (StartupError("NVML failed"), "NVML failed"),
         (InputError("no such GPU"), "no such GPU"),
     ],
 )
-def test_gpus_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch, answer: Any, says: str) -> None:
+def test_gpus_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch, answer: Exception, says: str) -> None:
     process = Process(monkeypatch)
     process.look.answer = answer
     process.mailbox.size = 1
@@ -163,7 +176,7 @@ def test_gpus_that_can_not_be_had(monkeypatch: pytest.MonkeyPatch, answer: Any, 
         (InputError, StartupError), match=f"^rank 0 of 1 on {socket.gethostname()}: {says}"
     ) as caught:
         plan_of_allocation(Options())
-    assert isinstance(caught.value, type(answer) if answer else StartupError)
+    assert isinstance(caught.value, type(answer))
     assert process.look.closed
 
 
@@ -173,30 +186,31 @@ def test_nvml_is_asked_however_little_time_is_left(monkeypatch: pytest.MonkeyPat
     process.look.answer = StartupError("NVML failed")
     with pytest.raises(StartupError):
         plan_of_allocation(Options(startup_timeout=1.0))
-    assert process.look.seconds == [0.1]
+    assert len(process.look.seconds) == 1
 
 
 def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
     process.mailbox.size = 4
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1))))
-    with pytest.raises(StartupError, match="^ranks 2-3 of 4: no response within startup_timeout"):
+    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
+    process.mailbox.hosts = {2: "h2"}
+    with pytest.raises(StartupError, match="^ranks 2-3 of 4 on h2: no response before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.3))
-    assert [rank for rank, _ in process.sent(FAIL)] == [-1]
+    assert process.codes == [1]  # a rank that is stopped can't be sent the report
 
 
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
-    monkeypatch.setattr(dry_run, "GRACE", 0.2)
+    monkeypatch.setattr(exchange, "COORDINATOR_GRACE", 0.2)
     begun = time.monotonic()
-    with pytest.raises(StartupError, match="^rank 0: no response within startup_timeout"):
+    with pytest.raises(StartupError, match="no response from rank 0 before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.1))
     assert time.monotonic() - begun >= 0.3
 
 
-def test_devices_of_a_hypothetical_allocation() -> None:
-    options = Options(worker_options={"rmm_pool_size": "1GB"})
-    inventories = [replace(inventory(rank), world_size=2, gpus=(gpu(f"h{rank}", 0),)) for rank in (0, 1)]
-    assert len(plan_of_inventories(options, inventories).workers) == 2
-    with pytest.raises(InputError, match="rmm_pool_size"):
-        plan_of_inventories(Options(worker_options={"rmm_pool_size": "900GB"}), inventories)
+def test_ranks_with_different_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the start would: its plan is that of rank 0's options."""
+    process = Process(monkeypatch)
+    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1)))
+    with pytest.raises(InputError, match="option nthreads is 3 on rank 0 .* and None on rank 1"):
+        plan_of_allocation(replace(CPUS, nthreads=3))
