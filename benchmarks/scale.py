@@ -56,7 +56,7 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Registration
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Reached, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")
@@ -147,9 +147,9 @@ def simulate(size: int) -> dict[str, Any]:
     steps["gather"]["seconds"] -= plans[0]
     steps["plan"] = {"seconds": plans[0], "bytes": 0, "largest": 0}
     begun = time.perf_counter()
-    coordinator.handle(Event(0, Kind.LISTENING, "10.0.0.1:40000"), 2.0)
+    coordinator.handle(Event(0, Kind.LISTENING, Listening(40000)), 2.0)
     for rank in range(size):
-        coordinator.handle(Event(rank, Kind.REACHED, None), 2.0)
+        coordinator.handle(Event(rank, Kind.REACHED, Reached()), 2.0)
     step("prove", begun, [length for kind, length, _ in sent if kind == Kind.CONNECT])
     address = ("tls://10.0.0.1:40000", "http://localhost:8787/status")
     begun = time.perf_counter()

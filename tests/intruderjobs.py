@@ -39,8 +39,8 @@ from pathlib import Path
 HERE = Path(os.environ["TMPDIR"])
 
 def hold_the_start():
-    from dask_gpu_mpi.startup import connecting
-    connect, listen = connecting.connect_to, connecting.Connecting.listen
+    from dask_gpu_mpi.startup import reachability
+    connect, listen = reachability.connect_to, reachability.Connecting.listen
     def connect_later(*args, **options):
         limit = time.monotonic() + 60
         while not (HERE / "go-start").exists() and time.monotonic() < limit:
@@ -48,9 +48,9 @@ def hold_the_start():
         return connect(*args, **options)
     def listen_and_tell(self, wanted):
         ports = listen(self, wanted)
-        tell(**{f"start-{os.getpid()}": [wanted.address, *ports]})
+        tell(**{f"start-{os.getpid()}": [wanted.address, ports.scheduler, ports.workers]})
         return ports
-    connecting.connect_to, connecting.Connecting.listen = connect_later, listen_and_tell
+    reachability.connect_to, reachability.Connecting.listen = connect_later, listen_and_tell
 
 class Recorder:
     """Passes connections on, and keeps what their clients send."""

@@ -112,7 +112,7 @@ def start(
             deadline,
             signals,
             timeline,
-            payloads_when_up=PAYLOADS,
+            payloads=PAYLOADS,
         )
         checked = None if check is None else lambda rank: check(rank, options)
         joined = Bringup(options, agent, context, check=checked).run()

@@ -20,6 +20,7 @@ from typing import NoReturn, TypeVar
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -36,12 +37,11 @@ from dask_gpu_mpi.plan.roles import expected_client
 
 from .agent_settings import configuration
 from .channels import Channels
-from .coordinator import Coordinator, Job, Phase
+from .coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
 from .exchange import until_over
 from .inspection import inspect, inspect_node
 from .job import Preparation, make_job, planner, prepare_job
 from .messages import COORDINATOR, Cluster, Kind, Registration, Start
-from .registrations import FailureCoordinator, shared_options
 from .relay import Relay
 from .start_context import StartContext
 from .transport import ucx_ability
@@ -206,7 +206,7 @@ class Bringup:
             self._timeline.lap("configuration, credentials")
         if is_client:
             threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        inventory = inspect(options, self._agent, context, rank, size)
+        inventory = inspect(options, self._agent, context, channels)
         if preparation is None:
             return inventory, None
         job = make_job(options, preparation, self._timeline)
@@ -269,7 +269,7 @@ def plan_of_allocation(
             def inspected() -> Inventory:
                 _cross_check(context, rank, size)
                 check(options)
-                return inspect_node(options, context, rank, size, None if look is None else look.gpus)
+                return inspect_node(options, context, channels, None if look is None else look.gpus)
 
             inventory: Inventory | Failure = _try(inspected)
             if isinstance(inventory, Failure):

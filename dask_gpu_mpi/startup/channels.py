@@ -10,6 +10,8 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 
+from .messages import COORDINATOR, Kind
+
 __all__ = ["POLL_BUSY", "POLL_IDLE", "Channels", "Event"]
 
 #: Seconds between polls: while something is under way, and otherwise (0.6 % of a core at most).
@@ -37,11 +39,18 @@ class Channels:
         self.size = mailbox.size
         #: Scratch of agents that have ended, which could not be removed in time.
         self.left: list[str] = []
+        #: What this rank does now.
+        self.step = "reading its options"
         self._waiting: list[Event] = []
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         """Send a message to a rank, also to this one."""
         self.mailbox.send(rank, kind, payload)
+
+    def begin_step(self, step: str) -> None:
+        """Send rank 0 what this rank does next, so that a report can say what it was at, should it hang."""
+        self.step = step
+        self.send(COORDINATOR, Kind.STEP, step)
 
     def order(self, order: Order, payload: Any = None) -> None:
         """Send an order to this rank's agent, if it has one."""

@@ -1,32 +1,35 @@
-"""What rank 0 does while the cluster starts: gather the registrations, plan, start the scheduler, send each rank its part.
+"""The start on rank 0: gather the registrations, plan, start the scheduler, send each rank its part.
 
-A state machine without MPI, processes or clocks of its own: it is given messages and the time, and sends messages.
+A state machine without MPI, processes or clocks: it is given messages and the time, and sends messages. Its phases (`Phase`):
 
-    REGISTRATION from every rank -> plan -> SCHEDULER to one -> ADDRESS from it -> START to all -> READY from all
-        -> CLUSTER_UP to all
+    REGISTER   STEP, REGISTRATION from every rank
+    PLAN       the command `plan` leaves here: DONE to all
+    REACH      over several hosts: LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
+               the command `check` runs kernels and UCX at the same time (`check.coordinator`), and leaves here: DONE to all
+    SCHEDULER  SCHEDULER to one -> ADDRESS from it
+    WORKERS    START to all -> READY from all -> CLUSTER_UP to all
 
-Over several hosts, between the plan and the scheduler, the reachability test:
-
-    LISTEN to one rank of each -> LISTENING from these -> CONNECT to all -> REACHED from all
-
-Any FAILED, or the deadline, ends in one report and FAIL to all.
+Any FAILED, or the deadline, ends in one report and FAIL to all. The report says at which step a silent rank was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.failures import Failure, one_report
+from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.diagnostics.job_facts import facts_of
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
+from dask_gpu_mpi.network.node_pairs import MOST_AT_START
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
@@ -34,19 +37,49 @@ from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_li
 
 from .channels import Event
 from .messages import Cluster, Kind, Registration, Start
-from .reachability import ReachabilityTest
-from .registrations import FailureCoordinator, check_agreement, check_client
+from .reachability import ReachabilityTest, nodes_of
 from .transport import choose_transport, probing_workers
 
-__all__ = ["Coordinator", "Job", "Phase"]
+__all__ = [
+    "Coordinator",
+    "FailureCoordinator",
+    "Job",
+    "Phase",
+    "addresses_of",
+    "check_agreement",
+    "check_client",
+    "plan_of",
+    "shared_options",
+]
 
+#: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
+GATHER_FAILURES = 1.0
+#: Options that must be the same on all ranks.
+SHARED = (
+    "layout",
+    "protocol",
+    "worker_ucx",
+    "scheduler",
+    "scheduler_rank",
+    "client_rank",
+    "cpu_workers",
+    "default_workers",
+    "gpus_per_worker",
+    "require_idle_gpus",
+    "name",
+    "nthreads",
+)
+#: The step of ranks in the reachability test.
+CONNECTING = "connecting to the scheduler's host and to other nodes"
+#: What messages call a field that is no option of its own.
+NAMES = {"worker_ucx": "protocol (UCX between workers)"}
 #: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
 #: at once that there is no route, others wait in vain.
 GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
 
 
 class Phase(IntEnum):
-    """The phases of a start once the ranks have met, in their order: the command `plan` leaves after the plan."""
+    """The phases of a start once the ranks have met, in their order."""
 
     REGISTER = 1
     PLAN = 2
@@ -73,6 +106,112 @@ class Job:
     patient: bool = False
     #: What the user wants workers to send each other over UCX.
     ucx: WorkerUcx = WorkerUcx.OFF
+
+
+class FailureCoordinator:
+    """Rank 0 where it can't take part itself: it gathers what the other ranks report, and ends the start.
+
+    `Coordinator` makes a cluster besides.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    deadline : float
+        ``time.monotonic()`` of the start-up deadline.
+    hosts : mapping, optional
+        Host of each rank, for reports about those that have not even registered.
+    """
+
+    def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
+        self.size = size
+        #: The end of the start, once it is known.
+        self.outcome: object = None
+        self.phase = Phase.REGISTER
+        #: ``time.monotonic()`` at which the start ends.
+        self.deadline = deadline
+        #: What each rank was at when rank 0 last knew.
+        self.steps: dict[int, str] = {}
+        self._hosts = dict(hosts or {})
+        self._registrations: dict[int, Registration] = {}
+        self._failures: dict[int, Failure] = {}
+        self._failed_at: float | None = None
+
+    def handle(self, event: Event, now: float) -> bool:
+        """Take one message; False when it is not for the coordinator."""
+        source, kind, payload = event
+        if source is None:
+            return False
+        if kind == Kind.STEP:
+            self.steps[source] = payload
+        elif kind == Kind.REGISTRATION:
+            self._registrations[source] = payload
+            if payload.failure is not None:
+                self._fail(source, payload.failure, now)
+        elif kind == Kind.FAILED:
+            self._fail(source, payload, now)
+        else:
+            return False
+        return True
+
+    def tick(self, now: float) -> None:
+        """End the start when it is time to."""
+        if self.outcome is not None:
+            return
+        if self._failed_at is not None:
+            complete = len(self._failures) + self._others_reported() == self.size
+            if complete or now > self._failed_at + self._report_timeout():
+                self._end_with_report()
+        elif now > self.deadline:
+            for rank in self.waiting_for:
+                text = "not ready" if rank in self._registrations else "no response"
+                last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
+                self._failures[rank] = Failure(
+                    f"{text} before the start-up timeout (startup_timeout){last}. Fix: inspect that node (a rank that is "
+                    "stopped, no memory left, a slow file system?), or set a longer startup_timeout (--startup-timeout)",
+                    1,
+                    of_a_rank=True,
+                )
+            self._end_with_report(fatal=True)
+
+    def progress(self) -> tuple[int, int | None, list[str]]:
+        """Workers that are ready, workers planned (None before the plan), and the hosts of the ranks that are awaited."""
+        hosts = self.hosts
+        return 0, None, [hosts.get(rank, "") for rank in self.waiting_for]
+
+    @property
+    def hosts(self) -> dict[int, str]:
+        """Host of each rank, as far as it is known."""
+        return {**self._hosts, **{rank: found.host for rank, found in self._registrations.items()}}
+
+    @property
+    def waiting_for(self) -> list[int]:
+        """The ranks that have not registered."""
+        return [rank for rank in range(self.size) if rank not in self._registrations]
+
+    @property
+    def _all_registered(self) -> bool:
+        return len(self._registrations) == self.size
+
+    def _others_reported(self) -> int:
+        """How many ranks without a failure need not be waited for."""
+        return 0
+
+    def _report_timeout(self) -> float:
+        """Seconds to wait for other failures after the first."""
+        return GATHER_FAILURES
+
+    def _fail(self, rank: int, failure: Failure, now: float) -> None:
+        self._failures.setdefault(rank, failure)
+        if self._failed_at is None:
+            self._failed_at = now
+
+    def _end_with_report(self, *, fatal: bool = False) -> None:
+        self._end_with(one_report(self._failures, self.hosts, self.size), fatal=fatal)
+
+    def _end_with(self, failure: Failure, *, fatal: bool = False) -> None:
+        self.outcome = failure.error(reported=False)
+        self.outcome.fatal = fatal
 
 
 class Coordinator(FailureCoordinator):
@@ -106,7 +245,7 @@ class Coordinator(FailureCoordinator):
         self._last = last
         self.plan: Plan | None = None
         #: By rank: the steps of its timeline until it was ready (none, unless the user wants a report).
-        self.steps: dict[int, list[Step]] = {}
+        self.timelines: dict[int, list[Step]] = {}
         self._job = job
         self._send = send
         self._test = ReachabilityTest(size, send)
@@ -127,16 +266,19 @@ class Coordinator(FailureCoordinator):
         if source is None:
             return False
         if kind == Kind.LISTENING:
-            if self._test.on_listening(source, payload) and not self._test.connect():
-                self._start_scheduler()  # whose error says better why nobody can listen there
+            if self._test.on_listening(source, payload):
+                self._connect()
         elif kind == Kind.REACHED:
-            if self._test.on_reached(source, payload) and not self._failures:
+            encrypts = Protocol(self._job.protocol).encrypts
+            if (problem := self._test.problem(payload, encrypts=encrypts)) is not None:
+                self._fail(source, problem, now)
+            elif self._test.on_reached(source, payload) and not self._failures:
                 self._all_reached()
         elif kind == Kind.ADDRESS:
             self._on_address(*payload)
         elif kind == Kind.READY:
             self._ready.add(source)
-            self.steps[source] = payload or []
+            self.timelines[source] = payload or []
             if len(self._ready) == self.size and self.outcome is None and not self._failures:
                 self._all_ready()
         else:
@@ -153,7 +295,11 @@ class Coordinator(FailureCoordinator):
 
     @property
     def waiting_for(self) -> list[int]:
-        """The ranks that have not registered; once all have, those that are not ready yet."""
+        """The ranks that the present phase waits for."""
+        if self.phase is Phase.REACH:
+            return sorted(self._test.awaited)
+        if self.phase is Phase.SCHEDULER and self.plan is not None:
+            return [self.plan.scheduler.rank]
         return super().waiting_for or [rank for rank in range(self.size) if rank not in self._ready]
 
     def _others_reported(self) -> int:
@@ -166,16 +312,13 @@ class Coordinator(FailureCoordinator):
 
     def _make_plan(self, now: float) -> None:
         found = [self._registrations[rank] for rank in range(self.size)]
-        inventories = [each.inventory for each in found if each.inventory is not None]
-        machines = [inventory.host + inventory.boot_id for inventory in inventories]
+        self.phase = Phase.PLAN
         try:
-            check_agreement(found)
-            plan = self._job.plan(inventories, any(each.has_client for each in found))
-            check_client(found, plan.client.rank)
+            plan = plan_of(found, self._job.plan)
             if self._last is Phase.PLAN:
                 self._leave(plan)
                 return
-            self._listen = self._choose_addresses(found, machines)
+            self._listen = self._choose_addresses(found)
             self._transport = self._choose_transport(found, plan)
         except DaskGpuMpiError as error:
             self._end_with(Failure.of(error))
@@ -187,18 +330,21 @@ class Coordinator(FailureCoordinator):
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
         if self._job.patient:
             self._limit = start_limit(len(plan.workers), per_core)
-            self._deadline = max(self._deadline, now + self._limit)
+            self.deadline = max(self.deadline, now + self._limit)
         target = self._job.target
         if target is not None:
             self._config = target.config | settings
             if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
+                self._begin(Phase.REACH, range(self.size), CONNECTING)
                 self._test.connect_to_running(target.address.partition("://")[2])
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._on_address(target.address, None)
             return
         self._config = self._job.credentials() | settings
-        if len(set(machines)) > 1:
-            self._test.listen(plan, self._listen)
+        if len(set(map(_machine, found))) > 1:
+            role = plan.scheduler
+            self._test.listen(role.rank, role.host, nodes_of(plan, self._listen), self._listen)
+            self._begin(Phase.REACH, self._test.awaited, "listening for the other nodes")
         else:
             self._start_scheduler()
 
@@ -215,22 +361,27 @@ class Coordinator(FailureCoordinator):
         abilities = {rank: each.ucx for rank, each in enumerate(found)}
         return choose_transport(self._job.ucx, plan, abilities, attaches=target is not None)
 
-    def _choose_addresses(
-        self, found: Sequence[Registration], machines: Sequence[str]
-    ) -> dict[int, str | None]:
+    def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
         """Where each rank's workers, and the scheduler, are to listen."""
-        wanted = [each.wanted_interface for each in found]
-        if self._job.target is not None and not any(wanted):
+        if self._job.target is not None and not any(each.wanted_interface for each in found):
             return dict.fromkeys(range(self.size))
-        names = [each.host for each in found]
-        same = names if len(set(machines)) == len(set(names)) else machines
-        interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
-        return dict(choose_addresses(same, interfaces, wanted)[1])
+        return dict(addresses_of(found))
+
+    def _begin(self, phase: Phase, ranks: Iterable[int], step: str) -> None:
+        """Begin a phase, in which these ranks do something."""
+        self.phase = phase
+        self.steps.update(dict.fromkeys(ranks, step))
+
+    def _connect(self) -> None:
+        if self._test.scheduler.scheduler:
+            self._begin(Phase.REACH, range(self.size), CONNECTING)
+            self._test.connect(MOST_AT_START)
+        else:
+            self._start_scheduler()  # whose error says better why nobody can listen there
 
     # -- the scheduler ------------------------------------------------------------------------------------------
 
     def _all_reached(self) -> None:
-        self._test.under_way = False
         if (failure := self._test.failure()) is not None:
             self._end_with(failure)
         else:
@@ -242,6 +393,7 @@ class Coordinator(FailureCoordinator):
             self._on_address(self._job.target.address, None)
             return
         role = self.plan.scheduler
+        self._begin(Phase.SCHEDULER, [role.rank], "starting the scheduler")
         order = (self._listen[role.rank], self._config, self.plan.scheduler_device, facts_of(self.plan))
         self._send(role.rank, Kind.SCHEDULER, order)
 
@@ -249,6 +401,7 @@ class Coordinator(FailureCoordinator):
         """The scheduler is up: every rank may start its workers."""
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
+        self._begin(Phase.WORKERS, range(self.size), "starting its workers")
         plan, target = self.plan, self._job.target
         memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
         host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
@@ -279,10 +432,83 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
         full = replace(self._cluster, plan=self.plan, transport=self._transport.line, config=self._config)
-        if any(self.steps.values()):
-            steps = {rank: list(steps) for rank, steps in self.steps.items()}
+        if any(self.timelines.values()):
+            steps = {rank: list(steps) for rank, steps in self.timelines.items()}
             full = replace(full, hosts=dict(self.hosts), steps=steps)
         part = Cluster(self._cluster.address, None)
         for rank in range(1, self.size):
             self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)
         self.outcome = full
+
+
+def plan_of(found: Sequence[Registration], make: Callable[[list[Inventory], bool], Plan]) -> Plan:
+    """The plan from the registrations of all ranks, in order, which have inventories.
+
+    Raises
+    ------
+    InputError
+        The ranks do not agree, or no plan fits the options.
+    """
+    check_agreement(found)
+    inventories = [each.inventory for each in found if each.inventory is not None]
+    plan = make(inventories, any(each.has_client for each in found))
+    check_client(found, plan.client.rank)
+    return plan
+
+
+def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
+    """Where each rank, in order, listens and is reached.
+
+    Raises
+    ------
+    InputError
+        There is no network that all share, or not the chosen one.
+    """
+    names, machines = [each.host for each in found], [_machine(each) for each in found]
+    same = names if len(set(machines)) == len(set(names)) else machines
+    interfaces = {rank: each.interfaces for rank, each in enumerate(found)}
+    return choose_addresses(same, interfaces, [each.wanted_interface for each in found])[1]
+
+
+def _machine(found: Registration) -> str:
+    return found.host + (found.inventory.boot_id if found.inventory is not None else "")
+
+
+def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
+    """The options that must be the same on all ranks, as (name, value)."""
+    return tuple((NAMES.get(name, name), getattr(options, name)) for name in SHARED)
+
+
+def check_agreement(registrations: Sequence[Registration]) -> None:
+    """Whether all ranks, in order, have the same options.
+
+    Raises
+    ------
+    InputError
+        They have not.
+    """
+    first = registrations[0]
+    for rank, other in enumerate(registrations):
+        for (name, value), (_, found) in zip(first.shared_options, other.shared_options, strict=True):
+            if value != found:
+                raise InputError(
+                    f"option {name} is {value!r} on rank 0 ({first.host}) and {found!r} on rank {rank} ({other.host}) "
+                    "(expected the same on all ranks)"
+                )
+
+
+def check_client(registrations: Sequence[Registration], client: int) -> None:
+    """Whether the client rank has something to run, where any rank has.
+
+    Raises
+    ------
+    InputError
+        Only others have.
+    """
+    having = [rank for rank, found in enumerate(registrations) if found.has_client]
+    if having and client not in having:
+        raise InputError(
+            f"rank {client} ({registrations[client].host}) is the client, but only {ranks_text(having)} got a script or "
+            "function to run (expected the same call on all ranks). Fix: pass it on all ranks, or set client_rank "
+            "(--client-rank)"
+        )

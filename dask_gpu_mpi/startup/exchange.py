@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
@@ -11,20 +11,26 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.gathering import report_to_all
 
 from .channels import POLL_BUSY, Channels, Event
+from .coordinator import FailureCoordinator
 from .messages import COORDINATOR, Kind
 from .progress import Progress
-from .registrations import FailureCoordinator
-from .relay import Relay
 from .start_context import StartContext
 
 __all__ = ["until_over"]
 
-#: Seconds beyond the start-up deadline after which a rank takes the coordinator for dead.
-COORDINATOR_GRACE = 30.0
+
+class Serving(Protocol):
+    """A rank that takes part: what it does with the messages that are not about the end of the start."""
+
+    def poll(self) -> None:
+        """Send what has become known since."""
+
+    def on_event(self, event: Event) -> None:
+        """Do what rank 0 asks for, and report what the agent has done."""
 
 
 def until_over(
-    channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Relay | None
+    channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Serving | None
 ) -> Any:
     """Serve the start until it is over.
 
@@ -38,7 +44,6 @@ def until_over(
     DaskGpuMpiError
         The one report.
     """
-    deadline = context.deadline
     progress = Progress(context.started)
     signalled: Failure | None = None
     while True:
@@ -56,17 +61,20 @@ def until_over(
             if _is(event, Kind.FAIL):
                 raise event.payload.error(reported=True)
             if _is(event, Kind.START):
-                deadline = max(deadline, time.monotonic() + event.payload.limit)
+                context.deadline = max(context.deadline, time.monotonic() + event.payload.limit)
             if relay is not None:
                 relay.on_event(event)
         if coordinator is not None:
             if (outcome := _tick(coordinator, progress, channels, context)) is not None:
                 return outcome
-        elif time.monotonic() > deadline + COORDINATOR_GRACE:
-            raise StartupError(
-                f"rank {channels.rank} on {context.host}: no response from rank 0 before the start-up timeout (startup_timeout). "
-                "Fix: inspect the node of rank 0 (is that rank stopped, or the node down?), or set a longer startup_timeout"
+        elif time.monotonic() > context.deadline + context.patience.others:
+            error = StartupError(
+                f"rank 0: no response before {context.deadline_name}. Fix: inspect the node of rank 0 (is that rank stopped, the "
+                "node down?), or leave that node out of the job",
+                reported=channels.rank != 1,
             )
+            error.fatal = True
+            raise error
 
 
 def _is(event: Event, kind: Kind) -> bool:
@@ -79,7 +87,9 @@ def _tick(
 ) -> object:
     """Let the coordinator decide, and show how far the start has come."""
     now = time.monotonic()
+    context.beats += 1
     coordinator.tick(now)
+    context.deadline = max(context.deadline, coordinator.deadline)
     outcome = coordinator.outcome
     if outcome is None:
         if not context.quiet and progress.due(now):

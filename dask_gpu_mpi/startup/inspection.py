@@ -18,6 +18,7 @@ from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 
+from .channels import Channels
 from .start_context import StartContext
 
 __all__ = ["Probe", "await_agent", "inspect", "inspect_node"]
@@ -26,7 +27,7 @@ __all__ = ["Probe", "await_agent", "inspect", "inspect_node"]
 Probe = Callable[[float], "tuple[Gpu, ...] | None"]
 
 
-def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: int, size: int) -> Inventory:
+def inspect(options: Options, agent: AgentProcess, context: StartContext, channels: Channels) -> Inventory:
     """The inventory of this rank.
 
     Raises
@@ -35,9 +36,10 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
         Its agent refuses the options, NVML does not respond, or a signal came.
     """
     # First: an error of the agent may be why the GPUs are not known.
+    channels.begin_step("waiting for its agent to import Dask")
     scratch = await_agent(agent, context)
     context.timeline.lap("wait for the agent")
-    inventory = inspect_node(options, context, rank, size, agent.gpus if agent.looks else None)
+    inventory = inspect_node(options, context, channels, agent.gpus if agent.looks else None)
     if folder := exposed_folder(os.path.dirname(scratch)):
         warning = (
             f"host {context.host}: {exposed_text(folder)}. Fix: chmod +t {folder}, or another directory by local_directory "
@@ -49,7 +51,7 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, rank: 
 
 
 def inspect_node(
-    options: Options, context: StartContext, rank: int, size: int, probe: Probe | None
+    options: Options, context: StartContext, channels: Channels, probe: Probe | None
 ) -> Inventory:
     """The inventory, from the GPUs that were probed (None: nobody was to probe them) and from what this process finds.
 
@@ -58,14 +60,19 @@ def inspect_node(
     DaskGpuMpiError
         NVML does not respond, or a signal came.
     """
-    where = f"rank {rank} of {size} on {context.host}"
+    seen: tuple[Gpu, ...] | None = None
+    if probe is not None:
+        channels.begin_step("inspecting the GPUs (NVML)")
+        where = f"rank {channels.rank} of {channels.size} on {context.host}"
+        seen = _gpus(probe, context, where, nvml_grace(options.startup_timeout))
+    channels.begin_step("inspecting its cores, memory and networks, and the local directory")
     return take_inventory(
-        rank,
-        size,
+        channels.rank,
+        channels.size,
         context.environ,
         device_options=device_options(options),
         look_for_gpus=options.worker_kind != "cpu",
-        seen=None if probe is None else _gpus(probe, context, where, nvml_grace(options.startup_timeout)),
+        seen=seen,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
@@ -14,7 +14,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import Transport
 from dask_gpu_mpi.plan.model import WorkerPlan
@@ -28,6 +28,7 @@ __all__ = [
     "Kind",
     "Listen",
     "Listening",
+    "Reached",
     "Registration",
     "Start",
 ]
@@ -39,6 +40,8 @@ COORDINATOR = 0
 class Kind(StrEnum):
     """Kinds of messages between ranks; each names its sender, its receivers and its payload."""
 
+    #: Every rank to the coordinator: the step that it begins, of those that may hang.
+    STEP = "step"
     #: Every rank to the coordinator: a `Registration`.
     REGISTRATION = "registration"
     #: Coordinator to the scheduler's rank and to a rank of each node: a `Listen`, for the reachability test.
@@ -47,7 +50,7 @@ class Kind(StrEnum):
     LISTENING = "listening"
     #: Coordinator to all: a `Connect`.
     CONNECT = "connect"
-    #: Every rank to the coordinator: it has connected to the scheduler's host; with the peers (`Lost`) that it has not reached.
+    #: Every rank to the coordinator: a `Reached`.
     REACHED = "reached"
     #: Coordinator to the scheduler's rank: ``(address to listen on, Dask configuration, UUID of a GPU)``.
     SCHEDULER = "scheduler"
@@ -98,27 +101,46 @@ class Listen:
     scheduler: Tokens | None = None
     #: In the place of its node's workers; None: another rank of the node does, or there is only one node.
     workers: Tokens | None = None
+    #: Whether to inspect the dashboard's port as well.
+    dashboard: bool = False
 
 
-class Listening(NamedTuple):
+@dataclass(frozen=True)
+class Listening:
     """The ports of a `Listen`; 0: it can't, or is not to."""
 
     scheduler: int = 0
     workers: int = 0
+    #: Why the scheduler can't listen.
+    error: str = ""
+    #: Why the dashboard's port can't be used; empty: it can, or was not inspected.
+    dashboard: str = ""
+    #: Whether the dashboard's address is not one of this node's, so that the scheduler can't start.
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True)
 class Connect:
     """To whom a rank is to connect."""
 
-    #: ``"host:port"`` of the scheduler.
+    #: ``"host:port"`` of the scheduler; empty: nobody listens there.
     scheduler: str
-    #: What that is, for reports.
-    where: str
     #: None: a running scheduler listens there.
     tokens: Tokens | None
     #: Other nodes.
     peers: tuple[Node, ...] = ()
+    #: Seconds for each step of a connection.
+    timeout: float = CONNECT_TIMEOUT
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The result of a `Connect`."""
+
+    #: None: nobody listens in the scheduler's place.
+    scheduler: Reach | None = None
+    #: Other nodes that were not reached.
+    lost: tuple[Lost, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,11 +192,12 @@ class Cluster:
 
 #: The type of what each kind carries.
 PAYLOADS: Mapping[str, Any] = {
+    Kind.STEP: str,
     Kind.REGISTRATION: Registration,
     Kind.LISTEN: Listen,
     Kind.LISTENING: Listening,
     Kind.CONNECT: Connect,
-    Kind.REACHED: tuple[Lost, ...],
+    Kind.REACHED: Reached,
     Kind.SCHEDULER: tuple[str | None, dict[str, Any], str, JobFacts],
     Kind.ADDRESS: tuple[str, str | None],
     Kind.START: Start,

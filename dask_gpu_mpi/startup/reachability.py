@@ -1,23 +1,49 @@
-"""The reachability test on rank 0: every rank connects to the scheduler's host, and every node to other nodes."""
+"""The reachability test: every rank connects to the scheduler's host, and every node to other nodes.
+
+`ReachabilityTest` leads it on rank 0, `Connecting` takes part in it on every rank. The start and `check` make the same test.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import queue
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost, Node, connection_report, peers_by_rank
-from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.network.credentials import BACKDATED
+from dask_gpu_mpi.network.node_pairs import (
+    Lost,
+    Node,
+    connect_to_peers,
+    connection_report,
+    listen_for_peers,
+    peers_by_rank,
+    worker_ports,
+)
+from dask_gpu_mpi.network.reachability import (
+    CONNECT_TIMEOUT,
+    Listener,
+    Reach,
+    Tokens,
+    connect_only,
+    connect_to,
+    is_elsewhere,
+    port_problem,
+)
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.plan import Plan
 
-from .messages import Connect, Kind, Listen, Listening
+from .channels import Channels
+from .messages import COORDINATOR, Connect, Kind, Listen, Listening, Reached
 
-__all__ = ["ReachabilityTest"]
+__all__ = ["Connecting", "ReachabilityTest", "nodes_of"]
 
 
 class ReachabilityTest:
-    """Who is to listen, who is to connect to whom, and what came of it; messages go out by ``send(rank, kind, payload)``."""
+    """Who is to listen, who is to connect to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
 
     def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
         self._size = size
@@ -27,62 +53,131 @@ class ReachabilityTest:
         self._tokens = Tokens()
         self._nodes: dict[int, Node] = {}
         self._ports: dict[int, Listening] = {}
-        self._lost: dict[int, Sequence[Lost]] = {}
-        #: Ranks that have connected.
-        self.reached: set[int] = set()
+        #: Ranks that are to listen, or to connect, and have not responded yet.
+        self.awaited: set[int] = set()
+        #: The results by rank.
+        self.reached: dict[int, Reached] = {}
         #: Whether ranks are connecting now.
         self.under_way = False
+        self._target = self._where = ""
 
-    def listen(self, plan: Plan, addresses: Mapping[int, str | None]) -> None:
-        """Have the scheduler's rank, and one rank of each node that has workers, listen at their addresses."""
-        head = plan.scheduler
-        self._scheduler = (head.rank, head.host, addresses[head.rank] or "")
-        nodes = _nodes(plan, addresses)
+    def listen(
+        self,
+        rank: int,
+        host: str,
+        nodes: Sequence[Node],
+        addresses: Mapping[int, str | None],
+        *,
+        dashboard: bool = False,
+    ) -> None:
+        """Have the scheduler's rank, and one rank of each of several nodes, listen at their addresses.
+
+        Parameters
+        ----------
+        rank, host : int, str
+            Those of the scheduler.
+        nodes : sequence of Node
+            The nodes to connect to each other.
+        addresses : mapping
+            By rank.
+        dashboard : bool
+            Whether the scheduler's rank is to inspect the dashboard's port as well.
+        """
+        self._scheduler = (rank, host, addresses[rank] or "")
         if len(nodes) > 1:
             self._nodes = {node.rank: node for node in nodes}
-        for rank in dict.fromkeys((head.rank, *self._nodes)):
-            workers = self._nodes[rank].tokens if rank in self._nodes else None
-            tokens = self._tokens if rank == head.rank else None
-            self._send(rank, Kind.LISTEN, Listen(addresses[rank], tokens, workers))
+        self.awaited = {rank, *self._nodes}
+        for each in (rank, *(other for other in self._nodes if other != rank)):
+            workers = self._nodes[each].tokens if each in self._nodes else None
+            order = Listen(addresses[each], None, workers)
+            if each == rank:
+                order = replace(order, scheduler=self._tokens, dashboard=dashboard)
+            self._send(each, Kind.LISTEN, order)
 
     def on_listening(self, rank: int, ports: Listening) -> bool:
         """A rank listens, or can't; True with the last."""
         self._ports[rank] = ports
-        return self._ports.keys() >= {self._scheduler[0], *self._nodes}
+        self.awaited.discard(rank)
+        return not self.awaited
 
-    def connect(self) -> bool:
-        """Have every rank connect to the scheduler's, and one of each node to its peers; False: there is nobody to connect to."""
+    @property
+    def scheduler(self) -> Listening:
+        """Where the scheduler's rank listens, or why it does not."""
+        return self._ports.get(self._scheduler[0], Listening(error="no response"))
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, with the ports on which they listen; empty: there is only one."""
+        ports = self._ports
+        return tuple(
+            replace(node, port=ports.get(node.rank, Listening()).workers) for node in self._nodes.values()
+        )
+
+    def connect(self, most: int, timeout: float = CONNECT_TIMEOUT) -> None:
+        """Have every rank connect to the scheduler's, if that listens, and one of each node to `most` others."""
         rank, host, address = self._scheduler
-        if not self._ports[rank].scheduler:
-            return False
-        nodes = [replace(node, port=self._ports[number].workers) for number, node in self._nodes.items()]
-        target = f"{address}:{self._ports[rank].scheduler}"
-        self._connect(target, f"rank {rank} on {host}", self._tokens, peers_by_rank(nodes, MOST_AT_START))
-        return True
+        port = self.scheduler.scheduler
+        target = f"{address}:{port}" if port else ""
+        peers = peers_by_rank(self.nodes, most) if self._nodes else {}
+        self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
 
     def connect_to_running(self, target: str) -> None:
         """Have every rank connect to ``host:port``, where another job's scheduler runs."""
-        self._connect(target, "of another job", None, {})
+        self._connect(target, "of another job", None, {}, CONNECT_TIMEOUT)
 
     def _connect(
-        self, target: str, where: str, tokens: Tokens | None, peers: Mapping[int, tuple[Node, ...]]
+        self,
+        target: str,
+        where: str,
+        tokens: Tokens | None,
+        peers: Mapping[int, tuple[Node, ...]],
+        timeout: float,
     ) -> None:
         self.under_way = True
+        self._target, self._where = target, where
+        self.awaited = set(range(self._size))
         for rank in range(self._size):
-            self._send(rank, Kind.CONNECT, Connect(target, where, tokens, peers.get(rank, ())))
+            self._send(rank, Kind.CONNECT, Connect(target, tokens, peers.get(rank, ()), timeout))
 
-    def on_reached(self, rank: int, lost: Sequence[Lost] | None) -> bool:
-        """A rank has connected to the scheduler, and to its peers but for some; True with the last rank."""
-        self.reached.add(rank)
-        if lost:
-            self._lost[rank] = lost
-        return len(self.reached) == self._size
+    def on_reached(self, rank: int, reached: Reached) -> bool:
+        """A rank has tried to connect; True with the last."""
+        self.reached[rank] = reached
+        self.awaited.discard(rank)
+        self.under_way = bool(self.awaited)
+        return not self.awaited
+
+    def problem(self, reached: Reached, *, encrypts: bool) -> Failure | None:
+        """Why a rank can't use the scheduler: it does not reach its host, or its clock is behind.
+
+        Parameters
+        ----------
+        encrypts : bool
+            Whether the job has certificates, which are valid from a certain time on.
+        """
+        reach = reached.scheduler or Reach()
+        if reach.error:
+            return Failure(
+                f"could not reach the scheduler's host at {self._target} ({self._where}): {reach.error}. Fix: choose a network "
+                "that leads there with interface (--interface), or open the port in the firewall",
+                2,
+            )
+        if encrypts and reach.ahead < -BACKDATED:
+            return Failure(
+                f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({self._where}): the job's "
+                "certificate is not valid here yet. Fix: set the clocks by NTP or chrony, or leave this node out of the job",
+                2,
+            )
+        return None
 
     def failure(self) -> Failure | None:
         """The nodes that do not reach each other."""
-        if not self._lost:
+        lost = {
+            self._nodes[rank].host: reached.lost
+            for rank, reached in sorted(self.reached.items())
+            if reached.lost
+        }
+        if not lost:
             return None
-        lost = {self._nodes[rank].host: self._lost[rank] for rank in sorted(self._lost)}
         return Failure(
             f"no connection between nodes: {connection_report(lost)} (expected: every node reaches all others, since their "
             "workers exchange data). Fix: open the ports between these nodes in the firewall, choose another network with "
@@ -91,7 +186,7 @@ class ReachabilityTest:
         )
 
 
-def _nodes(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:
+def nodes_of(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:
     """The nodes that have workers, or the scheduler, which connects to workers as well."""
     working = {worker.rank for worker in plan.workers}
     nodes = []
@@ -103,3 +198,105 @@ def _nodes(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:
         if rank is not None and address is not None:
             nodes.append(Node(host.host, rank, address))
     return nodes
+
+
+class Connecting:
+    """One rank's part: it listens in the place of the scheduler and of the workers to come, and connects to others."""
+
+    def __init__(self, options: Options, channels: Channels) -> None:
+        self._options = options
+        self._channels = channels
+        self._scheduler: Listener | None = None
+        self._workers: Listener | None = None
+        self._results: queue.SimpleQueue[Reached] = queue.SimpleQueue()
+
+    def on_message(self, kind: str, payload: Any) -> bool:
+        """Do what rank 0 asks for; False: that is not for this test."""
+        if kind == Kind.LISTEN:
+            self._channels.send(COORDINATOR, Kind.LISTENING, self.listen(payload))
+        elif kind == Kind.CONNECT:
+            self.connect(payload)
+        else:
+            return False
+        return True
+
+    def poll(self) -> None:
+        """Send rank 0 the result, once it is there."""
+        if (result := self.result()) is not None:
+            self._channels.send(COORDINATOR, Kind.REACHED, result)
+
+    def listen(self, wanted: Listen) -> Listening:
+        """Listen at the address of the scheduler and of the workers to come."""
+        address, options = wanted.address or "", self._options
+        error = ""
+        refusal: OSError | None = None
+        if wanted.dashboard and (place := _dashboard(options)) is not None:
+            refusal = port_problem(*place)
+        if wanted.scheduler is not None:
+            try:
+                self._scheduler = Listener(address, options.scheduler_port or 0, wanted.scheduler)
+            except OSError as refused:
+                error = refused.strerror or str(refused)
+        if wanted.workers is not None:
+            with contextlib.suppress(OSError):
+                self._workers = listen_for_peers(address, worker_ports(options), wanted.workers)
+        scheduler, workers = (0 if made is None else made.port for made in (self._scheduler, self._workers))
+        if refusal is None:
+            return Listening(scheduler, workers, error)
+        return Listening(scheduler, workers, error, refusal.strerror or str(refusal), is_elsewhere(refusal))
+
+    def close_scheduler(self) -> None:
+        """Leave the port to the scheduler."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+
+    def close(self) -> None:
+        """Leave all ports to the scheduler and the workers."""
+        self.close_scheduler()
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
+
+    def connect(self, to: Connect) -> None:
+        """Begin to connect, to all at once, in threads: it may take seconds, and rank 0 has messages of others to handle."""
+        threading.Thread(target=self._connect, args=(to,), daemon=True).start()
+
+    def result(self) -> Reached | None:
+        """The result; None: not known yet, or returned already."""
+        with contextlib.suppress(queue.Empty):
+            return self._results.get_nowait()
+        return None
+
+    def _connect(self, to: Connect) -> None:
+        lost: list[tuple[Lost, ...]] = []
+        peers = threading.Thread(
+            target=lambda: lost.append(connect_to_peers(to.peers, to.timeout)), daemon=True
+        )
+        if to.peers:
+            peers.start()
+        reach: Reach | None = None
+        if to.scheduler:
+            address, _, port = to.scheduler.rpartition(":")
+            reach = _reach(address.strip("[]"), int(port), to)
+        if to.peers:
+            peers.join()
+        self._results.put(Reached(reach, lost[0] if lost else ()))
+
+
+def _reach(address: str, port: int, to: Connect) -> Reach:
+    if to.tokens is None:  # somebody else's listener
+        return Reach(connect_only(address, port, to.timeout))
+    return connect_to(address, port, to.tokens, to.timeout)
+
+
+def _dashboard(options: Options) -> tuple[str, int] | None:
+    """Where the dashboard would listen; None: nowhere, or anywhere.
+
+    >>> _dashboard(Options(dashboard_address="[::1]:8787"))
+    ('::1', 8787)
+    """
+    host, _, port = options.dashboard_address.rpartition(":")
+    if not options.dashboard or not port.isdigit() or port == "0":
+        return None
+    return host.strip("[]"), int(port)

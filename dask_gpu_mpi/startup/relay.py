@@ -17,8 +17,8 @@ from dask_gpu_mpi.options.model import Options
 
 from .agent_settings import has_dashboard, scheduler_settings, worker_settings
 from .channels import Channels, Event
-from .connecting import Connecting
 from .messages import COORDINATOR, Kind, Start
+from .reachability import Connecting
 
 __all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
 
@@ -66,6 +66,7 @@ class SchedulerStart:
         path = self._options.scheduler_file
         if not path:
             return
+        self._channels.begin_step(f"writing the scheduler file {path!r}")
         write_scheduler_file(path, address, http_port, identity, self._config or {}, link)
         self.file = (os.path.abspath(path), identity)
         self._channels.order(Order.SCHEDULER_FILE, self.file)
@@ -90,25 +91,19 @@ class Relay:
         self.start: Start | None = None
         #: What the agent reported of workers already, for `Member`, which counts them.
         self.early: list[Event] = []
-        self._connecting = Connecting(options)
+        self._connecting = Connecting(options, channels)
 
     def poll(self) -> None:
-        """Report what came of the reachability test, once that is known."""
-        result = self._connecting.result()
-        if isinstance(result, Failure):
-            self._fail(result)
-        elif result is not None:
-            self._channels.send(COORDINATOR, Kind.REACHED, result)
+        """Report the result of the reachability test, once that is known."""
+        self._connecting.poll()
 
     def on_event(self, event: Event) -> None:
         """Do what the coordinator wants, and report what the agent has done."""
         kind, payload = event.kind, event.payload
         if event.source is None:
             self._on_agent(kind, payload)
-        elif kind == Kind.LISTEN:
-            self._channels.send(COORDINATOR, Kind.LISTENING, self._connecting.listen(payload))
-        elif kind == Kind.CONNECT:
-            self._connecting.connect(payload)
+        elif self._connecting.on_message(kind, payload):
+            pass
         elif kind == Kind.SCHEDULER:
             self._connecting.close_scheduler()
             self.scheduler.start(*payload)

@@ -191,6 +191,24 @@ if rank() == 1:
         assert "all ranks responded, but MPI has not duplicated their communicator" in report
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("hanging", [0, 1])
+def test_rank_that_hangs_while_it_inspects_its_node(mpirun: Mpi, hanging: int) -> None:
+    """Its local directory is on a file server that is gone: the one report says at which step it is."""
+    before = f"""
+from dask_gpu_mpi.startup import inspection
+if rank() == {hanging}:
+    inspection.exposed_folder = lambda folder: wait_until(lambda: False, 60)
+"""
+    fault = time.time()
+    job = start(mpirun, "initialize", "mark()\n", before=before, options={"startup_timeout": DEADLINE})
+    # rank 0 itself has `Patience.watchdog` and `ALIVE` seconds more
+    done = end(mpirun, job, 1, DEADLINE + 10 + 10, since=fault)
+    (report,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: error: ")]
+    assert f"rank {hanging} of 2 on {os.uname().nodename}: no response before the start-up timeout" in report
+    assert "last step: inspecting its cores, memory and networks, and the local directory. Fix: " in report
+
+
 DIES_AT_START = "import os\n\ndef dask_setup(worker):\n    if CONDITION:\n        os._exit(1)\n"
 DIES_LATER = (
     "import os, threading\n\ndef dask_setup(worker):\n"

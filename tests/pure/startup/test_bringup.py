@@ -16,10 +16,10 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup import bringup, exchange, inspection, start_context
+from dask_gpu_mpi.startup import bringup, inspection, start_context
 from dask_gpu_mpi.startup.bringup import plan_of_allocation
+from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
-from dask_gpu_mpi.startup.registrations import shared_options
 from preflights import MockMailbox, gpu, observed
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
@@ -201,9 +201,9 @@ def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
-    monkeypatch.setattr(exchange, "COORDINATOR_GRACE", 0.2)
+    monkeypatch.setattr(start_context.StartContext, "patience", start_context.Patience(others=0.2))
     begun = time.monotonic()
-    with pytest.raises(StartupError, match="no response from rank 0 before the start-up timeout"):
+    with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.1))
     assert time.monotonic() - begun >= 0.3
 

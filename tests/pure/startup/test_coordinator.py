@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +14,29 @@ from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost
+from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.network.scheduler_file import Target
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.channels import Event
-from dask_gpu_mpi.startup.coordinator import Coordinator, Job
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Registration, Start
+from dask_gpu_mpi.startup.coordinator import (
+    GATHER_FAILURES,
+    NAMES,
+    SHARED,
+    Coordinator,
+    FailureCoordinator,
+    Job,
+    check_agreement,
+    check_client,
+    shared_options,
+)
+from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Reached, Registration, Start
 from inventories import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
-SHARED = (("layout", "shared"),)
+SHAPE = (("layout", "shared"),)
+REACHED = Reached(Reach())
 
 
 def registration(rank: int, size: int, host: str = "a", **changes: Any) -> Registration:
@@ -44,7 +58,7 @@ def registration(rank: int, size: int, host: str = "a", **changes: Any) -> Regis
             "inventory": inventory,
             "interfaces": interfaces,
             "wanted_interface": None,
-            "shared_options": SHARED,
+            "shared_options": SHAPE,
             **changes,
         }
     )
@@ -188,7 +202,10 @@ def test_the_deadline_names_who_has_not_started_workers() -> None:
     driver.tell(0, Kind.READY)
     assert driver.coordinator.progress() == (1, 2, ["b"])
     driver.coordinator.tick(100.5)
-    assert "rank 1 of 2 on b: has not started its workers" in str(driver.coordinator.outcome)
+    assert (
+        "rank 1 of 2 on b: not ready before the start-up timeout (startup_timeout); last step: starting its workers. Fix:"
+        in str(driver.coordinator.outcome)
+    )
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -199,7 +216,44 @@ def test_the_deadline_names_them_all_where_nobody_has(size: int) -> None:
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     driver.coordinator.tick(100.5)
     whom = "rank 0 of 1 on a" if size == 1 else "ranks 0-1 of 2 on a, b"
-    assert str(driver.coordinator.outcome).startswith(f"{whom}: has not started its workers")
+    assert str(driver.coordinator.outcome).startswith(f"{whom}: not ready before the start-up timeout")
+
+
+def last_step(driver: Driver) -> str:
+    driver.coordinator.tick(100.5)
+    return str(driver.coordinator.outcome)
+
+
+def test_the_deadline_says_at_which_step_a_silent_rank_is() -> None:
+    driver = Driver(2)
+    driver.tell(1, Kind.STEP, "waiting for its agent to import Dask")
+    driver.tell(1, Kind.STEP, "inspecting the GPUs (NVML)")
+    driver.tell(0, Kind.REGISTRATION, registration(0, 2))
+    assert last_step(driver).startswith(
+        "rank 1 of 2: no response before the start-up timeout (startup_timeout); last step: inspecting the GPUs (NVML). Fix: "
+    )
+
+
+def test_the_last_step_of_a_rank_that_waits_in_the_reachability_test() -> None:
+    driver = Driver(2)
+    for rank in range(2):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2, f"h{rank}"))
+    driver.tell(0, Kind.LISTENING, Listening(5, 6))
+    text = "rank 1 of 2 on h1: not ready before the start-up timeout (startup_timeout); last step: listening for the other"
+    assert last_step(driver).startswith(text)
+    driver = proving(3)
+    for rank in (0, 2):
+        driver.tell(rank, Kind.REACHED, REACHED)
+    text = "rank 1 of 3 on h1: not ready before the start-up timeout (startup_timeout); last step: connecting to the scheduler"
+    assert last_step(driver).startswith(text)
+
+
+def test_while_the_scheduler_starts_no_other_rank_is_named() -> None:
+    driver = Driver(2)
+    for rank in range(2):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    text = "rank 0 of 2 on a: not ready before the start-up timeout (startup_timeout); last step: starting the scheduler. Fix: "
+    assert last_step(driver).startswith(text)
 
 
 def test_options_must_agree() -> None:
@@ -267,7 +321,7 @@ def crowded(size: int, **changes: Any) -> Driver:
     for rank in range(size):
         driver.tell(rank, Kind.LISTENING, Listening(5 if rank == 0 else 0, 6))
     for rank in range(size):
-        driver.tell(rank, Kind.REACHED, ())
+        driver.tell(rank, Kind.REACHED, REACHED)
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     return driver
 
@@ -287,7 +341,7 @@ def proving(size: int) -> Driver:
     proofs = driver.sent[size:]
     assert [(rank, kind) for rank, kind, _ in proofs] == [(rank, Kind.CONNECT) for rank in range(size)]
     for rank, _, to in proofs:
-        assert (to.scheduler, to.where, to.tokens) == ("10.0.0.0:5", "rank 0 on h0", listens[0].scheduler)
+        assert (to.scheduler, to.tokens) == ("10.0.0.0:5", listens[0].scheduler)
         peers = {(peer.host, peer.rank, peer.address, peer.port, peer.tokens) for peer in to.peers}
         assert peers == {
             (f"h{other}", other, f"10.0.0.{other}", 6, listens[other].workers)
@@ -300,9 +354,9 @@ def proving(size: int) -> Driver:
 def test_the_scheduler_starts_when_all_reach_its_host() -> None:
     driver = proving(3)
     for rank in (2, 0):
-        driver.tell(rank, Kind.REACHED)
+        driver.tell(rank, Kind.REACHED, REACHED)
     assert driver.kinds()[-1] == (2, Kind.CONNECT)
-    driver.tell(1, Kind.REACHED)
+    driver.tell(1, Kind.REACHED, REACHED)
     assert driver.sent[-1] == (0, Kind.SCHEDULER, ("10.0.0.0", {"key": "secret"}, "", driver.facts))
 
 
@@ -310,11 +364,11 @@ def test_nodes_that_do_not_reach_each_other_are_named() -> None:
     """A shuffle would wait for them: nothing is started."""
     driver = proving(4)
     sent = len(driver.sent)
-    driver.tell(0, Kind.REACHED, ())
-    driver.tell(2, Kind.REACHED, (Lost("h3", "no answer within 5 s"),))
-    driver.tell(1, Kind.REACHED, ())
+    driver.tell(0, Kind.REACHED, REACHED)
+    driver.tell(2, Kind.REACHED, Reached(Reach(), (Lost("h3", "no answer within 5 s"),)))
+    driver.tell(1, Kind.REACHED, REACHED)
     assert driver.coordinator.outcome is None
-    driver.tell(3, Kind.REACHED, (Lost("h2", "no answer within 5 s"),))
+    driver.tell(3, Kind.REACHED, Reached(Reach(), (Lost("h2", "no answer within 5 s"),)))
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
     text = "no connection between nodes: from h2 to h3 (no answer within 5 s), from h3 to h2 (no answer within 5 s) (expected"
@@ -354,17 +408,17 @@ def test_of_many_nodes_each_connects_to_some() -> None:
 def test_all_that_do_not_reach_it_are_named() -> None:
     """Some are told at once that there is no way, others wait in vain for seconds."""
     driver = proving(4)
-    unreached = Failure("no way", 2)
-    driver.tell(0, Kind.REACHED)
-    driver.tell(1, Kind.FAILED, unreached, now=1.0)
-    driver.tell(2, Kind.REACHED)
+    driver.tell(0, Kind.REACHED, REACHED)
+    driver.tell(1, Kind.REACHED, Reached(Reach("no way")), now=1.0)
+    driver.tell(2, Kind.REACHED, REACHED)
     driver.coordinator.tick(6.0)
     assert driver.coordinator.outcome is None
-    driver.tell(3, Kind.FAILED, unreached, now=6.1)
+    driver.tell(3, Kind.REACHED, Reached(Reach("no way")), now=6.1)
     driver.coordinator.tick(6.2)
     error = driver.coordinator.outcome
     assert isinstance(error, InputError)
-    assert str(error) == "ranks 1,3 of 4 on h1, h3: no way"
+    where = "ranks 1,3 of 4 on h1, h3: could not reach the scheduler's host at 10.0.0.0:5 (rank 0 on h0): no way. Fix: "
+    assert str(error).startswith(where)
     assert not any(kind in (Kind.SCHEDULER, Kind.START) for _, kind, _ in driver.sent)
 
 
@@ -381,7 +435,7 @@ def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
 def test_once_all_reach_it_failures_are_gathered_for_a_second() -> None:
     driver = proving(2)
     for rank in (0, 1):
-        driver.tell(rank, Kind.REACHED)
+        driver.tell(rank, Kind.REACHED, REACHED)
     driver.tell(1, Kind.FAILED, Failure("no disk", 2), now=10.0)
     driver.coordinator.tick(11.0)
     assert driver.coordinator.outcome is None
@@ -395,7 +449,7 @@ def test_a_failure_stops_the_start() -> None:
     driver.tell(0, Kind.FAILED, Failure("no disk", 2))
     sent = len(driver.sent)
     for rank in (0, 1):
-        driver.tell(rank, Kind.REACHED)
+        driver.tell(rank, Kind.REACHED, REACHED)
     assert len(driver.sent) == sent
     driver = Driver(1)
     driver.tell(0, Kind.REGISTRATION, registration(0, 1))
@@ -409,6 +463,8 @@ def test_progress_counts_workers_of_ranks_that_are_ready() -> None:
     assert driver.coordinator.progress() == (0, None, ["", ""])
     for rank in (0, 1):
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    assert driver.coordinator.progress() == (0, 2, ["a"])  # the scheduler's
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     assert driver.coordinator.progress() == (0, 2, ["a", "a"])
     driver.tell(1, Kind.READY)
     assert driver.coordinator.progress() == (1, 2, ["a"])
@@ -469,3 +525,75 @@ def test_no_rank_is_sent_what_belongs_to_another_host() -> None:
         starts = [payload for _, kind, payload in driver.sent if kind == Kind.START]
         sizes.append(max(len(pickle.dumps(start)) for start in starts))
     assert sizes[1] < sizes[0] + 50
+
+
+def bare(host: str = "a", failure: Failure | None = None, **options: Any) -> Registration:
+    return Registration(host, None, (), None, shared_options(Options(**options)), failure)
+
+
+def test_every_shared_option_is_compared() -> None:
+    others = {
+        "layout": "exclusive", "protocol": "tcp", "worker_ucx": "yes", "scheduler": False, "scheduler_rank": 1, "client_rank": 1,
+        "cpu_workers": 3, "gpus_per_worker": 2, "require_idle_gpus": True, "name": "x", "nthreads": 7,
+        "default_workers": "gpu",
+    }  # fmt: skip
+    assert set(others) == set(SHARED)
+    check_agreement([bare(), bare("b")])
+    for name, value in others.items():
+        words = rf"option {re.escape(NAMES.get(name, name))} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
+        with pytest.raises(InputError, match=words):
+            check_agreement([bare(), bare("b", **{name: value})])
+
+
+def test_options_of_one_rank_alone_may_differ() -> None:
+    check_agreement([bare(), bare(local_directory="/fast", log_level="debug")])
+
+
+@pytest.mark.parametrize(("having", "client"), [((), 0), ((0,), 0), ((0, 1), 1)])
+def test_the_client_has_what_to_run(having: tuple[int, ...], client: int) -> None:
+    check_client(
+        [Registration("a", None, (), None, (), has_client=rank in having) for rank in (0, 1)], client
+    )
+
+
+def test_a_client_without_a_script_is_refused() -> None:
+    found = [Registration("a", None, (), None, (), has_client=rank > 0) for rank in range(3)]
+    with pytest.raises(InputError, match=r"rank 0 \(a\) is the client, but only ranks 1-2 got"):
+        check_client(found, 0)
+
+
+def test_failures_are_gathered_for_a_while() -> None:
+    coordinator = FailureCoordinator(3, deadline=100.0, hosts={2: "c"})
+    assert coordinator.waiting_for == [0, 1, 2]
+    assert coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 5.0)
+    assert coordinator.progress() == (0, None, ["", "c"])
+    coordinator.tick(5.0 + GATHER_FAILURES)
+    assert coordinator.outcome is None
+    assert coordinator.handle(Event(1, Kind.FAILED, Failure("SIGTERM", 143)), 5.5)
+    coordinator.tick(5.0 + GATHER_FAILURES + 0.1)
+    assert str(coordinator.outcome) == "rank 0 of 3 on a: bad; rank 1 of 3: SIGTERM"
+    assert isinstance(coordinator.outcome, StartupError)
+    assert not coordinator.outcome.fatal
+
+
+def test_nobody_is_waited_for_when_all_have_failed() -> None:
+    coordinator = FailureCoordinator(2, deadline=100.0)
+    for rank in (0, 1):
+        coordinator.handle(Event(rank, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 5.0)
+    coordinator.tick(5.0)
+    assert str(coordinator.outcome) == "bad"
+    assert isinstance(coordinator.outcome, InputError)
+
+
+def test_the_first_failure_of_a_rank_counts() -> None:
+    coordinator = FailureCoordinator(1, deadline=100.0)
+    coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 1.0)
+    coordinator.handle(Event(0, Kind.FAILED, Failure("SIGTERM", 143)), 1.0)
+    coordinator.tick(1.0)
+    assert str(coordinator.outcome) == "bad"
+
+
+@pytest.mark.parametrize("kind", [Kind.READY, Kind.CLUSTER_UP, Kind.FAIL, "prepared"])
+def test_what_is_not_for_a_rank_0_that_has_failed(kind: str) -> None:
+    assert not FailureCoordinator(1, deadline=1.0).handle(Event(0, kind, None), 0.0)
+    assert not FailureCoordinator(1, deadline=1.0).handle(Event(None, Kind.FAILED, None), 0.0)

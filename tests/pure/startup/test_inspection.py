@@ -42,6 +42,16 @@ class Agent:
         return "exit code 9"
 
 
+class Channels:
+    rank, size = 1, 2
+
+    def begin_step(self, step: str) -> None:
+        self.step = step
+
+
+CHANNELS: Any = Channels()
+
+
 def context(seconds: float = 30.0, signal: int | None = None) -> StartContext:
     now = time.monotonic()
     signals: Any = Signals(None if signal is None else (signal, now))
@@ -90,7 +100,7 @@ def test_a_signal_ends_the_wait() -> None:
 
 def take(agent: Any, around: StartContext, **options: Any) -> Any:
     agent.batches = [[("prepared", "/scratch")]]
-    return inspect(Options(**options), agent, around, 1, 2)
+    return inspect(Options(**options), agent, around, CHANNELS)
 
 
 def test_the_inventory_has_the_gpus_that_the_agents_child_saw(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import Listener, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.channels import Event
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Start
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening, Reached, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 
 WORKER = WorkerPlan(
@@ -39,6 +39,9 @@ class Recorder:
         self.sent.append(message)
 
     order = send
+
+    def begin_step(self, step: str) -> None:
+        self.send(0, Kind.STEP, step)
 
 
 def relay(**options: Any) -> tuple[Relay, Recorder]:
@@ -139,6 +142,7 @@ def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     file = (str(path), "Scheduler-1")
     assert rank.scheduler.file == file
     assert channels.sent[1:] == [
+        (0, Kind.STEP, f"writing the scheduler file {str(path)!r}"),
         ("scheduler-file", file),
         (0, Kind.ADDRESS, ("tls://10.0.0.1:4711", f"http://h:8787/status?token={token}")),
     ]
@@ -174,8 +178,9 @@ def test_a_rank_reaches_the_schedulers_host() -> None:
     assert (to, kind, ports.workers) == (0, Kind.LISTENING, 0)
     target = f"127.0.0.1:{ports.scheduler}"
     rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, Connect(target, "rank 0 on h", tokens)))
-    assert until_reported(rank, channels) == (0, Kind.REACHED, ())
+    rank.on_event(Event(0, Kind.CONNECT, Connect(target, tokens)))
+    to, kind, reached = until_reported(rank, channels)
+    assert (to, kind, reached.scheduler.error, reached.lost) == (0, Kind.REACHED, "", ())
     # the scheduler takes the port over
     scheduler.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "", JobFacts())))
     again = Listener("127.0.0.1", ports.scheduler, tokens)
@@ -186,19 +191,15 @@ def test_a_rank_that_does_not_reach_it_reports_that() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     rank, channels = relay()
-    rank.on_event(Event(0, Kind.CONNECT, Connect(f"127.0.0.1:{port}", "rank 0 on h", Tokens())))
-    to, kind, failure = until_reported(rank, channels)
-    assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
-    assert failure.text.startswith(
-        f"could not reach the scheduler's host at 127.0.0.1:{port} (rank 0 on h): "
-    )
+    rank.on_event(Event(0, Kind.CONNECT, Connect(f"127.0.0.1:{port}", Tokens())))
+    assert until_reported(rank, channels) == (0, Kind.REACHED, Reached(Reach("Connection refused")))
 
 
 def test_a_port_that_is_taken_is_the_schedulers_to_report() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         rank, channels = relay(scheduler_port=server.getsockname()[1])
         rank.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", Tokens())))
-    assert channels.sent == [(0, Kind.LISTENING, (0, 0))]
+    assert channels.sent == [(0, Kind.LISTENING, Listening(error="Address already in use"))]
 
 
 def test_the_peers_that_a_rank_does_not_reach() -> None:
@@ -206,14 +207,14 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
     here, heard = relay()
     here.on_event(Event(0, Kind.LISTEN, Listen("127.0.0.1", tokens, tokens)))
     ports = heard.sent[0][2]
-    assert 0 not in ports
+    assert 0 not in (ports.scheduler, ports.workers)
     up = Node("h2", 2, "127.0.0.1", tokens, ports.workers)
     strange = Node("h3", 3, "127.0.0.1", Tokens(), ports.workers)
     rank, channels = relay()
-    to = Connect(f"127.0.0.1:{ports.scheduler}", "rank 0 on h", tokens, (up, strange))
+    to = Connect(f"127.0.0.1:{ports.scheduler}", tokens, (up, strange))
     rank.on_event(Event(0, Kind.CONNECT, to))
     lost = (Lost("h3", "something else answers there"),)
-    assert until_reported(rank, channels) == (0, Kind.REACHED, lost)
+    assert until_reported(rank, channels)[2].lost == lost
     # the scheduler has its port, the workers get theirs when they start
     here.on_event(Event(0, Kind.SCHEDULER, ("127.0.0.1", {}, "", JobFacts())))
     with pytest.raises(OSError, match="in use"):
