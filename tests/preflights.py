@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.check.coordinator import PAYLOADS
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import (
     DISTRIBUTIONS,
@@ -15,8 +16,7 @@ from dask_gpu_mpi.check.observations import (
     PYTHON,
     Observations,
 )
-from dask_gpu_mpi.check.rank import PAYLOADS
-from dask_gpu_mpi.check.report import Evidence, Finding, Listening, Outcome
+from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -26,6 +26,8 @@ from dask_gpu_mpi.network.node_pairs import Node
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup import messages
+from dask_gpu_mpi.startup.messages import Listening
 
 __all__ = [
     "GIB",
@@ -73,7 +75,9 @@ GREEN = (
 class MockMailbox:
     """The mailbox of one rank, without MPI: what it sends to itself arrives, `on_send` answers for the others."""
 
-    def __init__(self, rank: int = 0, size: int = 2, payloads: Mapping[str, Any] = PAYLOADS) -> None:
+    def __init__(
+        self, rank: int = 0, size: int = 2, payloads: Mapping[str, Any] = {**messages.PAYLOADS, **PAYLOADS}
+    ) -> None:
         self.rank, self.size = rank, size
         self.hosts = {number: f"h{number + 1}" for number in range(size)}
         self.payloads = payloads
@@ -126,6 +130,9 @@ def observed(
         boot_id=host,
         versions=VERSIONS | dict(versions or {}),
         inventory=inventory,
+        interfaces=(),
+        wanted_interface=None,
+        shared_options=(),
         scratch=Scratch("/scratch", "ext4", "/", 100 * GIB),
         driver="580.1" if gpus else "",
         ecc={f"GPU-{host}-{index}": 0 for index in range(gpus)},

@@ -1,36 +1,44 @@
-"""What rank 0 does for `check`: gather what the ranks observe, have them test, apply the rules, and show the one report."""
+"""`check` on rank 0: gather what the ranks observe, have them test, and collect the evidence; a state machine as the start's.
+
+The phases are those of the start up to the scheduler (`startup.coordinator`), with the same messages. The differences: a rank
+sends more when it registers (`Observations`), kernels and UCX are tried while the ranks connect, and what is wrong with a rank
+is evidence, not an error. Only options that can't be used end a check at once.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
 
-from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.mpi.gathering import FLUSH, gather, report_to_all
-from dask_gpu_mpi.mpi.library import abort
-from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
-from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node, peers_by_rank, worker_ports
-from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.plan.planner import make_plan
+from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator, Phase, addresses_of, plan_of
+from dask_gpu_mpi.startup.messages import Kind, Registration
+from dask_gpu_mpi.startup.reachability import ReachabilityTest
 from dask_gpu_mpi.startup.transport import choose_transport
 
+from .kernel import KernelResult
 from .observations import Observations
-from .rank import CheckingRank, Kind, ListenOrder, RankTest
-from .report import Evidence, Listening, Report
-from .rules import apply_rules
-from .ucx import UcxOrder
-from .ucx_pairs import UcxPairs
+from .report import Evidence, Outcome
+from .ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult
 
-__all__ = ["OBSERVE_TIMEOUT", "REPORT_TIMEOUT", "CheckCoordinator"]
+__all__ = [
+    "OBSERVE_TIMEOUT",
+    "PAYLOADS",
+    "REPORT_TIMEOUT",
+    "CheckCoordinator",
+    "CheckKind",
+    "RankResult",
+    "RankTest",
+]
 
 #: Seconds after the start of MPI: until all ranks must have connected and sent what they observe, and until the report.
 OBSERVE_TIMEOUT, REPORT_TIMEOUT = 10.0, 15.0
@@ -40,155 +48,225 @@ KERNEL_MARGIN = 1.5
 LISTEN_TIMEOUT = 2.0
 
 
-@dataclass
-class CheckCoordinator:
-    """What rank 0 does besides its own part."""
+class CheckKind(StrEnum):
+    """Kinds of messages that a check has in addition to those of the start (`startup.messages.Kind`)."""
 
-    mailbox: Mailbox
-    me: CheckingRank
-    options: Options | InputError
-    #: Whether to run a kernel on each GPU.
-    kernel: bool
-    #: GPUs that each node must have; None: as many as the batch system has allocated.
-    expect_gpus: int | None
-    #: Whether the job is to run a script.
-    has_client: bool
-    #: When MPI was started (``time.monotonic()``).
-    started: float
-    _steps: dict[int, tuple[str, str]] = field(default_factory=dict, init=False)
-    _pairs: UcxPairs = field(default_factory=lambda: UcxPairs({}), init=False)
+    #: Rank 0 to all: a `RankTest`.
+    TEST = "test"
+    #: A rank that tries UCX to rank 0: UCX's address of the process that does; empty: it does not work there.
+    UCX_ADDRESS = "UCX address"
+    #: Rank 0 to such a rank: a `UcxPeer`.
+    UCX_PEER = "UCX peer"
+    #: Every rank to rank 0: a `RankResult`.
+    TESTED = "tested"
 
-    def run(self, show: Callable[[Report], None]) -> int:
-        """Gather, test, apply the rules and show the report; the exit code, which all ranks are sent."""
-        answers = self._gather(Kind.OBSERVED, range(self.mailbox.size), self.started + OBSERVE_TIMEOUT)
-        failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
-        if failures or isinstance(self.options, InputError):
-            self._refuse(failures)
-        evidence = self._collect(self.options, answers)
-        report = Report(evidence, apply_rules(evidence), time.monotonic() - self.started)
-        # Before any rank exits, since a launcher ends all ranks when one fails.
-        show(report)
-        flush()
-        if evidence.silent:
-            abort(report.exit_code)
-        self.mailbox.send_all(Kind.DONE, report.exit_code)
-        self.mailbox.flush(FLUSH)
-        return report.exit_code
 
-    def _gather(self, kind: str, ranks: Iterable[int], deadline: float) -> dict[int, Any]:
-        """The answers that arrive in time, in the order of ranks."""
-        answers = gather(self.mailbox, kind, ranks, deadline, on_other=self._on_other, meanwhile=self.me.poll)
-        return dict(sorted(answers.items()))
+@dataclass(frozen=True)
+class RankTest:
+    """What a rank is to test while it connects to others."""
 
-    def _on_other(self, mail: Mail) -> None:
-        if mail.kind == Kind.STEP:
-            self._steps[mail.source] = mail.payload
-        elif mail.kind == Kind.UCX_ADDRESS:
-            for rank, peer in self._pairs.add(mail.source, mail.payload):
-                self.mailbox.send(rank, Kind.UCX_PEER, peer)
+    #: UUIDs of the GPUs that are to run a kernel.
+    gpus: tuple[str, ...]
+    #: Until the kernels must have ended.
+    seconds: float
+    #: None: UCX is not tried here.
+    ucx: UcxOrder | None = None
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The results of a `RankTest`."""
+
+    kernels: tuple[KernelResult, ...] = ()
+    #: None: it was not tried here.
+    ucx: UcxResult | None = None
+
+
+#: The type of what each kind carries, beside those of the start. A rank whose options can't be used registers as in the start.
+PAYLOADS: Mapping[str, Any] = {
+    Kind.REGISTRATION: Observations | Registration,
+    CheckKind.TEST: RankTest,
+    CheckKind.UCX_ADDRESS: bytes,
+    CheckKind.UCX_PEER: UcxPeer,
+    CheckKind.TESTED: RankResult,
+}
+
+
+class CheckCoordinator(FailureCoordinator):
+    """See the module's text; the outcome is the `Evidence`.
+
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    options : Options
+        Those of rank 0.
+    plan : callable
+        As in `startup.coordinator.Job`.
+    kernel : bool
+        Whether to run a kernel on each GPU.
+    expect_gpus : int or None
+        GPUs that each node must have; None: as many as the batch system has allocated.
+    send : callable
+        ``send(rank, kind, payload)``.
+    started : float
+        When MPI was started (``time.monotonic()``).
+    hosts : mapping
+        Host of each rank.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        options: Options,
+        plan: Callable[[list[Inventory], bool], Plan],
+        *,
+        kernel: bool,
+        expect_gpus: int | None,
+        send: Callable[[int, str, Any], None],
+        started: float,
+        hosts: Mapping[int, str],
+    ) -> None:
+        super().__init__(size, deadline=started + OBSERVE_TIMEOUT, hosts=hosts)
+        self._options = options
+        self._plan = plan
+        self._kernel = kernel
+        self._expect_gpus = expect_gpus
+        self._send = send
+        self._started = started
+        self._test = ReachabilityTest(size, send)
+        self._pairs = UcxPairs({})
+        self._tested: dict[int, RankResult] = {}
+        #: What is known before the tests.
+        self._evidence = Evidence(size)
+
+    def handle(self, event: Event, now: float) -> bool:
+        """Take one message; False when it is not for rank 0's part of the check."""
+        source, kind, payload = event
+        if super().handle(event, now):
+            return True
+        if source is None:
+            return False
+        if kind == Kind.LISTENING:
+            self._test.on_listening(source, payload)
+        elif kind == Kind.REACHED:
+            self._test.on_reached(source, payload)
+        elif kind == CheckKind.TESTED:
+            self._tested[source] = payload
+        elif kind == CheckKind.UCX_ADDRESS:
+            for rank, peer in self._pairs.add(source, payload):
+                self._send(rank, CheckKind.UCX_PEER, peer)
         else:
-            self.me.on_mail(mail)
+            return False
+        return True
 
-    def _refuse(self, failures: Mapping[int, Failure]) -> NoReturn:
-        hosts = {rank: host for rank, (host, _) in self._steps.items()}
-        error = one_report(failures, hosts, self.mailbox.size).error(reported=False)
-        report_to_all(self.mailbox, error)
-        raise error
+    def tick(self, now: float) -> None:
+        """Go on to the next phase when it is time to."""
+        if self._failures or self.outcome is not None:
+            super().tick(now)
+        elif self.phase is Phase.REGISTER:
+            if self._all_registered or now > self.deadline:
+                self._observed(now)
+        elif self.phase is Phase.REACH:
+            if not self._test.awaited or now > self.deadline:
+                self._begin_tests(now)
+        elif not (self._test.awaited or self._missing(self._tested)) or now > self.deadline:
+            self._finish()
 
-    def _collect(self, options: Options, observations: Mapping[int, Observations]) -> Evidence:
-        """All evidence; without tests where ranks are silent."""
-        plan, plan_problem = self._plan(options, observations)
-        head = min(options.scheduler_rank, self.mailbox.size - 1)
-        evidence = Evidence(
-            size=self.mailbox.size,
+    def _missing(self, answers: Mapping[int, object]) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self.size) if rank not in answers)
+
+    def _observed(self, now: float) -> None:
+        """Make the plan, and have ranks listen; without tests if ranks are silent."""
+        found = self._registrations
+        observations = {rank: each for rank, each in sorted(found.items()) if isinstance(each, Observations)}
+        plan, plan_problem = self._make_plan(observations)
+        options = self._options
+        head = min(options.scheduler_rank, self.size - 1)
+        self._evidence = Evidence(
+            size=self.size,
             observations=observations,
-            steps=self._steps,
             plan=plan,
             plan_problem=plan_problem,
             scheduler_rank=head,
             port=options.scheduler_port or 0,
             dashboard_address=options.dashboard_address,
             silent=self._missing(observations),
-            kernel=self.kernel,
+            kernel=self._kernel,
             protocol=options.protocol,
             worker_ucx=options.worker_ucx,
             # without GPU workers no rank looks for GPUs
-            expect_gpus=None if options.worker_kind == "cpu" else self.expect_gpus,
+            expect_gpus=None if options.worker_kind == "cpu" else self._expect_gpus,
         )
-        if evidence.silent:
-            return evidence
-        tokens = Tokens()
+        if self._evidence.silent:
+            self._finish()
+            return
         try:
-            addresses = choose_addresses(
-                [observed.host for observed in observations.values()],
-                {rank: observed.interfaces for rank, observed in observations.items()},
-                [observed.interface for observed in observations.values()],
-            )[1]
+            addresses = addresses_of([*observations.values()])
         except InputError as error:
-            evidence = replace(evidence, network_problem=str(error))
-        else:
-            listening, nodes = self._listen(evidence, addresses, tokens, options)
-            evidence = replace(evidence, address=addresses[head], listening=listening, nodes=nodes)
-        self._start_tests(evidence, tokens)
-        tests = self._gather(Kind.TESTED, range(self.mailbox.size), self.started + REPORT_TIMEOUT)
-        return replace(evidence, tests=tests, silent=self._missing(tests))
-
-    def _missing(self, answers: Mapping[int, object]) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self.mailbox.size) if rank not in answers)
-
-    def _listen(
-        self, evidence: Evidence, addresses: Mapping[int, str], tokens: Tokens, options: Options
-    ) -> tuple[Listening, tuple[Node, ...]]:
-        """Have the scheduler's rank listen where the scheduler would, and one rank of each node where its workers would."""
-        head = evidence.scheduler_rank
-        firsts = [observed[0] for observed in evidence.by_host().values()]
+            self._evidence = replace(self._evidence, network_problem=str(error))
+            self._begin_tests(now)
+            return
+        self._evidence = replace(self._evidence, address=addresses[head])
+        firsts = [observed[0] for observed in self._evidence.by_host().values()]
         nodes = [Node(first.host, first.rank, addresses[first.rank]) for first in firsts]
-        workers = {node.rank: (node.tokens, worker_ports(options)) for node in nodes if len(nodes) > 1}
-        scheduler = (tokens, options.scheduler_port or 0, _dashboard(options))
-        asked = sorted({head, *workers})
-        for rank in asked:
-            order = ListenOrder(addresses[rank], scheduler if rank == head else None, workers.get(rank))
-            self.mailbox.send(rank, Kind.LISTEN, order)
-        answers = self._gather(Kind.LISTENING, asked, time.monotonic() + LISTEN_TIMEOUT)
-        silent = Listening(error="no response")
-        listening = tuple(
-            replace(node, port=answers.get(node.rank, silent).workers)
-            for node in nodes
-            if node.rank in workers
-        )
-        return answers.get(head, silent), listening
+        self.phase, self.deadline = Phase.REACH, now + LISTEN_TIMEOUT
+        self._test.listen(head, observations[head].host, nodes, addresses, dashboard=True)
 
-    def _start_tests(self, evidence: Evidence, tokens: Tokens) -> None:
-        """Have each rank connect to the scheduler's address and to other nodes, and run a kernel on the GPUs of its workers.
-
-        One rank of each node tries UCX as well, where workers are to use it.
-        """
-        gpus: dict[int, list[str]] = {}
-        for worker in evidence.plan.workers if evidence.plan is not None and self.kernel else ():
-            if worker.device is not None:
-                gpus.setdefault(worker.rank, []).append(worker.device)
-        port = evidence.listening.port if evidence.listening is not None else 0
-        peers = peers_by_rank(evidence.nodes, MOST_IN_CHECK)
-        seconds = self.started + REPORT_TIMEOUT - KERNEL_MARGIN - time.monotonic()
-        devices, between_nodes = _tries_of_ucx(evidence)
-        self._pairs = UcxPairs({rank: evidence.observations[rank].host for rank in devices if between_nodes})
-        ucx = {rank: UcxOrder(device, self._pairs.peers_of(rank)) for rank, device in devices.items()}
-        for rank in range(self.mailbox.size):
-            uuids = tuple(gpus.get(rank, ()))
-            test = RankTest(
-                evidence.address, port, tokens, uuids, seconds, peers.get(rank, ()), ucx.get(rank)
-            )
-            self.mailbox.send(rank, Kind.TEST, test)
-
-    def _plan(self, options: Options, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:
-        """The plan, or why there is none; neither where a rank has no inventory, which has a finding of its own."""
-        inventories = [observed.inventory for observed in observations.values() if observed.inventory]
-        if len(inventories) < self.mailbox.size:
+    def _make_plan(self, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:
+        """The plan, or why there is none; neither if a rank has no inventory, which has a finding of its own."""
+        found = [observed for observed in observations.values() if observed.inventory is not None]
+        if len(found) < self.size:
             return None, ""
         try:
-            return make_plan(inventories, replace(placement_options(options), has_client=self.has_client)), ""
+            return plan_of(found, self._plan), ""
         except DaskGpuMpiError as error:
             return None, str(error)
+
+    def _begin_tests(self, now: float) -> None:
+        """Have each rank run a kernel on the GPUs of its workers, and connect to the scheduler's address and to other nodes.
+
+        One rank of each node tries UCX as well, if workers are to use it.
+        """
+        has_addresses = self.phase is Phase.REACH
+        self.phase, self.deadline = Phase.TESTS, self._started + REPORT_TIMEOUT
+        seconds = self.deadline - KERNEL_MARGIN - now
+        if has_addresses:
+            listening, nodes = self._test.scheduler, self._test.nodes
+            self._evidence = replace(self._evidence, listening=listening, nodes=nodes)
+        gpus: dict[int, list[str]] = {}
+        plan = self._evidence.plan
+        for worker in plan.workers if plan is not None and self._kernel else ():
+            if worker.device is not None:
+                gpus.setdefault(worker.rank, []).append(worker.device)
+        devices, between_nodes = _tries_of_ucx(self._evidence)
+        observations = self._evidence.observations
+        self._pairs = UcxPairs({rank: observations[rank].host for rank in devices if between_nodes})
+        ucx = {rank: UcxOrder(device, self._pairs.peers_of(rank)) for rank, device in devices.items()}
+        for rank in range(self.size):
+            test = RankTest(tuple(gpus.get(rank, ())), seconds, ucx.get(rank))
+            self._send(rank, CheckKind.TEST, test)
+        if has_addresses:
+            self._test.connect(MOST_IN_CHECK, min(CONNECT_TIMEOUT, seconds / 2))
+
+    def _finish(self) -> None:
+        evidence = self._evidence
+        if not evidence.silent:
+            reached = self._test.reached
+            tests = {
+                rank: Outcome(
+                    reached[rank].scheduler if rank in reached else None,
+                    tested.kernels,
+                    reached[rank].lost if rank in reached else (),
+                    tested.ucx,
+                )
+                for rank, tested in sorted(self._tested.items())
+                if rank not in self._test.awaited
+            }
+            evidence = replace(evidence, tests=tests, silent=self._missing(tests))
+        hosts = self.hosts
+        steps = {rank: (hosts.get(rank, ""), step) for rank, step in self.steps.items()}
+        self.outcome = replace(evidence, steps=steps)
 
 
 def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
@@ -213,15 +291,3 @@ def _tries_of_ucx(evidence: Evidence) -> tuple[dict[int, str], bool]:
         if able:
             firsts[able[0]] = devices[able[0]]
     return firsts, transport.between_nodes
-
-
-def _dashboard(options: Options) -> tuple[str, int] | None:
-    """Where the dashboard would listen; None: nowhere, or anywhere.
-
-    >>> _dashboard(Options(dashboard_address="[::1]:8787"))
-    ('::1', 8787)
-    """
-    host, _, port = options.dashboard_address.rpartition(":")
-    if not options.dashboard or not port.isdigit() or port == "0":
-        return None
-    return host.strip("[]"), int(port)

@@ -60,7 +60,7 @@ def check_network(evidence: Evidence) -> Iterator[Finding]:
     for rank, reach in wrong.items():
         yield Finding(
             "error", "network",
-            f"can't reach {scheduler} at {evidence.address}:{evidence.listening.port}: {reach.error}",
+            f"can't reach {scheduler} at {evidence.address}:{evidence.listening.scheduler}: {reach.error}",
             "let all nodes of the job reach each other's ports (a firewall?), or choose another network with interface "
             "(--interface)",
             (rank,),

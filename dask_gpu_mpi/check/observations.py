@@ -15,9 +15,11 @@ from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvml import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
-from dask_gpu_mpi.network.interfaces import Interface, boot_id, list_interfaces
-from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.startup.coordinator import shared_options
+from dask_gpu_mpi.startup.messages import Registration
 from dask_gpu_mpi.startup.transport import ucx_ability
 
 __all__ = [
@@ -69,23 +71,16 @@ GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 
 
 @dataclass(frozen=True)
-class Observations:
-    """What one rank has observed."""
+class Observations(Registration):
+    """The registration of a rank, and what it has observed besides; no inventory: `problems` says why."""
 
-    rank: int
+    rank: int = 0
     #: Ranks with the same host name and boot id share a node.
-    host: str
-    boot_id: str
-    #: Of Python, the MPI library and `DISTRIBUTIONS`; `NOT_INSTALLED` where one is missing.
-    versions: Mapping[str, str]
-    #: None where the node could not be inspected; `problems` says why.
-    inventory: Inventory | None
+    boot_id: str = ""
+    #: Of Python, the MPI library and `DISTRIBUTIONS`; `NOT_INSTALLED` if one is missing.
+    versions: Mapping[str, str] = field(default_factory=dict)
     #: Its local directory.
-    scratch: Scratch
-    #: The networks of its node.
-    interfaces: tuple[Interface, ...] = ()
-    #: The network that the user has chosen.
-    interface: str | None = None
+    scratch: Scratch = field(default_factory=lambda: Scratch(""))
     #: Version of the NVIDIA driver; empty: unknown, or none.
     driver: str = ""
     #: Uncorrected memory errors since the last reset of the GPU, by UUID; without GPUs that do not count them.
@@ -94,8 +89,6 @@ class Observations:
     problems: tuple[tuple[str, str], ...] = ()
     #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
     allocated_gpus: int = 0
-    #: How far its workers can use UCX.
-    ucx: UcxAbility = field(default_factory=UcxAbility)
 
 
 def observe(
@@ -106,6 +99,8 @@ def observe(
     library: str,
     problems: Sequence[tuple[str, str]],
     on_step: Callable[[str], None],
+    *,
+    has_client: bool = True,
 ) -> Observations:
     """Inspect this rank's node.
 
@@ -117,6 +112,8 @@ def observe(
         What is known to be wrong already.
     on_step : callable
         Is told each step before it begins: any of them may hang.
+    has_client : bool
+        Whether the job is to run a script.
     """
     found = list(problems)
     inventory: Inventory | None = None
@@ -124,7 +121,9 @@ def observe(
     wants_gpus = options.worker_kind != "cpu"
     on_step("inspecting the GPUs (NVML)")
     try:
-        inventory = take_inventory(rank, size, environ, look_for_gpus=wants_gpus)
+        inventory = take_inventory(
+            rank, size, environ, device_options=device_options(options), look_for_gpus=wants_gpus
+        )
         if inventory.gpus:
             driver, ecc = gpu_health(inventory.gpus)
     except DaskGpuMpiError as error:
@@ -143,7 +142,9 @@ def observe(
         inventory=inventory,
         scratch=scratch,
         interfaces=list_interfaces(),
-        interface=options.interface,
+        wanted_interface=options.interface,
+        shared_options=shared_options(options),
+        has_client=has_client,
         driver=driver,
         ecc=ecc,
         problems=tuple(found),

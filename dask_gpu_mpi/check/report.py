@@ -13,6 +13,7 @@ from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.startup.messages import Listening
 
 from .kernel import KernelResult
 from .observations import Observations
@@ -23,7 +24,6 @@ __all__ = [
     "Evidence",
     "Finding",
     "Level",
-    "Listening",
     "Outcome",
     "Report",
     "merge",
@@ -51,22 +51,6 @@ class Finding:
     ranks: tuple[int, ...] = ()
     #: Where these run.
     hosts: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Listening:
-    """Whether the scheduler's rank can open the scheduler's ports."""
-
-    #: Where it listens; 0: nowhere.
-    port: int = 0
-    #: Why it can't.
-    error: str = ""
-    #: Why the dashboard's port can't be used; empty: it can, or the user wants none.
-    dashboard: str = ""
-    #: Where it listens for other nodes, in the place of its workers; 0: nowhere.
-    workers: int = 0
-    #: Whether the dashboard's address is not one of this node's, so that the scheduler can't start.
-    elsewhere: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,4 @@
-"""``check`` under a launcher: every rank observes and tests, rank 0 applies the rules; all deadlines together stay below 20 s.
-
-    STEP, OBSERVED from every rank -> plan, addresses -> LISTEN to the scheduler's rank and one of each node
-    -> LISTENING from these -> TEST to all -> TESTED from all -> the report -> DONE to all
-
-What is wrong with a rank is a finding, not an error: only options that can't be used end the check at once.
-"""
+"""The command `check` on one rank: the start up to the scheduler, with tests; all deadlines together stay below 20 s."""
 
 from __future__ import annotations
 
@@ -12,28 +6,44 @@ import contextlib
 import importlib
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
-from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.mailbox import Mailbox
+from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.bringup import report_only
+from dask_gpu_mpi.startup.channels import Channels, Event
+from dask_gpu_mpi.startup.exchange import FLUSH, until_over
+from dask_gpu_mpi.startup.job import planner
+from dask_gpu_mpi.startup.messages import COORDINATOR, Kind
+from dask_gpu_mpi.startup.reachability import Connecting
+from dask_gpu_mpi.startup.start_context import ALIVE, Patience, StartContext
 
-from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
-from .observations import without_rank
-from .rank import PAYLOADS, CheckingRank
+from .coordinator import (
+    OBSERVE_TIMEOUT,
+    PAYLOADS,
+    REPORT_TIMEOUT,
+    CheckCoordinator,
+    CheckKind,
+    RankResult,
+    RankTest,
+)
+from .kernel import run_kernels
+from .observations import observe, without_rank
 from .report import Evidence, Finding, Report, split_fix
 from .rules import apply_rules
+from .ucx import UcxTrial
 
-__all__ = ["run_check"]
+__all__ = ["CheckingRank", "run_check"]
 
-#: Seconds after `REPORT_TIMEOUT` until rank 0 reports that it hangs itself, and until the other ranks stop waiting for it.
-HEAD_GRACE, GRACE = 3.0, 4.0
+#: Beyond `REPORT_TIMEOUT`.
+PATIENCE = Patience(watchdog=3.0 - ALIVE, others=4.0)
 DEADLINE_NAME = f"the deadline of check ({OBSERVE_TIMEOUT:g} s)"
 
 
@@ -51,10 +61,12 @@ def run_check(
     ----------
     options : Options or InputError
         Of the job, or why they can't be used.
-    kernel, expect_gpus, has_client
+    kernel, expect_gpus
         As in `CheckCoordinator`.
     show : callable
         Takes the report, on one rank.
+    has_client : bool
+        Whether the job is to run a script.
 
     Returns
     -------
@@ -74,49 +86,147 @@ def run_check(
     try:
         mpi = load_mpi(environ, host)
     except InputError as error:
-        _refuse(options, error.reported)
+        if isinstance(options, InputError):  # the first to be put right
+            options.reported = error.reported
+            raise options from None
         return _alone(error, error.reported, show)
     started = time.monotonic()
-    world = mpi.COMM_WORLD
-    rank, size = world.Get_rank(), world.Get_size()
+    context = StartContext(
+        environ,
+        None,
+        has_client,
+        started,
+        started + OBSERVE_TIMEOUT,
+        Signals(),
+        Timeline("rank"),
+        host=host,
+        payloads=PAYLOADS,
+        deadline_name=DEADLINE_NAME,
+        patience=PATIENCE,
+        quiet=True,
+        report_hanging=lambda channels: _hanging(channels, host, started, show),
+    )
+    if isinstance(options, InputError):
+        report_only(options, context)
+    rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     library = mpi.Get_library_version()
     problems: list[tuple[str, str]] = []
     try:
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
         if size == 1:  # each rank is a world of its own
-            silent = launcher_check.wait_for_rank_0_to_report(environ)
-            _refuse(options, silent)
-            return _alone(error, silent, show)
+            return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
         problems.append(("launcher", without_rank(str(error))))
-    try:
-        mailbox = Mailbox(world, host, started + OBSERVE_TIMEOUT, PAYLOADS, deadline_name=DEADLINE_NAME)
-    except StartupError as error:
-        if rank == 0:
-            _alone(error, False, show)
-            error.reported = True
-        report_error(error)
-        abort(error.exit_code)
-        raise
-    me = CheckingRank(mailbox, environ, host)
-    # The other ranks can't know which step rank 0 was at, and a world of one rank has no other.
-    watch = _watch(me, started, show) if rank == 0 else None
-    try:
-        me.observe(options, launcher_check.library_name(library), problems)
-        if rank == 0:
-            return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
-        return me.serve(started + REPORT_TIMEOUT + GRACE)
-    finally:
-        if watch is not None:
-            watch.cancel()
-        me.close()
+    with context.ending_in_order(None):
+        try:
+            channels = context.meet(None)
+        except StartupError as error:
+            if rank == COORDINATOR:
+                _alone(error, False, show)
+                error.reported = True
+            error.fatal = True
+            raise
+        context.deadline = started + REPORT_TIMEOUT
+        me = CheckingRank(options, channels, context)
+        try:
+            me.register(launcher_check.library_name(library), problems)
+            if rank != COORDINATOR:
+                return int(until_over(channels, context, None, me))
+            coordinator = CheckCoordinator(
+                size,
+                options,
+                planner(options, context.timeline, None),
+                kernel=kernel,
+                expect_gpus=expect_gpus,
+                send=channels.send,
+                started=started,
+                hosts=channels.mailbox.hosts,
+            )
+            return _report(channels, until_over(channels, context, coordinator, me), started, show)
+        finally:
+            me.close()
 
 
-def _refuse(options: Options | InputError, silent: bool) -> None:
-    """Options that can't be used come first, also on a rank that has no connection to the others."""
-    if isinstance(options, InputError):
-        options.reported = silent
-        raise options
+class CheckingRank:
+    """What every rank does for a check, rank 0 included."""
+
+    def __init__(self, options: Options, channels: Channels, context: StartContext) -> None:
+        self._options = options
+        self._channels = channels
+        self._context = context
+        self._connecting = Connecting(options, channels)
+        self._pool = ThreadPoolExecutor(1)
+        self._testing: Future[RankResult] | None = None
+        self._ucx: UcxTrial | None = None
+        self._ucx_address_sent = False
+
+    def register(self, library: str, problems: Sequence[tuple[str, str]]) -> None:
+        """Send rank 0 what this rank observes."""
+        options, channels, context = self._options, self._channels, self._context
+        observed = observe(
+            channels.rank,
+            channels.size,
+            options,
+            context.environ,
+            library,
+            problems,
+            channels.begin_step,
+            has_client=context.has_client,
+        )
+        channels.send(COORDINATOR, Kind.REGISTRATION, observed)
+
+    def on_event(self, event: Event) -> None:
+        """Do what rank 0 asks for."""
+        kind, payload = event.kind, event.payload
+        if kind == CheckKind.TEST:
+            self._channels.begin_step(
+                "running a kernel on its GPUs, and connecting to the scheduler's address and to other nodes"
+            )
+            if payload.ucx is not None:
+                # in this thread: a child dies with the thread that has started it
+                self._ucx = UcxTrial(payload.ucx, self._context.environ, payload.seconds)
+            # in another one, so that this can receive meanwhile
+            self._testing = self._pool.submit(self._test, payload)
+        elif kind == CheckKind.UCX_PEER and self._ucx is not None:
+            self._ucx.introduce(payload)
+        else:
+            self._connecting.on_message(kind, payload)
+
+    def poll(self) -> None:
+        """Send rank 0 what it waits for, once it is there: the address of UCX, the results of the tests."""
+        self._connecting.poll()
+        if (
+            self._ucx is not None
+            and not self._ucx_address_sent
+            and (address := self._ucx.address) is not None
+        ):
+            self._channels.send(COORDINATOR, CheckKind.UCX_ADDRESS, address)
+            self._ucx_address_sent = True
+        if self._testing is not None and self._testing.done():
+            self._channels.send(COORDINATOR, CheckKind.TESTED, self._testing.result())
+            self._testing = None
+
+    def _test(self, test: RankTest) -> RankResult:
+        kernels = run_kernels(test.gpus, self._context.environ, test.seconds)
+        return RankResult(kernels, self._ucx.result() if self._ucx is not None else None)
+
+    def close(self) -> None:
+        """Stop listening and testing."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._connecting.close()
+
+
+def _report(channels: Channels, evidence: Evidence, started: float, show: Callable[[Report], None]) -> int:
+    """Show the report, and let the other ranks go; its exit code."""
+    report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
+    # Before any rank exits, since a launcher ends all ranks when one fails.
+    show(report)
+    flush()
+    if evidence.silent:
+        abort(report.exit_code)
+    channels.mailbox.send_all(Kind.DONE, report.exit_code)
+    channels.mailbox.flush(FLUSH)
+    return report.exit_code
 
 
 def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:
@@ -127,21 +237,10 @@ def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None])
     return 1
 
 
-def _watch(me: CheckingRank, started: float, show: Callable[[Report], None]) -> threading.Timer:
-    """Report and end the job if this rank has not ended in time: its main thread may hang in NVML or a file system."""
-
-    def end() -> None:
-        evidence = Evidence(me.size, steps={me.rank: (me.host, me.step)}, silent=(me.rank,))
-        report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
-        try:
-            show(report)
-            flush()
-            if me.size > 1:
-                abort(report.exit_code)
-        finally:  # MPICH may return from the abort, and exit handlers may hang
-            os._exit(report.exit_code)
-
-    timer = threading.Timer(started + REPORT_TIMEOUT + HEAD_GRACE - time.monotonic(), end)
-    timer.daemon = True
-    timer.start()
-    return timer
+def _hanging(channels: Channels, host: str, started: float, show: Callable[[Report], None]) -> int:
+    """The report about rank 0 itself: its main thread hangs in NVML or a file system."""
+    rank = channels.rank
+    evidence = Evidence(channels.size, steps={rank: (host, channels.step)}, silent=(rank,))
+    report = Report(evidence, apply_rules(evidence), time.monotonic() - started)
+    show(report)
+    return report.exit_code

@@ -1,7 +1,7 @@
 """Whether UCX works on a node, and to other nodes: `UcxTrial` in a rank, `main` in a child of it, which sends and receives.
 
 In a child: UCX and the MPI library of the rank do not go together, and a GPU that hangs must not block the rank. Rank 0 tells
-each child the addresses of the others (`ucx_pairs`), by messages between ranks, which are authenticated.
+each child the addresses of the others (`UcxPairs`), by messages between ranks, which are authenticated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.mpi.launchers import scrub
 
-__all__ = ["UcxOrder", "UcxPeer", "UcxResult", "UcxTrial"]
+__all__ = ["UcxOrder", "UcxPairs", "UcxPeer", "UcxResult", "UcxTrial"]
 
 #: Bytes that are sent.
 _SIZE = 1 << 20
@@ -149,6 +149,51 @@ class UcxTrial:
                     else:
                         between = tuple((str(host), str(error)) for host, error in told["between"])
                         self._result = UcxResult(str(told["error"]), between)
+
+
+class UcxPairs:
+    """Which nodes try UCX with which others, kept by rank 0: each with the next one, in a ring, as the workers of a job do.
+
+    Parameters
+    ----------
+    hosts : mapping
+        The host of each rank that tries, one of each node.
+
+    Examples
+    --------
+    >>> pairs = UcxPairs({0: "h1", 2: "h2"})
+    >>> pairs.peers_of(0)
+    1
+    >>> list(pairs.add(2, b"two"))
+    []
+    >>> [(rank, peer.host, peer.address) for rank, peer in pairs.add(0, b"one")]
+    [(0, 'h2', b'two'), (2, 'h1', b'one')]
+    """
+
+    def __init__(self, hosts: Mapping[int, str]) -> None:
+        self._hosts = dict(hosts)
+        ring = [*self._hosts]
+        following = ring[1:] + ring[:1]
+        self._pairs = {frozenset(pair) for pair in zip(ring, following, strict=True) if pair[0] != pair[1]}
+        self._addresses: dict[int, bytes] = {}
+
+    def peers_of(self, rank: int) -> int:
+        """With how many nodes this rank tries it."""
+        return sum(rank in pair for pair in self._pairs)
+
+    def add(self, rank: int, address: bytes) -> Iterator[tuple[int, UcxPeer]]:
+        """Take the address of a rank; which ranks are to be sent which peers now, since both are known."""
+        if rank not in self._hosts or rank in self._addresses:
+            return
+        self._addresses[rank] = address
+        for pair in self._pairs:
+            if rank in pair and pair <= self._addresses.keys():
+                (other,) = pair - {rank}
+                there, back = secrets.randbits(64), secrets.randbits(64)
+                works = bool(address and self._addresses[other])
+                for one, two, sends, receives in ((rank, other, there, back), (other, rank, back, there)):
+                    known = self._addresses[two] if works else b""
+                    yield one, UcxPeer(self._hosts[two], known, sends, receives)
 
 
 def main() -> None:

@@ -25,7 +25,6 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
-from dask_gpu_mpi.mpi.gathering import FLUSH
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
@@ -38,7 +37,7 @@ from dask_gpu_mpi.plan.roles import expected_client
 from .agent_settings import configuration
 from .channels import Channels
 from .coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
-from .exchange import until_over
+from .exchange import FLUSH, until_over
 from .inspection import inspect, inspect_node
 from .job import Preparation, make_job, planner, prepare_job
 from .messages import COORDINATOR, Cluster, Kind, Registration, Start

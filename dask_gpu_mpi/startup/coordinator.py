@@ -84,8 +84,10 @@ class Phase(IntEnum):
     REGISTER = 1
     PLAN = 2
     REACH = 3
-    SCHEDULER = 4
-    WORKERS = 5
+    #: Kernels and UCX; of `check` alone.
+    TESTS = 4
+    SCHEDULER = 5
+    WORKERS = 6
 
 
 @dataclass(frozen=True)

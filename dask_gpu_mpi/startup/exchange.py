@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
-from dask_gpu_mpi.mpi.gathering import report_to_all
+from dask_gpu_mpi.mpi.mailbox import Mailbox
 
 from .channels import POLL_BUSY, Channels, Event
 from .coordinator import FailureCoordinator
@@ -16,7 +16,10 @@ from .messages import COORDINATOR, Kind
 from .progress import Progress
 from .start_context import StartContext
 
-__all__ = ["until_over"]
+__all__ = ["FLUSH", "report_to_all", "until_over"]
+
+#: Seconds for the last messages of a command or a start to leave.
+FLUSH = 2.0
 
 
 class Serving(Protocol):
@@ -107,3 +110,13 @@ def _tick(
     ):  # else `ending_in_order` prints it and aborts: a rank that does not respond can't be sent it
         report_to_all(channels.mailbox, outcome)
     raise outcome
+
+
+def report_to_all(mailbox: Mailbox, error: DaskGpuMpiError) -> None:
+    """Print the one report, and have all other ranks raise it.
+
+    Printed before any other rank can exit: a launcher ends all ranks when one fails.
+    """
+    report_error(error)
+    mailbox.send_all(Kind.FAIL, Failure.of(error))
+    mailbox.flush(FLUSH)

@@ -11,7 +11,6 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Reach, Tokens
@@ -67,7 +66,7 @@ class Kind(StrEnum):
     #: Coordinator to all: the command ends here, without a cluster; with its exit code.
     DONE = "done"
     #: Coordinator to all: the `Failure` that all raise.
-    FAIL = FAIL
+    FAIL = "fail"
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,7 @@ class StartContext:
     _over: threading.Event = field(default_factory=threading.Event)
 
     def meet(self, agent: AgentProcess | None) -> Channels:
-        """Initialise MPI, and meet the other ranks.
+        """Initialise MPI, and meet the other ranks; inside `ending_in_order`, which ends the watchdog that begins here.
 
         Raises
         ------

@@ -1,276 +1,317 @@
-"""Rank 0 of a check, by messages that other ranks would have sent."""
+"""Rank 0 of a check, by messages that ranks would have sent."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.check import coordinator
-from dask_gpu_mpi.check.coordinator import CheckCoordinator, _dashboard
-from dask_gpu_mpi.check.rank import CheckingRank, Kind, RankTest
-from dask_gpu_mpi.check.report import Listening, Outcome, Report
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
-from dask_gpu_mpi.mpi.gathering import FAIL
-from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.check.coordinator import (
+    KERNEL_MARGIN,
+    LISTEN_TIMEOUT,
+    OBSERVE_TIMEOUT,
+    REPORT_TIMEOUT,
+    CheckCoordinator,
+    CheckKind,
+    RankResult,
+    RankTest,
+)
+from dask_gpu_mpi.check.observations import Observations
+from dask_gpu_mpi.check.report import Evidence
+from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
-from preflights import MockMailbox, observed
+from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.coordinator import Phase, shared_options
+from dask_gpu_mpi.startup.job import planner
+from dask_gpu_mpi.startup.messages import Kind, Listening, Reached, Registration
+from preflights import observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
+#: When MPI was started.
+STARTED = 100.0
 
 
 class Job:
-    """A check of two ranks, of which rank 1 answers as it should, unless its answer is changed."""
+    """A check of two ranks, each on a node of its own."""
 
-    def __init__(self, options: Options | InputError, **more: Any) -> None:
-        self.mailbox: Any = MockMailbox()
-        self.mailbox.on_send = self.answer
-        self.rank = CheckingRank(self.mailbox, {}, "h1")
-        self.rank._test = lambda test: Outcome(Reach())  # type: ignore[method-assign]
-        self.rank._listen = lambda order: Listening(4711, workers=4712)  # type: ignore[method-assign]
-        self.mine = observed(0, gpus=0, interfaces=NETWORK)
-        self.other = observed(1, gpus=0, interfaces=NETWORK)
-        self.outcome: Outcome | None = Outcome(Reach())
-        #: Of the other rank; None: it does not answer.
-        self.listening: Listening | None = Listening(workers=4713)
-        mine = {"kernel": True, "expect_gpus": None, "has_client": True, "started": time.monotonic(), **more}
-        self.head = CheckCoordinator(self.mailbox, self.rank, options, **mine)
-        self.reports: list[Report] = []
+    def __init__(self, options: Options | None = None, **more: Any) -> None:
+        self.options = options or Options()
+        self.has_client = more.pop("has_client", True)
+        self.sent: list[tuple[int, str, Any]] = []
+        self.head = CheckCoordinator(
+            2,
+            self.options,
+            planner(self.options, Timeline("rank"), None),
+            send=lambda *message: self.sent.append(message),
+            started=STARTED,
+            hosts={0: "h1", 1: "h2"},
+            **{"kernel": True, "expect_gpus": None, **more},
+        )
 
-    def start(self) -> None:
-        # The other rank is first.
-        self.mailbox.mails += [Mail(1, Kind.STEP, ("h2", "the GPUs")), Mail(1, Kind.OBSERVED, self.other)]
-        self.mailbox.send(0, Kind.OBSERVED, self.mine)
+    def observed(self, rank: int, **more: Any) -> Observations:
+        more = {"shared_options": shared_options(self.options), "gpus": 0, **more}
+        return observed(rank, interfaces=NETWORK, has_client=self.has_client, **more)
 
-    def answer(self, rank: int, kind: str, payload: Any) -> None:
-        if kind == Kind.TEST and self.outcome is not None:
-            self.mailbox.mails.append(Mail(rank, Kind.TESTED, self.outcome))
-        if kind == Kind.LISTEN and self.listening is not None:
-            self.mailbox.mails.append(Mail(rank, Kind.LISTENING, self.listening))
+    def tell(self, rank: int, kind: str, payload: Any) -> None:
+        assert self.head.handle(Event(rank, kind, payload), STARTED)
 
-    def run(self) -> int:
-        return self.head.run(self.reports.append)
+    def tick(self, seconds: float) -> None:
+        """Let it decide, so many seconds after the start of MPI."""
+        self.head.tick(STARTED + seconds)
+
+    def register(self, *found: Observations) -> None:
+        for rank, each in enumerate(found or (self.observed(0), self.observed(1))):
+            self.tell(rank, Kind.REGISTRATION, each)
+        self.tick(1.0)
+
+    def listen(self, *found: Listening) -> None:
+        asked = [rank for rank, _ in self.kind(Kind.LISTEN)]
+        for rank, each in zip(asked, found or (Listening(4711, 4712), Listening(0, 4713)), strict=True):
+            self.tell(rank, Kind.LISTENING, each)
+        self.tick(2.0)
+
+    def test(self, *found: Reached) -> None:
+        for rank, each in enumerate(found or (Reached(Reach()), Reached(Reach()))):
+            self.tell(rank, Kind.REACHED, each)
+            self.tell(rank, CheckKind.TESTED, RankResult())
+        self.tick(3.0)
+
+    def kind(self, kind: str) -> list[tuple[int, Any]]:
+        return [(rank, payload) for rank, sent, payload in self.sent if sent == kind]
 
     @property
-    def report(self) -> Report:
-        (report,) = self.reports
-        return report
+    def evidence(self) -> Evidence:
+        assert isinstance(self.head.outcome, Evidence)
+        return self.head.outcome
 
-    def sent(self, kind: str) -> list[tuple[int, Any]]:
-        return [(rank, payload) for rank, sent, payload in self.mailbox.sent if sent == kind]
-
-
-@pytest.fixture
-def jobs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    made: list[Job] = []
-
-    def make(options: Options | InputError | None = None, **more: Any) -> Job:
-        made.append(Job(options or Options(), **more))
-        return made[-1]
-
-    def aborted(code: int) -> None:
-        raise SystemExit(100 + code)
-
-    monkeypatch.setattr(coordinator, "abort", aborted)
-    yield make
-    for job in made:
-        job.rank.close()
+    def errors(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(found.what, found.ranks) for found in apply_rules(self.evidence) if found.level == "error"]
 
 
-def test_all_is_well(jobs: Any) -> None:
-    job = jobs()
-    job.start()
-    assert job.run() == 0
-    evidence = job.report.evidence
-    assert (job.report.level, evidence.silent, list(evidence.observations), list(evidence.tests)) == (
-        "ok",
-        (),
-        [0, 1],
-        [0, 1],
-    )
-    assert (evidence.address, evidence.listening, evidence.port) == (
-        "10.0.0.1",
-        Listening(4711, workers=4712),
-        0,
-    )
+def test_all_is_well() -> None:
+    job = Job()
+    job.tell(1, Kind.STEP, "the GPUs")
+    job.register()
+    job.listen()
+    job.test()
+    evidence = job.evidence
+    assert (evidence.silent, list(evidence.observations), list(evidence.tests)) == ((), [0, 1], [0, 1])
+    assert job.errors() == []
+    assert (evidence.address, evidence.listening, evidence.port) == ("10.0.0.1", Listening(4711, 4712), 0)
+    assert evidence.plan is not None
     assert [worker.kind for worker in evidence.plan.workers] == ["cpu", "cpu"]
     assert evidence.steps[1] == ("h2", "the GPUs")
-    assert job.sent(Kind.DONE) == [(-1, 0)]
-    assert 0 <= job.report.seconds < 10
-    (rank, mine), (other, its) = job.sent(Kind.LISTEN)
-    assert (rank, mine.address, mine.scheduler[1:]) == (0, "10.0.0.1", (0, ("127.0.0.1", 8787)))
-    assert (other, its.address, its.scheduler) == (1, "10.0.0.1", None)
-    assert [list(one.workers[1]) for one in (mine, its)] == [[0], [0]]
-    tests: list[tuple[int, RankTest]] = job.sent(Kind.TEST)
-    assert [(rank, test.address, test.port, test.gpus) for rank, test in tests] == [
-        (0, "10.0.0.1", 4711, ()), (1, "10.0.0.1", 4711, ()),
-    ]  # fmt: skip
-    assert 10 < tests[0][1].seconds <= 13.5
-    assert [[(peer.host, peer.port) for peer in test.peers] for _, test in tests] == [
+    (rank, mine), (other, its) = job.kind(Kind.LISTEN)
+    assert (rank, mine.address, mine.scheduler is None, mine.dashboard) == (0, "10.0.0.1", False, True)
+    assert (other, its.address, its.scheduler, its.dashboard) == (1, "10.0.0.1", None, False)
+    tests: list[tuple[int, RankTest]] = job.kind(CheckKind.TEST)
+    assert [(rank, test.gpus, test.ucx) for rank, test in tests] == [(0, (), None), (1, (), None)]
+    assert tests[0][1].seconds == REPORT_TIMEOUT - KERNEL_MARGIN - 2.0
+    connects = [to for _, to in job.kind(Kind.CONNECT)]
+    assert [(to.scheduler, to.tokens, to.timeout) for to in connects] == [
+        ("10.0.0.1:4711", mine.scheduler, 5.0)
+    ] * 2
+    assert [[(peer.host, peer.port) for peer in to.peers] for to in connects] == [
         [("h2", 4713)],
         [("h1", 4712)],
     ]
+    assert connects[0].peers[0].tokens == its.workers
     assert [(node.host, node.port) for node in evidence.nodes] == [("h1", 4712), ("h2", 4713)]
-    assert tests[0][1].peers[0].tokens == its.workers[0]
 
 
-def test_red_report_is_the_exit_code_of_all(jobs: Any) -> None:
-    job = jobs(expect_gpus=2)
-    job.start()
-    assert job.run() == 1
-    assert job.sent(Kind.DONE) == [(-1, 1)]
-    cpus = jobs(Options(worker_class="distributed.Nanny"), expect_gpus=2)
-    cpus.start()
-    assert cpus.run() == 0  # without GPU workers no rank looks for GPUs
+def test_tests_get_half_of_the_time_to_connect() -> None:
+    job = Job()
+    for rank in (0, 1):
+        job.tell(rank, Kind.REGISTRATION, job.observed(rank))
+    job.tick(9.5)
+    job.tick(9.5 + LISTEN_TIMEOUT + 0.01)
+    ((_, to), _) = job.kind(Kind.CONNECT)
+    assert to.timeout == pytest.approx((REPORT_TIMEOUT - KERNEL_MARGIN - 9.5 - LISTEN_TIMEOUT - 0.01) / 2)
 
 
-def test_ranks_of_one_node_connect_to_the_scheduler_only(jobs: Any) -> None:
-    job = jobs(Options(scheduler_rank=1, worker_options={"worker_port": "4000:4001"}))
-    job.other = replace(job.other, host="h1", boot_id="h1")
-    job.listening = Listening(4711)
-    job.start()
-    assert job.run() == 0
-    assert [(rank, order.workers) for rank, order in job.sent(Kind.LISTEN)] == [(1, None)]
-    assert job.report.evidence.nodes == ()
-    assert [test.peers for _, test in job.sent(Kind.TEST)] == [(), ()]
+def test_gpus_that_are_expected() -> None:
+    for options, errors in ((Options(), ["GPUs"]), (Options(worker_class="distributed.Nanny"), [])):
+        job = Job(options, expect_gpus=2)
+        job.register()
+        job.listen()
+        job.test()
+        assert [what for what, _ in job.errors()] == errors  # without GPU workers no rank looks for GPUs
 
 
-def test_workers_listen_on_ports_that_the_user_has_chosen(jobs: Any) -> None:
-    job = jobs(Options(worker_options={"worker_port": "4000:4001"}))
-    job.start()
-    job.run()
-    assert [list(order.workers[1]) for _, order in job.sent(Kind.LISTEN)] == [[4000, 4001]] * 2
+def test_ranks_of_one_node_connect_to_the_scheduler_only() -> None:
+    job = Job(Options(scheduler_rank=1))
+    job.register(job.observed(0), job.observed(1, host="h1", boot_id="h1"))
+    job.listen(Listening(4711))
+    job.test()
+    assert [(rank, order.workers) for rank, order in job.kind(Kind.LISTEN)] == [(1, None)]
+    assert job.evidence.nodes == ()
+    assert [to.peers for _, to in job.kind(Kind.CONNECT)] == [(), ()]
 
 
-def test_node_that_does_not_reach_another(jobs: Any) -> None:
-    job = jobs()
-    job.outcome = Outcome(Reach(), lost=(Lost("h1", "no answer within 5 s"),))
-    job.start()
-    assert job.run() == 1
-    (found,) = [one for one in job.report.findings if one.level == "error"]
-    assert (found.what, found.ranks, found.hosts) == ("node pairs", (1,), ("h2",))
+def test_node_that_does_not_reach_another() -> None:
+    job = Job()
+    job.register()
+    job.listen()
+    job.test(Reached(Reach()), Reached(Reach(), (Lost("h1", "no answer within 5 s"),)))
+    assert job.errors() == [("node pairs", (1,))]
 
 
-def test_port_and_rank_of_the_scheduler(jobs: Any) -> None:
-    job = jobs(Options(scheduler_port=8786, scheduler_rank=7))
-    job.start()
-    job.run()
-    assert (job.report.evidence.port, job.report.evidence.scheduler_rank) == (8786, 1)
+def test_rank_that_reaches_neither_the_scheduler_nor_another_node() -> None:
+    job = Job()
+    job.register()
+    job.listen()
+    job.test(Reached(Reach()), Reached(Reach("no route"), (Lost("h1", "no answer within 5 s"),)))
+    assert job.errors() == [("network", (1,)), ("node pairs", (1,))]
+
+
+def test_port_and_rank_of_the_scheduler() -> None:
+    job = Job(Options(scheduler_port=8786, scheduler_rank=7))
+    job.register()
+    job.listen()
+    job.test()
+    assert (job.evidence.port, job.evidence.scheduler_rank) == (8786, 1)
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_each_rank_runs_kernels_on_the_gpus_of_its_workers(jobs: Any, kernel: bool) -> None:
-    job = jobs(kernel=kernel)
-    job.other = observed(1, gpus=2, interfaces=NETWORK)
-    job.start()
-    job.run()
-    assert [test.gpus for _, test in job.sent(Kind.TEST)] == [(), ("GPU-h2-0", "GPU-h2-1") if kernel else ()]
-    assert job.report.evidence.kernel is kernel
+def test_each_rank_runs_kernels_on_the_gpus_of_its_workers(kernel: bool) -> None:
+    job = Job(kernel=kernel)
+    job.register(job.observed(0), job.observed(1, gpus=2))
+    job.listen()
+    job.test()
+    gpus = [(), ("GPU-h2-0", "GPU-h2-1") if kernel else ()]
+    assert [test.gpus for _, test in job.kind(CheckKind.TEST)] == gpus
+    assert job.evidence.kernel is kernel
 
 
-def test_rank_that_does_not_respond(jobs: Any) -> None:
-    job = jobs(started=time.monotonic() - coordinator.OBSERVE_TIMEOUT + 0.2)
-    job.mailbox.send(0, Kind.OBSERVED, observed(0))
-    with pytest.raises(SystemExit, match="101"):
-        job.run()
-    assert (job.report.evidence.silent, job.report.evidence.plan) == ((1,), None)
-    assert job.sent(Kind.TEST) == job.sent(Kind.DONE) == []
+def test_one_rank_of_each_node_tries_ucx() -> None:
+    job = Job(Options(worker_ucx=WorkerUcx.ALL))
+    job.register()
+    job.listen()
+    orders = [test.ucx for _, test in job.kind(CheckKind.TEST)]
+    assert [(order.device, order.peers) for order in orders] == [("", 1), ("", 1)]
+    for rank in (0, 1):
+        job.tell(rank, CheckKind.UCX_ADDRESS, b"address")
+    assert [rank for rank, _ in job.kind(CheckKind.UCX_PEER)] == [1, 0]
+    for rank in (0, 1):
+        job.tell(rank, Kind.REACHED, Reached(Reach()))
+        job.tell(rank, CheckKind.TESTED, RankResult((), UcxResult("no device")))
+    job.tick(3.0)
+    assert [test.ucx for test in job.evidence.tests.values()] == [UcxResult("no device")] * 2
 
 
-def test_rank_that_does_not_end_its_tests(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "REPORT_TIMEOUT", 1.0)
-    job = jobs()
-    job.outcome = None
-    job.start()
-    with pytest.raises(SystemExit, match="101"):
-        job.run()
-    assert (job.report.evidence.silent, list(job.report.evidence.tests)) == ((1,), [0])
+def test_rank_that_does_not_respond() -> None:
+    job = Job()
+    job.tell(0, Kind.REGISTRATION, job.observed(0))
+    job.tell(1, Kind.STEP, "inspecting the local directory '/gone'")
+    job.tick(OBSERVE_TIMEOUT)
+    assert job.head.outcome is None
+    job.tick(OBSERVE_TIMEOUT + 0.1)
+    assert (job.evidence.silent, job.evidence.plan) == ((1,), None)
+    assert job.evidence.steps[1] == ("h2", "inspecting the local directory '/gone'")
+    assert job.sent == []
 
 
-def test_nodes_without_a_common_network(jobs: Any) -> None:
-    job = jobs(Options(interface="ib9"))
-    job.mine, job.other = (replace(one, interface="ib9") for one in (job.mine, job.other))
-    job.start()
-    assert job.run() == 1
-    evidence = job.report.evidence
-    assert "'ib9'" in evidence.network_problem
-    assert (evidence.address, evidence.listening) == ("", None)
-    assert [test.port for _, test in job.sent(Kind.TEST)] == [0, 0]
+@pytest.mark.parametrize("lacks", [Kind.REACHED, CheckKind.TESTED])
+def test_rank_that_does_not_end_its_tests(lacks: str) -> None:
+    job = Job()
+    job.register()
+    job.listen()
+    for rank in (0, 1):
+        for kind, payload in ((Kind.REACHED, Reached(Reach())), (CheckKind.TESTED, RankResult())):
+            if (rank, kind) != (1, lacks):
+                job.tell(rank, kind, payload)
+    job.tick(REPORT_TIMEOUT)
+    assert job.head.outcome is None
+    job.tick(REPORT_TIMEOUT + 0.1)
+    assert (job.evidence.silent, list(job.evidence.tests)) == ((1,), [0])
 
 
-def test_scheduler_of_a_rank_that_does_not_listen(jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator, "LISTEN_TIMEOUT", 0.1)
-    job = jobs(Options(scheduler_rank=1))
-    job.listening = None
-    job.start()
-    assert job.run() == 1
-    assert job.report.evidence.listening == Listening(error="no response")
-    assert [(rank, order.scheduler is None) for rank, order in job.sent(Kind.LISTEN)] == [
-        (0, True),
-        (1, False),
-    ]
+def test_nodes_without_a_common_network() -> None:
+    job = Job(Options(interface="ib9"))
+    job.register(*(job.observed(rank, wanted_interface="ib9") for rank in (0, 1)))
+    assert job.kind(Kind.CONNECT) == []
+    for rank in (0, 1):
+        job.tell(rank, CheckKind.TESTED, RankResult())
+    job.tick(3.0)
+    assert "'ib9'" in job.evidence.network_problem
+    assert (job.evidence.address, job.evidence.listening, job.evidence.silent) == ("", None, ())
+    assert ("network", ()) in job.errors()
+
+
+def test_scheduler_of_a_rank_that_does_not_listen() -> None:
+    job = Job(Options(scheduler_rank=1))
+    job.register()
+    job.tell(0, Kind.LISTENING, Listening(0, 4712))
+    job.tick(1.0 + LISTEN_TIMEOUT)
+    assert job.kind(Kind.CONNECT) == []
+    job.tick(1.0 + LISTEN_TIMEOUT + 0.1)
+    job.test(Reached(None), Reached(None))
+    assert job.evidence.listening == Listening(error="no response")
+    asked = {rank: order.scheduler is not None for rank, order in job.kind(Kind.LISTEN)}
+    assert asked == {0: False, 1: True}
     # to a node that does not listen nobody connects
-    assert [[peer.host for peer in test.peers] for _, test in job.sent(Kind.TEST)] == [[], ["h1"]]
+    connects = [to for _, to in job.kind(Kind.CONNECT)]
+    assert [(to.scheduler, [peer.host for peer in to.peers]) for to in connects] == [("", []), ("", ["h1"])]
 
 
-def test_plan_that_can_not_be_made(jobs: Any) -> None:
-    job = jobs(Options(layout="exclusive"))
-    job.start()
-    assert job.run() == 1
-    assert "3 MPI ranks" in job.report.evidence.plan_problem
+def test_plan_that_can_not_be_made() -> None:
+    job = Job(Options(layout="exclusive"))
+    job.register()
+    job.listen()
+    job.test()
+    assert "3 MPI ranks" in job.evidence.plan_problem
     # what is wrong with a rank that has no inventory is reported as its own
-    blind = jobs(Options(layout="exclusive"))
-    blind.other = replace(blind.other, inventory=None)
-    blind.start()
-    blind.run()
-    assert (blind.report.evidence.plan, blind.report.evidence.plan_problem) == (None, "")
+    blind = Job(Options(layout="exclusive"))
+    blind.register(blind.observed(0), blind.observed(1, inventory=None))
+    blind.listen()
+    blind.test()
+    assert (blind.evidence.plan, blind.evidence.plan_problem) == (None, "")
 
 
-def test_layout_exclusive_without_a_script(jobs: Any) -> None:
-    job = jobs(Options(layout="exclusive"), has_client=False)
-    job.start()
-    assert job.run() == 0
-    assert [worker.rank for worker in job.report.evidence.plan.workers] == [1]
+def test_ranks_with_different_options() -> None:
+    """The start would refuse them."""
+    job = Job()
+    job.register(job.observed(0), job.observed(1, shared_options=shared_options(Options(nthreads=3))))
+    job.listen()
+    job.test()
+    (found,) = [found for found in apply_rules(job.evidence) if found.level == "error"]
+    assert found.what == "placement"
+    assert found.found.startswith("option nthreads is None on rank 0 (h1) and 3 on rank 1 (h2)")
 
 
-@pytest.mark.parametrize("mine", [True, False])
-def test_bad_options_of_a_rank_end_the_check_at_once(
-    jobs: Any, mine: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error = OptionError("--nthreads: invalid")
-    job = jobs(error if mine else None)
-    job.other = Failure.of(error)
-    job.start()
-    if mine:
-        job.mailbox.mails.pop()
-        job.rank.observe(error, "", ())
-    with pytest.raises(OptionError, match="--nthreads: invalid$") as caught:
-        job.run()
-    assert job.reports == []
-    assert caught.value.reported
-    text = "--nthreads: invalid" if mine else "rank 1 of 2 on h2: --nthreads: invalid"
-    assert capsys.readouterr().err == f"dask_gpu_mpi: error: {text}\n"
-    assert job.sent(FAIL) == [(-1, Failure(text, 2))]
-    assert isinstance(caught.value, DaskGpuMpiError)
+def test_layout_exclusive_without_a_script() -> None:
+    job = Job(Options(layout="exclusive"), has_client=False)
+    job.register()
+    job.listen()
+    job.test()
+    assert job.errors() == []
+    assert job.evidence.plan is not None
+    assert [worker.rank for worker in job.evidence.plan.workers] == [1]
 
 
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("127.0.0.1:8787", ("127.0.0.1", 8787)),
-        (":8787", ("", 8787)),
-        ("[::1]:8787", ("::1", 8787)),
-        ("127.0.0.1:0", None),
-        ("127.0.0.1", None),
-    ],
-)
-def test_where_the_dashboard_would_listen(address: str, place: tuple[str, int] | None) -> None:
-    assert _dashboard(Options(dashboard_address=address)) == place
-    assert _dashboard(Options(dashboard_address=address, dashboard=False)) is None
+def test_bad_options_of_a_rank_end_the_check_at_once() -> None:
+    job = Job()
+    job.tell(0, Kind.REGISTRATION, job.observed(0))
+    failure = Failure.of(OptionError("--nthreads: invalid"))
+    job.tell(1, Kind.REGISTRATION, Registration("h2", None, (), None, (), failure))
+    job.tick(0.5)
+    assert job.head.outcome is None  # most failures are everybody's
+    job.tick(1.5)
+    assert isinstance(job.head.outcome, OptionError)
+    assert str(job.head.outcome) == "rank 1 of 2 on h2: --nthreads: invalid"
+    assert not job.head.outcome.fatal
+    assert job.head.phase is Phase.REGISTER
+    assert job.sent == []
+
+
+def test_what_is_not_for_rank_0() -> None:
+    assert not Job().head.handle(Event(0, CheckKind.TEST, RankTest((), 1.0)), STARTED)
+    assert not Job().head.handle(Event(None, CheckKind.TESTED, None), STARTED)

@@ -131,7 +131,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     inventory = observed(0).inventory
     made = SimpleNamespace(inventory=inventory, raises=None, look_for_gpus=None, tmpdir="?", steps=[])
 
-    def take_inventory(*_: Any, look_for_gpus: bool) -> Any:
+    def take_inventory(*_: Any, look_for_gpus: bool, device_options: Any) -> Any:
         made.look_for_gpus = look_for_gpus
         if made.raises is not None:
             raise made.raises
@@ -152,7 +152,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 def test_what_is_observed(node: SimpleNamespace) -> None:
     found: Observations = node.observe(Options(interface="ib0"), {"TMPDIR": "/t", "SLURM_GPUS_ON_NODE": "2"})
-    assert (found.rank, found.interface, found.driver, found.allocated_gpus) == (1, "ib0", "580.1", 2)
+    assert (found.rank, found.wanted_interface, found.driver, found.allocated_gpus) == (1, "ib0", "580.1", 2)
     assert found.ecc == {"GPU-h1-0": 0, "GPU-h1-1": 0}
     assert (node.look_for_gpus, node.tmpdir, found.problems) == (True, "/t", (("launcher", "x"),))
     assert [step.split()[:2] for step in node.steps] == [

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dask_gpu_mpi.check import run as module
-from dask_gpu_mpi.check.rank import CheckingRank
+from dask_gpu_mpi.check.coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckKind, RankResult, RankTest
+from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Report
-from dask_gpu_mpi.check.run import run_check
-from dask_gpu_mpi.errors import InputError, LauncherError, StartupError
+from dask_gpu_mpi.check.run import PATIENCE, CheckingRank, run_check
+from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
+from dask_gpu_mpi.mpi.mailbox import Mail
+from dask_gpu_mpi.network.node_pairs import Lost, Node
+from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup import start_context
+from dask_gpu_mpi.startup.channels import Channels, Event
+from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Reached
+from dask_gpu_mpi.startup.start_context import ALIVE, Patience
 from preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")
@@ -33,16 +45,18 @@ class Process:
         world = SimpleNamespace(Get_rank=lambda: self.mailbox.rank, Get_size=lambda: size)
         mpi = SimpleNamespace(COMM_WORLD=world, Get_library_version=lambda: "Open MPI v5.0.11, package")
         monkeypatch.setattr(module, "load_mpi", lambda *_: self._maybe("load_mpi") or mpi)
-        monkeypatch.setattr(module, "Mailbox", self._mailbox)
+        monkeypatch.setattr(start_context, "load_mpi", lambda *_: mpi)
+        monkeypatch.setattr(start_context, "Mailbox", self._mailbox)
+        monkeypatch.setattr(start_context, "abort", self.codes.append)
         monkeypatch.setattr(module.launcher_check, "cross_check", lambda *_, **__: self._maybe("cross_check"))
         monkeypatch.setattr(module.launcher_check, "wait_for_rank_0_to_report", lambda environ: self.silent)
         monkeypatch.setattr(module, "abort", self.codes.append)
         self.silent = False
 
-    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, *, deadline_name: str) -> Any:
-        assert payloads is self.mailbox.payloads
+    def _mailbox(self, world: Any, host: str, deadline: float, payloads: Any, **more: Any) -> Any:
+        assert payloads == self.mailbox.payloads
         assert 9 < deadline - time.monotonic() <= 10
-        assert deadline_name == "the deadline of check (10 s)"
+        assert more["deadline_name"] == "the deadline of check (10 s)"
         self._maybe("Mailbox")
         return self.mailbox
 
@@ -50,8 +64,8 @@ class Process:
         if what in self.raises:
             raise self.raises[what]
 
-    def run(self) -> int:
-        return run_check(CPUS, kernel=True, show=self.reports.append)
+    def run(self, options: Options | InputError = CPUS) -> int:
+        return run_check(options, kernel=True, show=self.reports.append)
 
     @property
     def found(self) -> list[tuple[str, str, str]]:
@@ -76,8 +90,8 @@ def test_launcher_and_library_that_do_not_match(monkeypatch: pytest.MonkeyPatch)
     two = Process(monkeypatch, size=2)
     two.mailbox.rank = 1
     two.raises["cross_check"] = LauncherError("rank 1 of 3 on h: 2 ranks (expected 3). Fix: use srun")
-    two.mailbox.on_send = lambda rank, kind, payload: two.mailbox.mails.append(
-        SimpleNamespace(source=0, kind="done", payload=1)
+    two.mailbox.on_send = lambda rank, kind, payload: (
+        two.mailbox.mails.append(Mail(0, Kind.DONE, 1)) if kind == Kind.REGISTRATION else None
     )
     assert two.run() == 1
     observed = two.mailbox.sent[-1][2]
@@ -123,34 +137,141 @@ def test_ranks_that_do_not_connect(
 @pytest.mark.parametrize("size", [1, 2])
 def test_rank_0_that_hangs_reports_itself(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     process = Process(monkeypatch, size=size)
+    ended = threading.Event()
     exits: list[int] = []
-    monkeypatch.setattr(os, "_exit", exits.append)
-    me = CheckingRank(process.mailbox, {}, "h1")
-    late = time.monotonic() - module.REPORT_TIMEOUT - module.HEAD_GRACE
-    timer = module._watch(me, late, process.reports.append)
-    timer.join(10)
-    assert (exits, process.codes) == ([1], [1] if size == 2 else [])
-    assert [(what, found) for what, found, _ in process.found] == [
-        ("ranks", "no response; last step: reading its options")
-    ]
-    (report,) = process.reports
-    assert report.findings[0].hosts == ("h1",)
-    assert module.REPORT_TIMEOUT < report.seconds < module.REPORT_TIMEOUT + module.HEAD_GRACE + 10
-    assert timer.daemon
+    monkeypatch.setattr(os, "_exit", lambda code: exits.append(code) or ended.set())
+    monkeypatch.setattr(module, "PATIENCE", Patience(watchdog=-REPORT_TIMEOUT))
+    monkeypatch.setattr(start_context, "ALIVE", 0.05)
 
+    class Over(Exception):
+        """What no process has after `os._exit`."""
 
-def test_the_watch_ends_with_the_check(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    timers = []
-    watch = module._watch
-    monkeypatch.setattr(module, "_watch", lambda *given: timers.append(watch(*given)) or timers[-1])
-    process.run()
-    (timer,) = timers
-    assert 15 < timer.interval <= module.REPORT_TIMEOUT + module.HEAD_GRACE
-    timer.join(10)
-    assert not timer.is_alive()
+    def hang(*_: Any) -> None:
+        assert ended.wait(10)
+        raise Over
+
+    monkeypatch.setattr("dask_gpu_mpi.check.observations.inspect_scratch", hang)
+    with pytest.raises(Over):
+        process.run()
+    assert exits == [1]
+    assert process.codes[:1] == ([1] if size == 2 else [])
+    (found,) = [found for what, found, _ in process.found if what == "ranks"]
+    assert found.startswith("no response; last step: inspecting the local directory")
+    assert process.reports[0].findings[0].hosts == (socket.gethostname(),)
 
 
 def test_all_deadlines_stay_below_20_seconds() -> None:
-    assert module.OBSERVE_TIMEOUT < module.REPORT_TIMEOUT
-    assert module.REPORT_TIMEOUT + module.HEAD_GRACE < module.REPORT_TIMEOUT + module.GRACE < 20
-    assert module.REPORT_TIMEOUT + module.HEAD_GRACE == 18  # docs/check.md
+    assert OBSERVE_TIMEOUT < REPORT_TIMEOUT
+    assert REPORT_TIMEOUT + PATIENCE.watchdog + ALIVE < REPORT_TIMEOUT + PATIENCE.others < 20
+    assert REPORT_TIMEOUT + PATIENCE.watchdog + ALIVE == 18  # docs/check.md
+
+
+def test_rank_that_does_not_respond_is_reported_and_the_job_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch, size=2)
+    monkeypatch.setattr("dask_gpu_mpi.check.coordinator.OBSERVE_TIMEOUT", 0.2)
+    assert process.run() == 1
+    assert process.codes == [1]
+    assert [(what, found.partition(";")[0]) for what, found, _ in process.found] == [("ranks", "no response")]
+
+
+def test_the_exit_code_goes_to_all_after_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch)
+    assert run_check(Options(interface="lo"), kernel=True, show=process.reports.append, expect_gpus=9) == 1
+    assert process.mailbox.sent[-1] == (-1, Kind.DONE, 1)
+    assert [what for what, _, _ in process.found] == ["GPUs"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_options_that_can_not_be_used(
+    monkeypatch: pytest.MonkeyPatch, rank: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = Process(monkeypatch, size=rank + 1)
+    process.mailbox.rank = rank
+    if rank:
+        process.mailbox.on_send = lambda _, kind, payload: process.mailbox.mails.append(
+            Mail(0, Kind.FAIL, payload.failure)
+        )
+    with pytest.raises(OptionError, match="--nthreads: invalid") as caught:
+        process.run(OptionError("--nthreads: invalid"))
+    assert caught.value.reported
+    assert process.reports == []
+    assert capsys.readouterr().err == ("" if rank else "dask_gpu_mpi: error: --nthreads: invalid\n")
+
+
+class Rank:
+    """One rank of a check, and what it sends."""
+
+    def __init__(self, options: Options) -> None:
+        self.mailbox: Any = MockMailbox(rank=1)
+        self.channels = Channels(self.mailbox, None)
+        context: Any = SimpleNamespace(environ=dict(os.environ), has_client=True)
+        self.checking = CheckingRank(options, self.channels, context)
+
+    def tell(self, kind: str, payload: Any) -> None:
+        self.checking.on_event(Event(0, kind, payload))
+
+    def sent(self, kind: str) -> Any:
+        return [payload for _, sent, payload in self.mailbox.sent if sent == kind]
+
+    def wait_for(self, kind: str) -> Any:
+        deadline = time.monotonic() + 10
+        while not self.sent(kind) and time.monotonic() < deadline:
+            self.checking.poll()
+            time.sleep(0.01)
+        self.checking.poll()  # once is enough
+        (payload,) = self.sent(kind)
+        return payload
+
+
+@pytest.fixture
+def ranks() -> Iterator[Any]:
+    made: list[Rank] = []
+
+    def make(options: Options = CPUS) -> Rank:
+        made.append(Rank(options))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        rank.checking.close()
+
+
+def test_a_rank_registers_with_what_it_observes(ranks: Any, tmp_path: Path) -> None:
+    rank = ranks(replace(CPUS, local_directory=str(tmp_path), nthreads=3))
+    assert rank.channels.step == "reading its options"
+    rank.checking.register("MPI 9", [("launcher", "wrong")])
+    assert [kind for _, kind, _ in rank.mailbox.sent] == [*[Kind.STEP] * 3, Kind.REGISTRATION]
+    assert {to for to, _, _ in rank.mailbox.sent} == {0}
+    steps = rank.sent(Kind.STEP)
+    assert [step.partition(" ")[0] for step in steps] == ["inspecting", "inspecting", "reading"]
+    assert (steps[1], rank.channels.step) == (f"inspecting the local directory {str(tmp_path)!r}", steps[2])
+    (observed,) = rank.sent(Kind.REGISTRATION)
+    assert isinstance(observed, Observations)
+    assert (observed.rank, observed.host) == (1, socket.gethostname())
+    assert (observed.problems, observed.has_client) == ((("launcher", "wrong"),), True)
+    assert ("nthreads", 3) in observed.shared_options
+    assert observed.inventory is not None
+    assert (observed.inventory.world_size, observed.inventory.gpus) == (2, ())
+    assert (observed.scratch.path, observed.scratch.error) == (str(tmp_path), "")
+
+
+def test_a_rank_listens_connects_and_tests(ranks: Any) -> None:
+    rank, tokens = ranks(), Tokens()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        rank = ranks(replace(CPUS, dashboard_address=f"127.0.0.1:{port}"))
+        rank.tell(Kind.LISTEN, Listen("127.0.0.1", tokens, tokens, dashboard=True))
+    (listening,) = rank.sent(Kind.LISTENING)
+    assert listening.error == ""
+    assert listening.workers not in (0, listening.scheduler)
+    assert "in use" in listening.dashboard
+    peers = tuple(
+        Node(host, 0, "127.0.0.1", of, listening.workers) for host, of in (("h1", tokens), ("h3", Tokens()))
+    )
+    rank.tell(CheckKind.TEST, RankTest((), 10.0))
+    rank.tell(Kind.CONNECT, Connect(f"127.0.0.1:{listening.scheduler}", tokens, peers))
+    assert rank.channels.step.startswith("running a kernel")
+    reached: Reached = rank.wait_for(Kind.REACHED)
+    assert reached.scheduler is not None
+    assert (reached.scheduler.error, reached.lost) == ("", (Lost("h3", "something else answers there"),))
+    assert rank.wait_for(CheckKind.TESTED) == RankResult()

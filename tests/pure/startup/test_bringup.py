@@ -13,7 +13,6 @@ import pytest
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.gathering import FAIL
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import bringup, inspection, start_context
@@ -130,7 +129,7 @@ def test_failures_of_ranks_are_one_report(
         plan_of_allocation(CPUS)
     assert caught.value.reported
     assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 1 of 2 on h1: no GPU\n"
-    assert process.sent(FAIL) == [(-1, Failure("rank 1 of 2 on h1: no GPU", 2))]
+    assert process.sent(Kind.FAIL) == [(-1, Failure("rank 1 of 2 on h1: no GPU", 2))]
     assert process.sent(Kind.DONE) == []
 
 
@@ -144,7 +143,7 @@ def refuse(options: Options) -> None:
 )
 def test_options_that_can_not_be_used(monkeypatch: pytest.MonkeyPatch, options: Options | InputError) -> None:
     process = Process(monkeypatch, rank=1)
-    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Mail(0, FAIL, sent[2].failure))
+    process.mailbox.on_send = lambda *sent: process.mailbox.mails.append(Mail(0, Kind.FAIL, sent[2].failure))
     with pytest.raises(OptionError) as caught:
         plan_of_allocation(options, check=refuse)
     assert caught.value.reported
