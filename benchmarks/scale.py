@@ -53,10 +53,9 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator
 from dask_gpu_mpi.startup.coordinator import Job as CoordinatedJob
-from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import PAYLOADS, Cluster, Event, Kind, Listening, Reached, Registration
 
 #: A CPU worker on each rank, on nodes with GPUs too.
 CPU = ("--worker-class", "distributed.Nanny", "--nthreads", "1")

@@ -19,9 +19,8 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator, Phase, addresses_of, plan_of
-from dask_gpu_mpi.startup.messages import Kind, Registration
+from dask_gpu_mpi.startup.messages import Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest
 from dask_gpu_mpi.startup.transport import choose_transport
 

@@ -1,24 +1,40 @@
 """From what all ranks observed to what is right and wrong with the job: pure functions, for `check`.
 
-Here are the rules about ranks and their plan; each of the others has a module of its own, ``*_rules``.
+The rules about versions are in `version_rules`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
-from dask_gpu_mpi.base.hostlist import counted
-from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND
+from dask_gpu_mpi.base.hostlist import counted, fold_names, ranks_text
+from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND, RESET_COMMAND
+from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
+from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, count_pairs
+from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
+from dask_gpu_mpi.startup.transport import choose_transport
 
-from .gpu_rules import check_gpus
-from .kernel_rules import check_kernels
-from .network_rules import check_clocks, check_network, check_node_pairs, check_ports
-from .report import LEAVE_OUT, Evidence, Finding, merge, problems, split_fix
-from .scratch_rules import check_scratch
-from .transport_rules import check_transport
+from .observations import GPUS_ON_NODE, Observations
+from .report import LEAVE_OUT, Evidence, Finding, Level, merge, problems, split_fix
 from .version_rules import check_known_issues, check_versions
 
-__all__ = ["apply_rules"]
+__all__ = [
+    "apply_rules",
+    "check_clocks",
+    "check_gpus",
+    "check_kernels",
+    "check_network",
+    "check_node_pairs",
+    "check_ports",
+    "check_scratch",
+    "check_transport",
+]
 
 
 def apply_rules(evidence: Evidence) -> tuple[Finding, ...]:
@@ -65,3 +81,372 @@ def check_placement(evidence: Evidence) -> Iterator[Finding]:
         kinds = [worker.kind for worker in evidence.plan.workers]
         workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
         yield Finding("ok", "placement", ", ".join(workers))
+
+
+def check_gpus(evidence: Evidence) -> Iterator[Finding]:
+    """NVML, memory errors, drivers, kinds and numbers."""
+    drivers: dict[str, list[int]] = {}
+    kinds: dict[str, list[int]] = {}
+    for rank, observed in evidence.observations.items():
+        if observed.inventory is None:
+            continue
+        if observed.driver:
+            drivers.setdefault(observed.driver, []).append(rank)
+        kinds.setdefault(_kinds(gpu.name for gpu in observed.inventory.gpus), []).append(rank)
+    wrong = [
+        *problems(evidence, "GPUs", f"correct {VISIBLE_DEVICES}, or leave the node out of the job"),
+        *_unhealthy(evidence),
+        *_missing(evidence),
+    ]
+    if len(drivers) > 1:
+        wrong.append(
+            Finding(
+                "warning", "GPUs", f"NVIDIA drivers differ: {_for_ranks(drivers)}",
+                "ask the operators for one version, or choose nodes with the same driver",
+            )
+        )  # fmt: skip
+    if len(kinds) > 1:
+        wrong.append(
+            Finding(
+                "warning", "GPUs", f"ranks see GPUs of different number or kind: {_for_ranks(kinds)}",
+                "request the same GPUs on every node, unless you want it so",
+            )
+        )  # fmt: skip
+    yield from wrong
+    if not wrong:
+        driver = f", driver {next(iter(drivers))}" if drivers else ""
+        yield Finding("ok", "GPUs", f"{_kinds(gpu.name for gpu in evidence.gpus.values())}{driver}")
+
+
+def _unhealthy(evidence: Evidence) -> Iterator[Finding]:
+    """GPUs that are lost, and those with memory errors, each from the first rank that sees it."""
+    seen: set[str] = set()
+    for rank, observed in evidence.observations.items():
+        if observed.inventory is None:
+            continue
+        for warning in observed.inventory.warnings:
+            yield Finding("error", "GPUs", *split_fix(warning, LEAVE_OUT), (rank,))
+        for gpu in observed.inventory.gpus:
+            count = (observed.ecc or {}).get(gpu.uuid, 0)
+            if count and gpu.uuid not in seen:
+                errors = counted(count, "uncorrected memory error")
+                found = f"GPU {gpu.index} ({gpu.uuid}) has {errors} since its last reset"
+                yield Finding("error", "GPUs", found, f"reset it ({RESET_COMMAND}), or {LEAVE_OUT}", (rank,))
+            seen.add(gpu.uuid)
+
+
+def _missing(evidence: Evidence) -> Iterator[Finding]:
+    """Nodes whose ranks together see fewer GPUs than expected.
+
+    NVML that is not installed is no error of its own, since nodes without GPUs are like that: it is one where GPUs are expected.
+    """
+    if len(evidence.observations) < evidence.size:
+        return  # what the silent ranks would see is unknown, and they are red already
+    for ranks in evidence.by_host().values():
+        expected, source = _expected(evidence, ranks)
+        inventories = [observed.inventory for observed in ranks if observed.inventory is not None]
+        seen = len({gpu.uuid for inventory in inventories for gpu in inventory.gpus})
+        if len(inventories) < len(ranks) or seen >= expected:
+            continue
+        visible = f"only {counted(seen, 'GPU')}" if seen else "no GPU"
+        yield Finding(
+            "error", "GPUs", f"{visible} visible on the node (expected {expected}: {source})",
+            f"let the ranks of each node see all of its GPUs together ({VISIBLE_DEVICES}, --gpu-bind, --gpus-per-task), or "
+            f"{LEAVE_OUT}"
+            if seen
+            else f"run {INSPECT_COMMAND} on that node (is the driver loaded?); start a container with its GPU option (--nv); "
+            f"or {LEAVE_OUT}",
+            tuple(observed.rank for observed in ranks),
+        )  # fmt: skip
+
+
+def _expected(evidence: Evidence, ranks: Iterable[Observations]) -> tuple[int, str]:
+    """How many GPUs a node should have, and who says so."""
+    if evidence.expect_gpus is not None:
+        return evidence.expect_gpus, f"--expect-gpus {evidence.expect_gpus}"
+    allocated = max(observed.allocated_gpus for observed in ranks)
+    return allocated, f"{GPUS_ON_NODE}={allocated}"
+
+
+def _for_ranks(ranks: Mapping[str, Iterable[int]]) -> str:
+    return "; ".join(f"{text} for {ranks_text(of)}" for text, of in ranks.items())
+
+
+def _kinds(names: Iterable[str]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in Counter(sorted(names)).items()) or "no GPU"
+
+
+#: UUIDs that one line names.
+MOST_NAMED = 4
+#: By `kernel.KernelResult.kind`.
+FIXES = {
+    "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
+    "system, or in a container image",
+    "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
+    "cuda": f"run {INSPECT_COMMAND} on that node: the driver must be loaded, and as new as the CUDA that is installed "
+    "(dask-gpu-mpi[cuda12] or [cuda13])",
+    "wrong": LEAVE_OUT,
+    "late": f"run {INSPECT_COMMAND} on that node; {LEAVE_OUT}",
+    "died": f"run `python -c 'from numba import cuda; cuda.current_context()'` there; {LEAVE_OUT}",
+}
+
+
+def check_kernels(evidence: Evidence) -> Iterator[Finding]:
+    """Each GPU with a worker must compute the right result in time."""
+    results = [(rank, result) for rank, test in evidence.tests.items() for result in test.kernels]
+    if not evidence.kernel or not results:
+        if evidence.gpus:
+            yield Finding("warning", "kernel", _not_run(evidence.kernel))
+        return
+    failures: dict[tuple[str, str], dict[str, int]] = {}
+    for rank, result in results:
+        if result.kind:
+            failures.setdefault((result.kind, result.text), {})[result.uuid] = rank
+    for (kind, text), rank_of in failures.items():
+        uuids = list(rank_of)
+        more = f" and {len(uuids) - MOST_NAMED} more" if len(uuids) > MOST_NAMED else ""
+        named = ", ".join(uuids[:MOST_NAMED]) + more
+        ranks = tuple(dict.fromkeys(rank_of.values()))
+        if kind == "slow":  # nothing has run on the GPU
+            found = f"not run on {named}: {text}; the file system is probably slow"
+            yield Finding("warning", "kernel", found, FIXES[kind], ranks)
+        else:
+            yield Finding("error", "kernel", f"failed on {named}: {text}", FIXES[kind], ranks)
+    if not failures:
+        slowest = max(result.seconds for _, result in results)
+        gpus = counted(len(results), "GPU")
+        yield Finding("ok", "kernel", f"correct result from {gpus}, after {slowest:.1f} s at most")
+
+
+def _not_run(wanted: bool) -> str:
+    if wanted:
+        return "not run: there is no plan that assigns the GPUs to ranks"
+    return "not run (--no-kernel): whether these GPUs compute is unknown"
+
+
+#: Seconds by which clocks may differ without a warning.
+CLOCK_TOLERANCE = 1.0
+
+
+def check_ports(evidence: Evidence) -> Iterator[Finding]:
+    """The scheduler's rank must be able to listen where the scheduler and its dashboard would."""
+    listening, head = evidence.listening, (evidence.scheduler_rank,)
+    if listening is None:
+        return
+    place = f"{evidence.address}, {f'port {evidence.port}' if evidence.port else 'any port'}"
+    if listening.error:
+        fix = "choose another network with interface (--interface)"
+        if evidence.port:
+            fix = "choose another port with scheduler_port (--scheduler-port), or leave it out for any free port"
+        found = f"the scheduler can't listen at {place}: {listening.error}"
+        yield Finding("error", "ports", found, fix, head)
+    elif listening.elsewhere:
+        yield Finding(
+            "error", "ports",
+            f"dashboard_address (--dashboard-address): {evidence.dashboard_address!r} is not on "
+            f"{evidence.host(evidence.scheduler_rank)}, where the scheduler runs (expected an address of that node)",
+            "leave the option out, or give the port alone (':8787'), for all addresses of the node", head,
+        )  # fmt: skip
+    elif listening.dashboard:
+        yield Finding(
+            "warning", "ports",
+            f"the dashboard can't listen at {evidence.dashboard_address} ({listening.dashboard}) and will use another port",
+            "choose a free one with dashboard_address (--dashboard-address)", head,
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "ports", f"the scheduler can listen at {place}")
+
+
+def check_network(evidence: Evidence) -> Iterator[Finding]:
+    """All ranks must reach the scheduler's address."""
+    if evidence.network_problem:
+        fix = "choose another with interface (--interface)"
+        yield Finding("error", "network", *split_fix(evidence.network_problem, fix))
+    if evidence.listening is None or evidence.listening.error:
+        return
+    scheduler = f"the scheduler's rank {evidence.scheduler_rank} on {evidence.host(evidence.scheduler_rank)}"
+    reached = _reached(evidence)
+    wrong = {rank: reach for rank, reach in reached.items() if reach.error}
+    for rank, reach in wrong.items():
+        yield Finding(
+            "error", "network",
+            f"can't reach {scheduler} at {evidence.address}:{evidence.listening.scheduler}: {reach.error}",
+            "let all nodes of the job reach each other's ports (a firewall?), or choose another network with interface "
+            "(--interface)",
+            (rank,),
+        )  # fmt: skip
+    if reached and not wrong:
+        slowest = 1000 * max(reach.round_trip for reach in reached.values())
+        yield Finding(
+            "ok", "network",
+            f"all ranks reach {scheduler} at {evidence.address} (round trip {slowest:.1f} ms at most)",
+        )  # fmt: skip
+
+
+def check_node_pairs(evidence: Evidence) -> Iterator[Finding]:
+    """All nodes must reach each other: their workers exchange data."""
+    nodes = evidence.nodes
+    for node in nodes:
+        if not node.port:
+            yield Finding(
+                "warning", "node pairs", f"workers can't listen at {node.address}: no other node could connect to it",
+                "choose other ports with worker_options (worker_port)", (node.rank,),
+            )  # fmt: skip
+    if not nodes or not evidence.tests:
+        return
+    fix = (
+        "open the workers' ports between these nodes in the firewall, choose another network with interface (--interface), or "
+        "leave a node out of the job"
+    )
+    lost = {rank: test.lost for rank, test in evidence.tests.items() if test.lost}
+    for rank, missed in lost.items():
+        for error in dict.fromkeys(one.error for one in missed):
+            hosts = fold_names(one.host for one in missed if one.error == error)
+            found = f"can't reach {hosts}: {error}; workers that exchange data would wait for each other"
+            yield Finding("error", "node pairs", found, fix, (rank,))
+    if not lost:
+        tested, total = count_pairs(len(nodes), MOST_IN_CHECK)
+        which = "all" if tested == total else f"a ring and a sample of {total}"
+        yield Finding(
+            "ok", "node pairs", f"{counted(tested, 'pair')} of nodes ({which}) connected in both directions"
+        )
+
+
+def check_clocks(evidence: Evidence) -> Iterator[Finding]:
+    """Clocks must agree well enough for certificates, log files and the walltime."""
+    clocks = {rank: reach.ahead for rank, reach in _reached(evidence).items() if not reach.error}
+    wrong = []
+    level: Level
+    for rank, ahead in clocks.items():
+        other = evidence.scheduler_rank
+        # Rank 0 makes the certificates, and dates them back.
+        since = ahead - clocks.get(0, 0.0)
+        if evidence.protocol == Protocol.TLS and not -BACKDATED <= since <= VALID_DAYS * 86400:
+            level, effect = "error", "the job's certificates are not valid there"
+            ahead, other = since, 0
+        elif abs(ahead) > CLOCK_TOLERANCE:
+            level, effect = "warning", "times in log files and the remaining walltime are wrong there"
+        else:
+            continue
+        side = "ahead of" if ahead > 0 else "behind"
+        found = f"the clock is {abs(ahead):.1f} s {side} that of rank {other}: {effect}"
+        wrong.append(
+            Finding(level, "clocks", found, f"set the clocks by NTP or chrony; {LEAVE_OUT}", (rank,))
+        )
+    yield from wrong
+    if clocks and not wrong:
+        most = max(map(abs, clocks.values()))
+        yield Finding("ok", "clocks", f"they differ by {most:.3f} s at most")
+
+
+def _reached(evidence: Evidence) -> dict[int, Reach]:
+    return {rank: test.reach for rank, test in evidence.tests.items() if test.reach is not None}
+
+
+#: File systems that nodes share, by the kernel's names: what people call them.
+NETWORK = {
+    "nfs": "NFS", "nfs4": "NFS", "lustre": "Lustre", "gpfs": "GPFS (Spectrum Scale)", "mmfs": "GPFS (Spectrum Scale)",
+    "beegfs": "BeeGFS", "fhgfs": "BeeGFS", "cifs": "CIFS", "smb3": "CIFS", "ceph": "CephFS", "fuse.ceph": "CephFS",
+    "glusterfs": "GlusterFS", "fuse.glusterfs": "GlusterFS", "fuse.sshfs": "sshfs", "panfs": "PanFS", "wekafs": "WekaFS",
+    "pvfs2": "OrangeFS", "afs": "AFS", "9p": "9P", "dvs": "DVS (Cray)",
+}  # fmt: skip
+#: File systems in memory.
+IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+#: Bytes of scratch without which not even logs and sockets have room.
+LEAST_SCRATCH = 100 * 1024**2
+#: Bytes of a local directory's name beyond which the fork server's socket moves to /tmp (`forkserver.become_fork_server`).
+LONGEST_SCRATCH = 107 - len("/dgm-0123456789abcdef/fork-server")
+NODE_LOCAL = "choose a node-local directory with local_directory (--local-directory) or TMPDIR"
+
+
+def check_scratch(evidence: Evidence) -> Iterator[Finding]:
+    """Local directories must be writable, local, and large enough."""
+    observations = evidence.observations.values()
+    found = [
+        Finding(level, "scratch", text, fix, (observed.rank,))
+        for observed in observations
+        for level, text, fix in _flaws(
+            observed.scratch, observed.inventory.memory if observed.inventory else 0
+        )
+    ]
+    yield from found
+    if not found:
+        paths = list(dict.fromkeys(observed.scratch.path for observed in observations))
+        named = ", ".join(paths[:2]) + (" and others" if len(paths) > 2 else "")
+        least = max(0, min(observed.scratch.free for observed in observations))
+        yield Finding("ok", "scratch", f"{named}: local, writable, {format_bytes(least)} free at least")
+
+
+def _flaws(scratch: Scratch, memory: int) -> Iterator[tuple[Level, str, str]]:
+    """What is wrong with a local directory, and the fix; `memory` bytes of its node are the job's (0: unknown)."""
+    path, where = scratch.path, f"{scratch.path} is on"
+    if scratch.error:
+        yield "error", f"{path} can't be written ({scratch.error})", NODE_LOCAL
+        return
+    if scratch.exposed:
+        yield "warning", exposed_text(scratch.exposed), f"chmod +t {scratch.exposed}, or {NODE_LOCAL}"
+    if scratch.ignored:
+        found = f"TMPDIR={scratch.ignored} can't be written; using {path} instead"
+        yield "warning", found, "make that directory on every node, or unset TMPDIR"
+    if kind := NETWORK.get(scratch.filesystem):
+        found = f"{where} {kind} ({scratch.mount}), which all nodes share: workers that spill wait for it"
+        yield "warning", found, NODE_LOCAL
+    if scratch.filesystem in IN_MEMORY:
+        found = (
+            f"{where} {scratch.filesystem} ({scratch.mount}), which is memory: spilling there frees nothing"
+        )
+        yield "warning", found, NODE_LOCAL
+    elif 0 <= scratch.free < LEAST_SCRATCH:
+        yield "error", f"{path} has only {format_bytes(scratch.free)} free", NODE_LOCAL
+    elif LEAST_SCRATCH <= scratch.free < memory:
+        # Rounded, so that nodes that are alike share a line.
+        sizes = f"about {scratch.free / 2**30:.0f} of {memory / 2**30:.0f} GiB"
+        found = f"{path} has less space free than the node has memory, {sizes}: workers that spill much may fill it"
+        yield "warning", found, NODE_LOCAL
+    if (length := len(path.encode())) > LONGEST_SCRATCH:
+        found = (
+            f"{path} is too long for a socket ({length} of {LONGEST_SCRATCH} bytes): other programs' may fail"
+        )
+        yield "warning", found, "choose a shorter one"
+
+
+FIX = "run with UCX_LOG_LEVEL=info to see what UCX needs (docs/transports.md), or choose --protocol tls"
+
+BETWEEN_FIX = (
+    "open the nodes' TCP ports to each other, or set UCX_NET_DEVICES to their network (docs/transports.md)"
+)
+
+
+def check_transport(evidence: Evidence) -> Iterator[Finding]:
+    """What workers will send each other over UCX, and whether UCX works on and between nodes; nothing where UCX is not wanted."""
+    if evidence.plan is None or evidence.worker_ucx is WorkerUcx.OFF:
+        return
+    try:
+        chosen, line, warning, between_nodes = choose_transport(
+            evidence.worker_ucx, evidence.plan, evidence.abilities
+        )
+    except InputError as refused:
+        yield Finding("error", "transport", *split_fix(str(refused), FIX))
+        return
+    if chosen is WorkerUcx.OFF:
+        if line:
+            yield Finding("warning", "transport", *split_fix(line, FIX))
+        return
+    if warning:
+        yield Finding("warning", "transport", *split_fix(warning, FIX))
+    results = {rank: test.ucx for rank, test in evidence.tests.items() if test.ucx is not None}
+    failed = False
+    for rank, result in results.items():
+        if result.error:
+            failed = True
+            found = f"UCX does not work: {result.error}; data to and from workers there goes over TLS"
+            yield Finding("warning", "transport", found, FIX, (rank,))
+        for host, error in result.between:
+            failed = True
+            found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
+            yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
+    if not failed:
+        where = f"within {len(results)} node{'s' * (len(results) > 1)}"
+        if between_nodes and len(results) > 1:
+            where += " and from each to the next"
+        yield Finding("ok", "transport", f"{line}; UCX works {where}")

@@ -17,11 +17,9 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.bringup import report_only
-from dask_gpu_mpi.startup.channels import Channels, Event
+from dask_gpu_mpi.startup.bringup import planner, report_only
 from dask_gpu_mpi.startup.exchange import FLUSH, until_over
-from dask_gpu_mpi.startup.job import planner
-from dask_gpu_mpi.startup.messages import COORDINATOR, Kind
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.startup.start_context import ALIVE, Patience, StartContext
 

@@ -2,17 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.options.protocols import Protocol
 
-from .known_issues import known_bad
-from .observations import MPI_LIBRARY, PYTHON
+from .observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from .report import Evidence, Finding
 
-__all__ = ["check_known_issues", "check_versions"]
+__all__ = ["KNOWN_BAD", "KnownBad", "check_known_issues", "check_versions", "known_bad"]
+
+#: In place of a specifier: the package is not installed.
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class KnownBad:
+    """Versions that do not work together."""
+
+    #: Name to PEP 440 specifier; all must fit. `MISSING`: it is not installed.
+    versions: Mapping[str, str]
+    level: Literal["warning", "error"]
+    #: What it does to the user.
+    effect: str
+    fix: str
+    #: Circumstances in which it matters, all of them: ``"gpus"``, ``"ucx"``, ``"hosts"`` (several).
+    needs: frozenset[str] = frozenset()
+
+    def fits(self, versions: Mapping[str, str]) -> bool:
+        """Whether these are among the versions."""
+        return all(_fits(versions.get(name, NOT_INSTALLED), wanted) for name, wanted in self.versions.items())
+
+    def name(self, versions: Mapping[str, str]) -> str:
+        """The installed versions, for people: ``"bokeh 3.10.2 with distributed 2026.7.1"``."""
+        parts = [
+            f"no {name}" if wanted == MISSING else f"{name} {versions[name]}"
+            for name, wanted in self.versions.items()
+        ]
+        return " with ".join(parts)
+
+
+def _libucx(suffix: str) -> tuple[KnownBad, ...]:
+    name = f"libucx-{suffix}"
+    fix = f"pip install '{name}<1.22'"
+    return (
+        KnownBad(
+            {name: ">=1.22"}, "error", "UCXX does not work with it: workers with protocol ucx do not start", fix,
+            frozenset({"ucx"}),
+        ),
+        KnownBad({name: ">=1.22"}, "warning", "UCXX does not work with it if you choose protocol ucx", fix),
+        KnownBad(
+            {name: ">=0"}, "warning", "this UCX is built without InfiniBand: it is slow between nodes",
+            "install a UCX with verbs and set RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true", frozenset({"ucx", "hosts"}),
+        ),
+    )  # fmt: skip
+
+
+# fmt: off
+KNOWN_BAD: tuple[KnownBad, ...] = (
+    # github.com/dask/distributed/issues/9350
+    KnownBad(
+        {"bokeh": ">=3.10", "distributed": "<=2026.7.1"}, "warning",
+        "Scheduler.close raises, so that other Dask clusters (LocalCluster, dask-mpi) fail or hang at their end; dask-gpu-mpi's "
+        "own end normally",
+        "pip install 'bokeh<3.10', or a newer distributed where RAPIDS allows it",
+    ),
+    # a thread started at exit: python/cpython#113964
+    KnownBad(
+        {PYTHON: ">=3.12,<3.12.3"}, "warning",
+        "it can't start a thread at exit, so that dask-mpi and others hang there; dask-gpu-mpi does not",
+        "use Python 3.12.3 or newer, or 3.11",
+    ),
+    # docs/design.md
+    KnownBad(
+        {PYTHON: ">=3.14"}, "warning",
+        "each rank imports Dask once more at start-up, and Dask's warnings at the end of a job are not silenced",
+        "use Python 3.11, 3.12 (from 3.12.3) or 3.13",
+    ),
+    KnownBad(
+        {"dask-cuda": ">=0", "cuda-bindings": MISSING}, "error",
+        "`import dask_cuda` fails: no GPU worker starts",
+        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
+        frozenset({"gpus"}),
+    ),
+    KnownBad(
+        {"dask-cuda": MISSING}, "error",
+        "GPU workers need dask_cuda.CUDAWorker",
+        "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
+        frozenset({"gpus"}),
+    ),
+    *_libucx("cu12"),
+    *_libucx("cu13"),
+    # The wheels' own UCX hides the other one's symbols: `libuct.so: undefined symbol: ucs_ifname_to_ndev_index`
+    *(
+        KnownBad(
+            {name: ">=0"}, "warning",
+            "it brings a UCX of its own: a script that imports mpi4py.MPI before initialize() can't use protocol ucx",
+            "run the script with `python -m dask_gpu_mpi`, or import ucxx before everything else",
+            frozenset({"ucx"}),
+        )
+        for name in ("openmpi", "mpich")
+    ),
+)
+# fmt: on
+
+
+def known_bad(versions: Mapping[str, str], circumstances: frozenset[str]) -> list[KnownBad]:
+    """The rows that fit; of several about the same versions the first.
+
+    >>> [row.name({"bokeh": "3.10.2", "distributed": "2026.7.1"}) for row in
+    ...  known_bad({"bokeh": "3.10.2", "distributed": "2026.7.1"}, frozenset())]
+    ['bokeh 3.10.2 with distributed 2026.7.1']
+    """
+    found: list[KnownBad] = []
+    for row in KNOWN_BAD:
+        same = any(row.versions == other.versions for other in found)
+        if row.needs <= circumstances and row.fits(versions) and not same:
+            found.append(row)
+    return found
+
+
+def _fits(version: str, wanted: str) -> bool:
+    if wanted == MISSING:
+        return version == NOT_INSTALLED
+    try:
+        return SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except ValueError:  # `InvalidVersion`, or a number of thousands of digits
+        return False
+
 
 #: What must not differ between processes that send each other tasks; of the rest a difference may be harmless.
 MUST_AGREE = frozenset(

@@ -9,10 +9,9 @@ from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
-from dask_gpu_mpi.startup.relay import start_workers
+from dask_gpu_mpi.startup.relay import configuration, start_workers
 
 from .messages import EndKind
 

@@ -10,9 +10,9 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
-from dask_gpu_mpi.startup.agent_settings import grace
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
+from dask_gpu_mpi.startup.relay import grace
 
 from .end_coordinator import EndCoordinator
 from .ending import Cause, Ending

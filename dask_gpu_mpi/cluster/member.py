@@ -23,8 +23,7 @@ from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes, outcome
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE
-from dask_gpu_mpi.startup.messages import COORDINATOR
+from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE
 
 from .agent_restarts import AgentRestarts
 from .closing import Closing

@@ -13,7 +13,7 @@ from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.script import exit_codes
 from dask_gpu_mpi.script.dask_client import silence_dask
 from dask_gpu_mpi.script.walltime import Walltime
-from dask_gpu_mpi.startup.channels import POLL_IDLE
+from dask_gpu_mpi.startup.messages import POLL_IDLE
 
 from .member import Member
 

@@ -1,21 +1,23 @@
 """The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
-A rank that can take part (`Bringup`) relays between the coordinator and its agent
-until the cluster is up. One that can't, because its options, its node or its agent are not as they must be, registers with that
-failure, and waits for the one report (`report_only`).
+A rank that can take part (`Bringup`) relays between the coordinator and its agent until the cluster is up. One that can't, because
+its options, its node or its agent are not as they must be, registers with that failure, and waits for the one report
+(`report_only`). The command `plan` starts no agent, and leaves after the plan (`plan_of_allocation`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import NoReturn, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn, TypeVar
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
@@ -25,23 +27,25 @@ from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check, launchers
+from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
-from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
+from dask_gpu_mpi.network.scheduler_file import Target, read_target
+from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.roles import expected_client
+from dask_gpu_mpi.plan.scaling import configured_keys
 
-from .agent_settings import configuration
-from .channels import Channels
 from .coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
 from .exchange import FLUSH, until_over
 from .inspection import inspect, inspect_node
-from .job import Preparation, make_job, planner, prepare_job
-from .messages import COORDINATOR, Cluster, Kind, Registration, Start
-from .relay import Relay
+from .messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
+from .relay import Relay, configuration
 from .start_context import StartContext
 from .transport import ucx_ability
 
@@ -49,7 +53,11 @@ __all__ = [
     "WITHOUT_OPTIONS",
     "Bringup",
     "Joined",
+    "Preparation",
+    "make_job",
     "plan_of_allocation",
+    "planner",
+    "prepare_job",
     "report_only",
 ]
 
@@ -369,3 +377,73 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
     """Whether the script may run here, as far as the launcher shows: MPI, which knows, can't be asked before UCX is loaded."""
     launched = launchers.detect(environ)
     return launched is None or launched.rank == expected_client(options)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What takes the coordinator's rank long, and can be done while its agent imports."""
+
+    #: Keys of `plan.scaling` that the user has configured.
+    configured: frozenset[str]
+    #: Dask configuration that carries the credentials; None: this job needs none of its own.
+    credentials: dict[str, Any] | None = field(repr=False)
+
+
+def prepare_job(options: Options, environ: Mapping[str, str]) -> Preparation:
+    """Read what the user has configured (where that is anything of the kind, it imports Dask), and generate the credentials."""
+    if not (options.scheduler and options.protocol.encrypts):
+        return Preparation(configured_keys(), None)
+    # A batch system that has to be asked may take seconds.
+    with ThreadPoolExecutor(1) as pool:
+        job_end = pool.submit(end_time, environ)
+        configured = configured_keys()
+        return Preparation(configured, _generate_credentials(job_end))
+
+
+def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> Job:
+    """The job of these options.
+
+    Raises
+    ------
+    InputError
+        The cluster to attach to can't be found.
+    """
+    target: Target | None = None
+    name = options.name
+    if not options.scheduler:
+        target = read_target(options)
+        name = target.unique_name(options.name)
+    return Job(
+        options.protocol,
+        planner(options, timeline, name),
+        _credentials(options, preparation),
+        target=target,
+        configured=preparation.configured,
+        patient="startup_timeout" not in options.explicit,
+        ucx=options.worker_ucx,
+    )
+
+
+def planner(
+    options: Options, timeline: Timeline, name: str | None
+) -> Callable[[list[Inventory], bool], Plan]:
+    """How rank 0 makes the plan, from the inventories of all ranks, and whether any has a script."""
+    placement = placement_options(options, name=name)
+
+    def plan(inventories: list[Inventory], has_client: bool) -> Plan:
+        with timeline.step("plan"):
+            return make_plan(inventories, replace(placement, has_client=has_client))
+
+    return plan
+
+
+def _credentials(options: Options, preparation: Preparation) -> Callable[[], dict[str, Any]]:
+    if options.protocol.moves_device_memory:
+        return functools.partial(connection_config, options.worker_options)
+    return lambda: preparation.credentials or {}
+
+
+def _generate_credentials(job_end: Future[float | None]) -> dict[str, Any]:
+    from dask_gpu_mpi.network.credentials import make_credentials
+
+    return make_credentials(job_end=job_end.result()).dask_config()

@@ -35,8 +35,7 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 
-from .channels import Event
-from .messages import Cluster, Kind, Registration, Start
+from .messages import Cluster, Event, Kind, Registration, Start
 from .reachability import ReachabilityTest, nodes_of
 from .transport import choose_transport, probing_workers
 

@@ -18,7 +18,7 @@ from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 
-from .channels import Channels
+from .messages import Channels
 from .start_context import StartContext
 
 __all__ = ["Probe", "await_agent", "inspect", "inspect_node"]

@@ -36,8 +36,7 @@ from dask_gpu_mpi.network.reachability import (
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.plan import Plan
 
-from .channels import Channels
-from .messages import COORDINATOR, Connect, Kind, Listen, Listening, Reached
+from .messages import COORDINATOR, Channels, Connect, Kind, Listen, Listening, Reached
 
 __all__ = ["Connecting", "ReachabilityTest", "nodes_of"]
 

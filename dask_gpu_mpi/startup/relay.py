@@ -1,11 +1,15 @@
-"""Between the coordinator and this rank's agent, while the cluster starts."""
+"""Between the coordinator and this rank's agent, while the cluster starts: orders, their settings, and answers."""
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import os
+import sys
+from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts
@@ -14,13 +18,88 @@ from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.workers.settings import WorkerSettings
 
-from .agent_settings import has_dashboard, scheduler_settings, worker_settings
-from .channels import Channels, Event
-from .messages import COORDINATOR, Kind, Start
+from .messages import COORDINATOR, Channels, Event, Kind, Start
 from .reachability import Connecting
 
-__all__ = ["Relay", "SchedulerStart", "dashboard_link", "start_workers"]
+__all__ = [
+    "Relay",
+    "SchedulerStart",
+    "configuration",
+    "dashboard_link",
+    "grace",
+    "has_dashboard",
+    "scheduler_settings",
+    "start_workers",
+    "worker_settings",
+]
+
+
+def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
+    """The first message to an agent. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
+    loaded = sys.modules.get("dask.config")
+    return Configuration(
+        worker_class=options.worker_class,
+        worker_options=dict(options.worker_options),
+        local_directory=options.local_directory,
+        protocol=options.protocol,
+        log_level=options.log_level,
+        worker_ucx=options.worker_ucx,
+        dask_config=dict(loaded.config) if loaded is not None else {},
+        grace=grace(options),
+        shutdown_timeout=options.shutdown_timeout,
+        log_directory=options.log_directory,
+        interface=options.interface,
+        records=options.report is not None,
+        mpi_deadline=mpi_deadline,
+        speaks=speaks,
+    )
+
+
+def grace(options: Options) -> float:
+    """Seconds that workers get to close politely, well within the shutdown deadline."""
+    return min(2.0, options.shutdown_timeout / 2)
+
+
+def has_dashboard(options: Options) -> bool:
+    """Whether the user wants one, and its pages can be made."""
+    return options.dashboard and importlib.util.find_spec("bokeh") is not None
+
+
+def scheduler_settings(
+    options: Options, listen: str, config: dict[str, Any], device: str, token: str, facts: JobFacts
+) -> SchedulerSettings:
+    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX, `token`: of the dashboard,
+    `facts`: of the plan, to which the warnings of the options are added.
+    """
+    return SchedulerSettings(
+        host=listen,
+        port=options.scheduler_port or 0,
+        protocol=options.protocol,
+        dashboard=has_dashboard(options),
+        dashboard_address=options.dashboard_address,
+        config=config,
+        token=token,
+        device=device,
+        facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
+        records=options.report is not None,
+        gpu_by_default=options.default_workers == "gpu",
+    )
+
+
+def worker_settings(options: Options, start: Start) -> WorkerSettings:
+    """What the workers of this rank have in common."""
+    return WorkerSettings(
+        address=start.address,
+        protocol=start.protocol,
+        host=start.listen,
+        death_timeout=max(options.startup_timeout, start.limit),
+        delay=start.delay,
+        device_memory=start.device_memory,
+        transport=start.transport,
+        ucx_probe=start.ucx_probe,
+    )
 
 
 class SchedulerStart:

@@ -24,8 +24,7 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
 from dask_gpu_mpi.mpi.signals import Signals
 
-from .channels import Channels
-from .messages import COORDINATOR, PAYLOADS
+from .messages import COORDINATOR, PAYLOADS, Channels
 
 __all__ = ["ALIVE", "Patience", "StartContext"]
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.versions import pin_warnings, untested
-from dask_gpu_mpi.check.known_issues import known_bad
 from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
+from dask_gpu_mpi.check.version_rules import known_bad
 from dask_gpu_mpi.cli.launch import earliest
 from dask_gpu_mpi.launch.allocation import find_allocation, parse_hosts
 from dask_gpu_mpi.launch.command import Request, decide

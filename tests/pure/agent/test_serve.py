@@ -23,7 +23,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers.settings import WorkerSettings
 
 PLAN = WorkerPlan(

@@ -28,10 +28,9 @@ from dask_gpu_mpi.network.node_pairs import Lost
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.bringup import planner
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
-from dask_gpu_mpi.startup.job import planner
-from dask_gpu_mpi.startup.messages import Kind, Listening, Reached, Registration
+from dask_gpu_mpi.startup.messages import Event, Kind, Listening, Reached, Registration
 from preflights import observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)

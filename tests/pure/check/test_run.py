@@ -25,8 +25,7 @@ from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
-from dask_gpu_mpi.startup.channels import Channels, Event
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Reached
+from dask_gpu_mpi.startup.messages import Channels, Connect, Event, Kind, Listen, Reached
 from dask_gpu_mpi.startup.start_context import ALIVE, Patience
 from preflights import MockMailbox
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.scratch_rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK
+from dask_gpu_mpi.check.rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK, apply_rules
 from dask_gpu_mpi.machine.scratch import Scratch
 from preflights import GIB, bad, evidence, observed
 

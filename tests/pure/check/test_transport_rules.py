@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.check.coordinator import _tries_of_ucx
 from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
-from dask_gpu_mpi.check.transport_rules import check_transport
+from dask_gpu_mpi.check.rules import check_transport
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import WorkerUcx

@@ -13,8 +13,7 @@ from dask_gpu_mpi.cluster import agent_restarts
 from dask_gpu_mpi.cluster.agent_restarts import DELAYS, AgentRestarts
 from dask_gpu_mpi.cluster.member import Member
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.channels import Channels
-from dask_gpu_mpi.startup.messages import Start
+from dask_gpu_mpi.startup.messages import Channels, Start
 
 
 def test_an_agent_is_started_three_times_again() -> None:

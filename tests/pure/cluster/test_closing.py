@@ -12,7 +12,7 @@ from dask_gpu_mpi.cluster import closing
 from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import Member
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.messages import Event
 
 
 class Agent:

@@ -16,7 +16,7 @@ from dask_gpu_mpi.cluster.ending import State
 from dask_gpu_mpi.cluster.member import TERM_GRACE, Member
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.channels import Event
+from dask_gpu_mpi.startup.messages import Event
 
 
 class Channels:

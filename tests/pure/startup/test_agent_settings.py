@@ -9,8 +9,8 @@ import pytest
 
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.startup.agent_settings import configuration, grace, scheduler_settings, worker_settings
 from dask_gpu_mpi.startup.messages import Start
+from dask_gpu_mpi.startup.relay import configuration, grace, scheduler_settings, worker_settings
 
 
 def test_an_agent_that_replaces_another_has_no_deadline_for_mpi() -> None:

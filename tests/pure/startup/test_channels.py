@@ -7,8 +7,8 @@ import pytest
 
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.startup import channels as channels_module
-from dask_gpu_mpi.startup.channels import POLL_BUSY, POLL_IDLE, Channels, Event
+from dask_gpu_mpi.startup import messages as channels_module
+from dask_gpu_mpi.startup.messages import POLL_BUSY, POLL_IDLE, Channels, Event
 
 
 class Box:

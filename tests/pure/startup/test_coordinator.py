@@ -19,7 +19,6 @@ from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import (
     GATHER_FAILURES,
     NAMES,
@@ -31,7 +30,7 @@ from dask_gpu_mpi.startup.coordinator import (
     check_client,
     shared_options,
 )
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Listening, Reached, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Reached, Registration, Start
 from inventories import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")

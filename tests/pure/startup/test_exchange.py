@@ -11,10 +11,9 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
 from dask_gpu_mpi.startup import exchange
-from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.exchange import until_over
-from dask_gpu_mpi.startup.messages import Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, Start
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
 
 UP = Cluster("tls://h:1", None)

@@ -12,8 +12,8 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.startup.bringup import Preparation, make_job, prepare_job
 from dask_gpu_mpi.startup.coordinator import Job
-from dask_gpu_mpi.startup.job import Preparation, make_job, prepare_job
 
 
 def job(prepared: dict[str, Any] | None = None, **options: Any) -> Job:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from dask_gpu_mpi.startup.progress import IN_FILE, NAMED, ON_TERMINAL, Progress
+from dask_gpu_mpi.startup.exchange import IN_FILE, NAMED, ON_TERMINAL, Progress
 
 
 class Terminal(io.StringIO):

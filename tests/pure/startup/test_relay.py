@@ -18,8 +18,7 @@ from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.channels import Event
-from dask_gpu_mpi.startup.messages import Connect, Kind, Listen, Listening, Reached, Start
+from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Reached, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 
 WORKER = WorkerPlan(

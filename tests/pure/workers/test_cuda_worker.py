@@ -14,7 +14,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers import cuda_worker
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, options_of_device, visible_device
 from dask_gpu_mpi.workers.factory import make_worker

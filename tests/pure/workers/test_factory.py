@@ -15,7 +15,7 @@ from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.settings import WorkerSettings

@@ -17,7 +17,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
+from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers import lifecycle, logs
 from dask_gpu_mpi.workers.lifecycle import Workers
 from dask_gpu_mpi.workers.settings import WorkerSettings
