@@ -18,7 +18,6 @@ from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node, peers_by_rank, 
 from dask_gpu_mpi.network.reachability import Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.transport import choose_transport
@@ -186,7 +185,7 @@ class CheckCoordinator:
         if len(inventories) < self.mailbox.size:
             return None, ""
         try:
-            return make_plan(inventories, replace(placement_options(options), has_client=self.has_client)), ""
+            return make_plan(inventories, options, has_client=self.has_client), ""
         except DaskGpuMpiError as error:
             return None, str(error)
 

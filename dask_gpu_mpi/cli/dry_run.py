@@ -23,7 +23,6 @@ from dask_gpu_mpi.mpi.library import load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
-from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.workers.worker_options import check_options_of
@@ -69,9 +68,7 @@ def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> P
     """
     _check_worker_options(options)
     devices = device_options(options)
-    return make_plan(
-        [replace(inventory, device_options=devices) for inventory in inventories], placement_options(options)
-    )
+    return make_plan([replace(inventory, device_options=devices) for inventory in inventories], options)
 
 
 def plan_of_allocation(options: Options | InputError) -> Plan | None:
@@ -165,7 +162,7 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
             hosts = {rank: host for rank, (host, _) in answers.items()}
             raise one_report(failures, hosts, mailbox.size).error(reported=False)
         inventories = [inventory for _, inventory in answers.values()]
-        plan = make_plan(inventories, placement_options(usable(options)))
+        plan = make_plan(inventories, usable(options))
     except DaskGpuMpiError as error:
         report_to_all(mailbox, error)
         raise

@@ -9,12 +9,13 @@ from dask_gpu_mpi.base.hostlist import fold_numbers
 from dask_gpu_mpi.base.sizes import parse_memory_limit
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
 
 from .cores import intersection, near_cores, share_cores
 from .gpu_warnings import name_some
 from .host_memory import excess_warnings, worker_limit
 from .hosts import Host
-from .model import PlacementOptions, WorkerPlan
+from .model import WorkerPlan
 
 __all__ = ["plan_workers"]
 
@@ -33,7 +34,7 @@ class _Draft:
 
 
 def plan_workers(
-    hosts: Sequence[Host], options: PlacementOptions, on_gpus: bool
+    hosts: Sequence[Host], options: Options, on_gpus: bool
 ) -> tuple[list[WorkerPlan], list[str]]:
     """All workers, in the order of ranks, of one rank GPU workers first; and warnings."""
     limit = parse_memory_limit(options.memory_limit)
@@ -57,11 +58,11 @@ def plan_workers(
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
 
-def _prefix(options: PlacementOptions) -> str:
+def _prefix(options: Options) -> str:
     return f"{options.name}-" if options.name else ""
 
 
-def _on_gpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _on_gpus(host: Host, options: Options) -> list[_Draft]:
     place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
     drafts = []
     for rank in host.working:
@@ -77,12 +78,12 @@ def _on_gpus(host: Host, options: PlacementOptions) -> list[_Draft]:
     return drafts
 
 
-def _on_cpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _on_cpus(host: Host, options: Options) -> list[_Draft]:
     prefix = _prefix(options)
     return [_Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working]
 
 
-def _added(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _added(host: Host, options: Options) -> list[_Draft]:
     """The additional CPU workers, all of the first rank."""
     return [
         _Draft(f"{_prefix(options)}{rank.rank}-cpu-{number}", rank, rank.cpus)
@@ -91,7 +92,7 @@ def _added(host: Host, options: PlacementOptions) -> list[_Draft]:
     ]
 
 
-def _finish(host: Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
+def _finish(host: Host, drafts: Sequence[_Draft], options: Options, limit: int) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
     threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []

@@ -14,7 +14,6 @@ from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import configured_keys
@@ -54,15 +53,14 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> 
         The cluster to attach to can't be found.
     """
     target: Target | None = None
-    name = options.name
+    planned = options
     if not options.scheduler:
         target = read_target(options)
-        name = target.unique_name(options.name)
-    placement = placement_options(options, name=name)
+        planned = replace(options, name=target.unique_name(options.name))
 
     def plan(inventories: list[Inventory], has_client: bool) -> Plan:
         with timeline.step("plan"):
-            return make_plan(inventories, replace(placement, has_client=has_client))
+            return make_plan(inventories, planned, has_client=has_client)
 
     return Job(
         options.protocol,

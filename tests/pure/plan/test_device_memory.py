@@ -13,7 +13,6 @@ from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, check_device_memory, device_bytes, device_options
-from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -63,7 +62,7 @@ def job(*free: int) -> Plan:
         replace(rank, gpus=tuple(replace(gpu, free=number) for gpu in rank.gpus))
         for rank, number in zip(hypothetical_job(len(free), 1, 1), free, strict=True)
     ]
-    return make_plan(ranks, PlacementOptions(cpu_workers=1))
+    return make_plan(ranks, Options(cpu_workers=1))
 
 
 def check(plan: Plan, **options: Any) -> None:
@@ -154,8 +153,8 @@ def test_what_a_message_proposes_does_fit(free: int, size: Any) -> None:
 def test_the_plan_is_checked_where_it_is_made() -> None:
     ranks = [replace(rank, device_options={"rmm_pool_size": "81 GiB"}) for rank in hypothetical_job(1, 2, 2)]
     with pytest.raises(OptionError, match=r"rmm_pool_size of worker 0-0 on h1 \(and 1 more\)"):
-        make_plan(ranks, PlacementOptions())
-    make_plan(ranks, PlacementOptions(worker_kind="cpu"))
+        make_plan(ranks, Options())
+    make_plan(ranks, Options(worker_class="distributed.Nanny"))
 
 
 def test_only_cudaworkers_options_mean_that() -> None:
@@ -212,7 +211,7 @@ def test_a_proposal_is_a_round_number(maximum: int, proposed: str) -> None:
 def test_of_several_gpus_the_first_has_the_pool() -> None:
     (rank,) = hypothetical_job(1, 1, 2)
     gpus = tuple(replace(gpu, free=(gpu.index + 1) * GIB) for gpu in rank.gpus)
-    plan = make_plan([replace(rank, gpus=gpus)], PlacementOptions(gpus_per_worker=2))
+    plan = make_plan([replace(rank, gpus=gpus)], Options(gpus_per_worker=2))
     check(plan, rmm_pool_size="1 GiB")
     with pytest.raises(OptionError, match=r"GPU 0 .*free: 1073741824 bytes"):
         check(plan, rmm_pool_size="1.5 GiB")

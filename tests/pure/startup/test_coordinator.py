@@ -14,7 +14,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.coordinator import Coordinator, Job
@@ -60,7 +60,7 @@ class Driver:
         job = Job(
             changes.pop("protocol", "tls"),
             lambda inventories, has_client: make_plan(
-                inventories, PlacementOptions(layout=layout, has_client=has_client)
+                inventories, Options(layout=layout), has_client=has_client
             ),
             lambda: {"key": "secret"},
             **changes,
