@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from typing import Any
 
@@ -44,7 +43,7 @@ GRACE = 5.0
 class Kind(StrEnum):
     """Kinds of messages between the ranks; a failure goes as `mpi.gathering.FAIL`."""
 
-    #: Every rank to rank 0: ``(host, Inventory or Failure)``.
+    #: Every rank to rank 0: ``(host, Inventory or Failure, sizes of device memory)``.
     INVENTORY = "inventory"
     #: Rank 0 to all: the plan is made.
     DONE = "done"
@@ -52,7 +51,7 @@ class Kind(StrEnum):
 
 #: The type of what each kind carries.
 PAYLOADS: Mapping[str, Any] = {
-    Kind.INVENTORY: tuple[str, Inventory | Failure],
+    Kind.INVENTORY: tuple[str, Inventory | Failure, dict[str, Any]],
     Kind.DONE: None,
     FAIL: Failure,
 }
@@ -67,8 +66,7 @@ def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> P
         No plan fits the options.
     """
     _check_worker_options(options)
-    devices = device_options(options)
-    return make_plan([replace(inventory, device_options=devices) for inventory in inventories], options)
+    return make_plan(inventories, options)
 
 
 def plan_of_allocation(options: Options | InputError) -> Plan | None:
@@ -96,7 +94,8 @@ def plan_of_allocation(options: Options | InputError) -> Plan | None:
         answer = _inspect(usable(options), mailbox, look, deadline - nvml_grace(timeout))
     except DaskGpuMpiError as error:
         answer = Failure.of(error)
-    mailbox.send(0, Kind.INVENTORY, (host, answer))
+    sizes = device_options(options) if isinstance(options, Options) else {}
+    mailbox.send(0, Kind.INVENTORY, (host, answer, sizes))
     if mailbox.rank == 0:
         return _plan(mailbox, options, deadline)
     if not gather(mailbox, Kind.DONE, [0], deadline + GRACE, on_other=_raise_failure):
@@ -123,7 +122,6 @@ def _inspect(options: Options, mailbox: Mailbox, look: Look | None, deadline: fl
         mailbox.rank,
         mailbox.size,
         os.environ,
-        device_options=device_options(options),
         look_for_gpus=look is not None,
         seen=None if look is None else _gpus(look, mailbox, deadline),
     )
@@ -157,12 +155,13 @@ def _plan(mailbox: Mailbox, options: Options | InputError, deadline: float) -> P
         answers = gather(mailbox, Kind.INVENTORY, range(mailbox.size), deadline)
         if silent := [rank for rank in range(mailbox.size) if rank not in answers]:
             raise StartupError(f"{ranks_text(silent)} of {mailbox.size}: {_NO_RESPONSE}")
-        failures = {rank: answer for rank, (_, answer) in answers.items() if isinstance(answer, Failure)}
+        failures = {rank: answer for rank, (_, answer, _) in answers.items() if isinstance(answer, Failure)}
         if failures:
-            hosts = {rank: host for rank, (host, _) in answers.items()}
+            hosts = {rank: host for rank, (host, *_) in answers.items()}
             raise one_report(failures, hosts, mailbox.size).error(reported=False)
-        inventories = [inventory for _, inventory in answers.values()]
-        plan = make_plan(inventories, usable(options))
+        inventories = [inventory for _, inventory, _ in answers.values()]
+        sizes = {rank: asked for rank, (_, _, asked) in answers.items()}
+        plan = make_plan(inventories, usable(options), device_options=sizes)
     except DaskGpuMpiError as error:
         report_to_all(mailbox, error)
         raise

@@ -217,7 +217,8 @@ def _check_workers(job: JobRequest) -> None:
     if not program and given["scheduler_file"] is None:
         raise InputError(_NO_SCRIPT)
     options = usable(resolve_texts(given))
-    plan = make_plan(hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node), options)
+    inventories = hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node)
+    plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
         raise InputError(

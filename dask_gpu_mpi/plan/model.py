@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -57,6 +57,9 @@ class WorkerPlan:
     cpus: tuple[int, ...]
     #: Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
     resources: dict[str, float]
+    #: Bytes of its own device for CUDAWorker's sizes of device memory (`device_memory.DEVICE_SIZES`), those that are set and
+    #: ``device_memory_limit``; empty for a CPU worker, and if it is not known how much the device has.
+    device_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[str, ...]:

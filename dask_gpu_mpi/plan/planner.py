@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
 from dask_gpu_mpi.errors import PlacementError
@@ -10,7 +11,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
 
-from .device_memory import check_device_memory
+from . import device_memory
 from .gpu_assignment import divide_gpus, scheduler_gpu
 from .gpu_warnings import (
     existing_contexts,
@@ -28,7 +29,13 @@ from .workers import plan_workers
 __all__ = ["make_plan"]
 
 
-def make_plan(inventories: Iterable[Inventory], options: Options, *, has_client: bool = True) -> Plan:
+def make_plan(
+    inventories: Iterable[Inventory],
+    options: Options,
+    *,
+    has_client: bool = True,
+    device_options: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Plan:
     """Make the plan: who has which role, and which workers each rank starts.
 
     Parameters
@@ -39,6 +46,9 @@ def make_plan(inventories: Iterable[Inventory], options: Options, *, has_client:
         What the user has set.
     has_client : bool
         Whether the job runs a script: in layout "exclusive" a rank is reserved for it.
+    device_options : mapping, optional
+        By rank: the sizes of device memory that its workers are to use (`device_memory.device_options`), which may differ.
+        Default: those of `options`.
 
     Returns
     -------
@@ -76,25 +86,28 @@ def make_plan(inventories: Iterable[Inventory], options: Options, *, has_client:
         if options.require_idle_gpus:
             refuse_gpus_in_use(hosts)
         warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts)
-    workers, of_workers = plan_workers(hosts, options, on_gpus)
+    asked = device_options
+    if asked is None:
+        asked = dict.fromkeys(range(len(ranks)), device_memory.device_options(options))
+    workers, of_workers = plan_workers(hosts, options, on_gpus, asked)
 
     names = {rank.rank: host.name for host in hosts for rank in host.ranks}
     device = ""
     if on_gpus and options.scheduler:
         device, missing = scheduler_gpu(ranks[scheduler], workers)
         warnings += missing
-    plan = Plan(
+    planned = tuple(host.plan() for host in hosts)
+    device_memory.check_device_memory(planned, workers, asked)
+    return Plan(
         layout=options.layout,
         world_size=len(ranks),
         scheduler=Role(scheduler, names[scheduler]),
         client=Role(client, names[client]),
-        hosts=tuple(host.plan() for host in hosts),
+        hosts=planned,
         workers=tuple(workers),
         warnings=(*warnings, *existing_contexts(ranks), *of_workers),
         scheduler_device=device,
     )
-    check_device_memory(plan, {rank.rank: rank.device_options for rank in ranks})
-    return plan
 
 
 def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:

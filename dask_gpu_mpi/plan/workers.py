@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from dask_gpu_mpi.base.hostlist import fold_numbers
 from dask_gpu_mpi.base.sizes import parse_memory_limit
@@ -12,6 +13,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 
 from .cores import intersection, near_cores, share_cores
+from .device_memory import device_sizes
 from .gpu_warnings import name_some
 from .host_memory import excess_warnings, worker_limit
 from .hosts import Host
@@ -34,9 +36,9 @@ class _Draft:
 
 
 def plan_workers(
-    hosts: Sequence[Host], options: Options, on_gpus: bool
+    hosts: Sequence[Host], options: Options, on_gpus: bool, asked: Mapping[int, Mapping[str, Any]]
 ) -> tuple[list[WorkerPlan], list[str]]:
-    """All workers, in the order of ranks, of one rank GPU workers first; and warnings."""
+    """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
     distant: list[str] = []
@@ -46,7 +48,7 @@ def plan_workers(
         each = worker_limit(limit, host.memory, len(drafts))
         limits.append((host.name, each, len(drafts), host.memory))
         distant += [draft.distant for draft in drafts if draft.distant]
-        workers += _finish(host, drafts, options, each)
+        workers += _finish(host, drafts, options, each, asked)
     warnings = excess_warnings(limits)
     if distant:
         warnings.insert(
@@ -92,7 +94,13 @@ def _added(host: Host, options: Options) -> list[_Draft]:
     ]
 
 
-def _finish(host: Host, drafts: Sequence[_Draft], options: Options, limit: int) -> list[WorkerPlan]:
+def _finish(
+    host: Host,
+    drafts: Sequence[_Draft],
+    options: Options,
+    limit: int,
+    asked: Mapping[int, Mapping[str, Any]],
+) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
     threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []
@@ -110,6 +118,9 @@ def _finish(host: Host, drafts: Sequence[_Draft], options: Options, limit: int) 
                 memory_limit=limit,
                 cpus=draft.cpus,
                 resources={"GPU": float(len(draft.gpus))} if draft.gpus else {"CPU": float(nthreads)},
+                device_sizes=device_sizes(asked.get(draft.rank.rank, {}), draft.gpus[0].memory)
+                if draft.gpus
+                else {},
             )
         )
     return workers

@@ -78,7 +78,7 @@ def worker_settings(options: Options, start: Start) -> WorkerSettings:
         host=start.listen,
         death_timeout=max(options.startup_timeout, start.limit),
         delay=start.delay,
-        device_memory=start.device_memory,
+        beside_gpus=start.beside_gpus,
         transport=start.transport,
         ucx_probe=start.ucx_probe,
     )

@@ -26,6 +26,7 @@ from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.roles import expected_client
 
 from .agent_settings import configuration
@@ -163,6 +164,7 @@ class Bringup:
                 shared,
                 has_client=context.has_client,
                 ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+                device_options=device_options(options),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)

@@ -51,7 +51,7 @@ class Job:
     #: Of the scheduler that this job starts.
     protocol: str
     #: From the inventories, and whether any rank has a script, to the plan.
-    plan: Callable[[list[Inventory], bool], Plan]
+    plan: Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Plan]
     #: Makes the Dask configuration that carries the credentials; called once.
     credentials: Callable[[], dict[str, Any]]
     #: The cluster to attach to; None: this job starts one.
@@ -155,7 +155,8 @@ class Coordinator(FailureCoordinator):
         machines = [inventory.host + inventory.boot_id for inventory in inventories]
         try:
             check_agreement(found)
-            plan = self._job.plan(inventories, any(each.has_client for each in found))
+            sizes = {rank: each.device_options for rank, each in enumerate(found)}
+            plan = self._job.plan(inventories, any(each.has_client for each in found), sizes)
             check_client(found, plan.client.rank)
             self._listen = self._choose_addresses(found, machines)
             self._transport = self._choose_transport(found, plan)
@@ -226,8 +227,7 @@ class Coordinator(FailureCoordinator):
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
         plan, target = self.plan, self._job.target
-        memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
-        host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
+        with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         workers_of: dict[int, list[WorkerPlan]] = {}
         for worker in plan.workers:
             workers_of.setdefault(worker.rank, []).append(worker)
@@ -240,8 +240,8 @@ class Coordinator(FailureCoordinator):
                 protocol=target.protocol if target is not None else self._job.protocol,
                 listen=self._listen[rank],
                 workers=workers,
-                device_memory=memory[host_of[rank]],
                 config=self._config,
+                beside_gpus=rank in with_gpus,
                 is_client=rank == plan.client.rank,
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,

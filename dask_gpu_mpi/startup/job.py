@@ -58,9 +58,11 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> 
         target = read_target(options)
         planned = replace(options, name=target.unique_name(options.name))
 
-    def plan(inventories: list[Inventory], has_client: bool) -> Plan:
+    def plan(
+        inventories: list[Inventory], has_client: bool, device_options: Mapping[int, Mapping[str, Any]]
+    ) -> Plan:
         with timeline.step("plan"):
-            return make_plan(inventories, planned, has_client=has_client)
+            return make_plan(inventories, planned, has_client=has_client, device_options=device_options)
 
     return Job(
         options.protocol,

@@ -85,6 +85,8 @@ class Registration:
     has_client: bool = True
     #: How far its workers can use UCX.
     ucx: UcxAbility = field(default_factory=UcxAbility)
+    #: The sizes of device memory that its workers are to use (`plan.device_memory.device_options`); ranks may differ.
+    device_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,10 @@ class Start:
     listen: str | None
     #: This rank's.
     workers: tuple[WorkerPlan, ...]
-    #: Bytes, by UUID, of all devices of its host.
-    device_memory: dict[str, int]
     #: Dask configuration with the credentials.
     config: dict[str, Any] = field(repr=False)
+    #: Whether the job uses GPUs of its node, which CPU workers must not touch.
+    beside_gpus: bool = False
     #: Whether the script runs here.
     is_client: bool = False
     #: Seconds for which it holds back its workers, so that not all connect at once.

@@ -11,7 +11,7 @@ from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 
-from .cuda_worker import make_cuda_worker, options_of_device
+from .cuda_worker import make_cuda_worker
 from .settings import WorkerConfiguration, WorkerSettings
 from .signature import accepted_options
 from .worker_class import is_cuda_worker, worker_class_for
@@ -77,7 +77,7 @@ def make_worker(
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, settings)
     if is_cuda_worker(cls):
-        options = options_of_device(options, settings.device_memory.get(plan.devices[0], 0))
+        options = {"device_memory_limit": "default", **options, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
         options["resources"] = " ".join(filter(None, [*resources, options.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": settings.address, **options}, plugins)
@@ -89,7 +89,7 @@ def make_worker(
     if plan.resources:
         ours["resources"] = dict(plan.resources)
     if issubclass(cls, distributed.Nanny):
-        ours |= _for_nanny(cls, plan, beside_gpus=bool(settings.device_memory))
+        ours |= _for_nanny(cls, plan, beside_gpus=settings.beside_gpus)
     # a CPU worker is to make no context either
     with users_config() if plan.kind == "gpu" else nullcontext():
         return cls(settings.address, **_merge(ours, options))
@@ -98,7 +98,7 @@ def make_worker(
 def _ucx_plugin(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
     """What has the worker offer UCX to others. Not a CPU worker beside GPU workers, which must not touch their devices."""
     transport = settings.transport
-    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.device_memory):
+    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.beside_gpus):
         return
     from distributed.comm.addressing import get_address_host
 

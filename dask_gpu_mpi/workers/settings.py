@@ -40,8 +40,8 @@ class WorkerSettings:
     host: str | None
     #: Seconds after which a worker that can't reach the scheduler gives up.
     death_timeout: float
-    #: Bytes of each device, by UUID.
-    device_memory: dict[str, int] = field(default_factory=dict)
+    #: Whether the job uses GPUs of its node, which CPU workers must not touch.
+    beside_gpus: bool = False
     #: Seconds to wait before they are started.
     delay: float = 0.0
     #: What they send each other over UCX.

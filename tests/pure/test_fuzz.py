@@ -28,7 +28,7 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.options.table import OPTIONS
-from dask_gpu_mpi.plan.device_memory import device_bytes
+from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
 from dask_gpu_mpi.script.program import Program
 from dask_gpu_mpi.workers.worker_class import import_worker_class
@@ -52,10 +52,10 @@ def test_memory_limits(limit: Any) -> None:
 
 
 @fuzz
-@given(st.one_of(texts, st.integers(), st.floats(), st.none()))
+@given(values)
 def test_device_memory(value: Any) -> None:
-    found = soon(device_bytes, value, 1 << 36, errors=(ValueError, TypeError))
-    assert found is None or isinstance(found, int)
+    asked = soon(device_options, Options(worker_options={"rmm_pool_size": value}))
+    assert all(0 <= size < 1 << 63 for size in device_sizes(asked, 1 << 36).values())
 
 
 @fuzz

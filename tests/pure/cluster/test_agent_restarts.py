@@ -89,7 +89,7 @@ def restarts(workers: tuple[Any, ...] = (ONE, OTHER)) -> tuple[AgentRestarts, An
         options=Options(),
         environ={"A": "1"},
         host="h1",
-        start=Start("tls://h:1", "tls", None, workers, {}, {"key": "secret"}),
+        start=Start("tls://h:1", "tls", None, workers, {"key": "secret"}),
     )
     return AgentRestarts(joined), joined.channels
 

@@ -41,12 +41,14 @@ def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) 
 
 @pytest.mark.parametrize(("limit", "timeout"), [(0.0, 60.0), (400.0, 400.0)])
 def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(limit: float, timeout: float) -> None:
-    start = Start("ucx://h:1", "ucx", "10.0.0.1", (), {"GPU-x": 1}, {"key": "secret"}, delay=0.5, limit=limit)
+    start = Start(
+        "ucx://h:1", "ucx", "10.0.0.1", (), {"key": "secret"}, beside_gpus=True, delay=0.5, limit=limit
+    )
     told = worker_settings(Options(startup_timeout=60.0, interface="ib0"), start)
     assert told.death_timeout == timeout
     assert (told.address, told.protocol, told.host) == ("ucx://h:1", "ucx", "10.0.0.1")
     assert told.delay == 0.5
-    assert told.device_memory == {"GPU-x": 1}
+    assert told.beside_gpus
 
 
 def test_any_port_is_port_0() -> None:

@@ -59,8 +59,8 @@ class Driver:
         layout = changes.pop("layout", "shared")
         job = Job(
             changes.pop("protocol", "tls"),
-            lambda inventories, has_client: make_plan(
-                inventories, Options(layout=layout), has_client=has_client
+            lambda inventories, has_client, device_options: make_plan(
+                inventories, Options(layout=layout), has_client=has_client, device_options=device_options
             ),
             lambda: {"key": "secret"},
             **changes,

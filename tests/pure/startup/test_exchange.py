@@ -18,7 +18,7 @@ from dask_gpu_mpi.startup.registrations import FailureCoordinator
 from dask_gpu_mpi.startup.start_context import StartContext
 
 UP = Cluster("tls://h:1", None)
-START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)
+START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
 
 
 class Signals:

@@ -47,7 +47,7 @@ def relay(**options: Any) -> tuple[Relay, Recorder]:
 
 
 def start(*workers: WorkerPlan) -> Start:
-    return Start("tls://h:1", "tls", "127.0.0.1", workers, {}, {"key": "secret"}, delay=0.5, limit=400.0)
+    return Start("tls://h:1", "tls", "127.0.0.1", workers, {"key": "secret"}, delay=0.5, limit=400.0)
 
 
 def until_reported(rank: Relay, channels: Recorder) -> tuple[Any, ...]:

@@ -38,7 +38,7 @@ def make(
     settings: WorkerSettings = SETTINGS,
     **options: Any,
 ) -> Any:
-    settings = replace(settings, device_memory={"GPU-x": 1} if gpus else {}, transport=Transport(ucx))
+    settings = replace(settings, beside_gpus=gpus, transport=Transport(ucx))
     given = configuration(
         Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
     )
