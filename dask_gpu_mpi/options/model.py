@@ -119,6 +119,11 @@ class Options:
     explicit: frozenset[str] = frozenset()
 
     @property
+    def grace(self) -> float:
+        """Seconds that workers get to close politely, well within the shutdown deadline."""
+        return min(2.0, self.shutdown_timeout / 2)
+
+    @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:
         """What the class is for: CUDAWorker needs GPUs, Nanny and Worker leave them alone, others take what there is."""
         cls = self.worker_class

@@ -29,7 +29,6 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.roles import expected_client
 
-from .agent_settings import configuration
 from .channels import Channels
 from .coordinator import Coordinator
 from .exchange import until_up
@@ -132,13 +131,8 @@ class Bringup:
         """
         options, context = self._options, self._context
         with _uncollected(), context.ending_in_order(self._agent):
-            self._agent.configure(
-                configuration(
-                    options,
-                    speaks=launchers.speaks(context.environ),
-                    mpi_deadline=context.deadline + MPI_GRACE,
-                )
-            )
+            speaks = launchers.speaks(context.environ)
+            self._agent.configure(options, speaks=speaks, mpi_deadline=context.deadline + MPI_GRACE)
             self._timeline.lap("configure the agent")
             unloaded: Failure | None = None
             if may_be_client(options, context.environ):

@@ -15,7 +15,7 @@ from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
 
-from .agent_settings import has_dashboard, scheduler_settings, worker_settings
+from .agent_settings import has_dashboard, scheduler_settings
 from .channels import Channels, Event
 from .connecting import Connecting
 from .messages import COORDINATOR, Kind, Start
@@ -71,11 +71,10 @@ class SchedulerStart:
         self._channels.order(Order.SCHEDULER_FILE, self.file)
 
 
-def start_workers(channels: Channels, options: Options, start: Start) -> None:
+def start_workers(channels: Channels, start: Start) -> None:
     """Have the agent of this rank start its workers."""
     if channels.agent is not None:
-        settings = worker_settings(options, start)
-        channels.order(Order.START_WORKERS, (settings, start.workers, start.config))
+        channels.order(Order.START_WORKERS, start)
 
 
 class Relay:
@@ -146,7 +145,7 @@ class Relay:
         self._connecting.close()
         self._timeline.lap("wait for the plan and the scheduler")
         if start.workers:
-            start_workers(self._channels, self._options, start)
+            start_workers(self._channels, start)
         else:
             self._report_ready()
 

@@ -73,8 +73,8 @@ class Agent:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def configure(self, configuration: Any) -> None:
-        self.sent.append(("configure", configuration.speaks))
+    def configure(self, options: Any, *, speaks: bool) -> None:
+        self.sent.append(("configure", speaks))
 
     def send(self, order: str, payload: Any = None) -> None:
         self.sent.append((order, payload))
@@ -115,7 +115,8 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     assert again.due is None
     again.start_workers()
     orders = [
-        (order, payload if order != Order.START_WORKERS else payload[1:]) for order, payload in agent.sent
+        (order, payload if order != Order.START_WORKERS else (payload.workers, payload.config))
+        for order, payload in agent.sent
     ]
     workers = (Order.START_WORKERS, ((OTHER,), {"key": "secret"}))
     assert orders == [("configure", False), (Order.JOINED, None), workers]

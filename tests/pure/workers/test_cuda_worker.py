@@ -14,11 +14,10 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.agent_settings import configuration
 from dask_gpu_mpi.workers import cuda_worker
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_class import is_cuda_worker
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
@@ -53,12 +52,12 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
-    settings = WorkerSettings("tls://h:1", "tls", "10.0.0.1", 5.0, beside_gpus=True)
+    start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
     plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
-    given = configuration(
-        Options(worker_class=CUDAWorker, worker_options=options, log_directory="/logs"), speaks=False
+    given = Options(
+        worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
-    return make_worker(plan, settings, given, "/scratch")
+    return make_worker(plan, start, given, "/scratch")
 
 
 def test_it_passes_for_a_cudaworker() -> None:
