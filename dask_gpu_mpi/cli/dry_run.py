@@ -24,7 +24,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
-from dask_gpu_mpi.workers.worker_options import check_options_of
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 from .options import usable
 
@@ -110,7 +110,7 @@ def _raise_failure(mail: Mail) -> None:
 def _check_worker_options(options: Options) -> None:
     """What the agents of a job would check: `plan` starts none."""
     if options.worker_options:
-        check_options_of(options.worker_class, options.worker_options, where="worker_options")
+        read_worker_options(options.worker_class, options.worker_options, where="worker_options")
 
 
 def _inspect(options: Options, mailbox: Mailbox, look: Look | None, deadline: float) -> Inventory:

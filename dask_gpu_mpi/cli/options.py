@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Option, Options
-from dask_gpu_mpi.options.resolve import parse_text, resolve
+from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.options.table import OPTIONS
 
 from .help import HelpCommand, help_of
@@ -152,11 +152,7 @@ def read_texts(given: dict[str, Any]) -> Options:
     InputError
         One of them is wrong.
     """
-    explicit = {
-        name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
-        for name, value in given.items()
-        if value is not None
-    }
+    explicit = {name: value for name, value in given.items() if value is not None}
     return resolve(explicit, source="command line")
 
 

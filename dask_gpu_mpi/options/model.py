@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from .protocols import Protocol, WorkerUcx
 
-__all__ = ["DASHBOARD_ADDRESS", "Kind", "Option", "Options", "Source"]
+__all__ = ["DASHBOARD_ADDRESS", "Kind", "Option", "Options", "Setting", "Source"]
 
 #: What an option's value may be:
 #:
@@ -29,29 +29,40 @@ DASHBOARD_ADDRESS = "127.0.0.1:8787"
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option: its name, what it may be, and where it may be set."""
+class Setting:
+    """What a value may be: of an option, or of a worker option whose type is known."""
 
-    #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
+    #: Of an option the Python keyword; the configuration key is the same with ``-`` for ``_``.
     name: str
     kind: Kind
+    #: What a ``choice`` may be.
+    choices: tuple[str, ...] = field(default=(), kw_only=True)
+    #: Bounds of an ``int``, both allowed.
+    minimum: int | None = field(default=None, kw_only=True)
+    maximum: int | None = field(default=None, kw_only=True)
+    #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
+    pattern: str = field(default="", kw_only=True)
+    #: What `pattern` asks for, in words.
+    expected: str = field(default="", kw_only=True)
+    #: Whether None is a value.
+    nullable: bool = field(default=False, kw_only=True)
+
+    @property
+    def allows_none(self) -> bool:
+        """Whether None is a value."""
+        return self.nullable
+
+
+@dataclass(frozen=True)
+class Option(Setting):
+    """One option: its name, what it may be, and where it may be set."""
+
     #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
     help: str
     #: Its spelling on the command line; a switch has both, as click writes it: ``"--dashboard/--no-dashboard"``.
     flags: tuple[str, ...] = ()
-    #: What a ``choice`` may be.
-    choices: tuple[str, ...] = ()
-    #: Bounds of an ``int``, both allowed.
-    minimum: int | None = None
-    maximum: int | None = None
-    #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
-    pattern: str = ""
-    #: What `pattern` asks for, in words.
-    expected: str = ""
-    #: Whether None is a value even though the default is another.
-    nullable: bool = False
     #: Whether it exists on the command line.
     cli: bool = True
     #: Whether it exists in the configuration and the environment.
@@ -59,7 +70,7 @@ class Option:
 
     @property
     def allows_none(self) -> bool:
-        """Whether None is a value."""
+        """Whether None is a value: for a default of None it always is."""
         return self.nullable or self.default is None
 
     @property

@@ -16,7 +16,7 @@ from .cuda_worker import make_cuda_worker
 from .settings import Start
 from .signature import accepted_options
 from .worker_class import is_cuda_worker, worker_class_for
-from .worker_options import normalise_worker_options
+from .worker_options import options_for
 
 __all__ = ["make_worker"]
 
@@ -35,7 +35,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     start : Start
         What it shares with the other workers of its rank.
     options : Options
-        What the user has set, the class and its options among it.
+        What the user has set, the class and its options (`read_worker_options`) among it.
     scratch : str
         The agent's directory; each worker makes a directory of its own in it.
 
@@ -54,7 +54,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
     from .plugins import plugins_of
 
     cls = worker_class_for(plan.kind, options.worker_class)
-    given = normalise_worker_options(cls, options.worker_options)
+    given = options_for(cls, options.worker_options)
     ours: dict[str, Any] = {
         "name": plan.name,
         "nthreads": plan.nthreads,

@@ -32,7 +32,7 @@ from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
 from dask_gpu_mpi.script.program import Program
 from dask_gpu_mpi.workers.worker_class import import_worker_class
-from dask_gpu_mpi.workers.worker_options import check_options_of
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 from fuzzing import fuzz, near, soon, texts, values, variables
 
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
@@ -80,7 +80,7 @@ def test_options_of_a_program(name: str, value: Any) -> None:
     )
 )
 def test_worker_options(options: dict[str, Any]) -> None:
-    soon(lambda: check_options_of("dask_cuda.CUDAWorker", options, where="worker_options"))
+    soon(lambda: read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options"))
 
 
 @fuzz

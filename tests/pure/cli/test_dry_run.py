@@ -76,7 +76,7 @@ class Process:
 
 def test_rank_0_plans_from_all_inventories(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1))))
+    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1), {})))
     made = plan_of_allocation(CPUS)
     assert made is not None
     assert [(worker.rank, worker.host) for worker in made.workers] == [(0, socket.gethostname()), (1, "h1")]
@@ -104,7 +104,7 @@ def test_other_ranks_wait_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch, rank=1)
     process.mailbox.on_send = lambda *_: process.mailbox.mails.append(Mail(0, Kind.DONE, None))
     assert plan_of_allocation(Options(startup_timeout=20.0)) is None
-    ((to, (host, found)),) = process.sent(Kind.INVENTORY)
+    ((to, (host, found, _)),) = process.sent(Kind.INVENTORY)
     assert (to, host, found.rank, found.world_size) == (0, socket.gethostname(), 1, 2)
     assert [one.uuid for one in found.gpus] == ["GPU-h-0"]
     assert process.look.closed
@@ -116,7 +116,7 @@ def test_failures_of_ranks_are_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", Failure("no GPU", 2))))
+    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", Failure("no GPU", 2), {})))
     with pytest.raises(InputError, match="^rank 1 of 2 on h1: no GPU$") as caught:
         plan_of_allocation(CPUS)
     assert caught.value.reported
@@ -179,7 +179,7 @@ def test_nvml_is_asked_however_little_time_is_left(monkeypatch: pytest.MonkeyPat
 def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     process = Process(monkeypatch)
     process.mailbox.size = 4
-    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1))))
+    process.mailbox.mails.append(Mail(1, Kind.INVENTORY, ("h1", inventory(1), {})))
     with pytest.raises(StartupError, match="^ranks 2-3 of 4: no response within startup_timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.3))
     assert [rank for rank, _ in process.sent(FAIL)] == [-1]

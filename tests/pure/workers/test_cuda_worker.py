@@ -19,6 +19,7 @@ from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_class import is_cuda_worker
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
 
@@ -54,6 +55,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
     start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
     plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
+    options = read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options")
     given = Options(
         worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )

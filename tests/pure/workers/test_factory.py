@@ -18,6 +18,7 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.settings import Start
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 CPU = WorkerPlan(
     name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}
@@ -38,7 +39,8 @@ def make(
     **options: Any,
 ) -> Any:
     start = replace(start, beside_gpus=gpus, transport=Transport(ucx))
-    given = Options(worker_class=worker_class, worker_options=options, interface="ib0", startup_timeout=5.0)
+    read = read_worker_options(worker_class, options, where="worker_options")
+    given = Options(worker_class=worker_class, worker_options=read, interface="ib0", startup_timeout=5.0)
 
     async def in_a_loop() -> Any:
         return make_worker(plan, start, given, str(scratch))
@@ -233,7 +235,6 @@ def test_tls_starts_with_any_tornado(
     import tornado.netutil
 
     from dask_gpu_mpi.agent import main as agent
-    from dask_gpu_mpi.agent.orders import Configuration
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.options.protocols import Protocol
 
@@ -244,5 +245,5 @@ def test_tls_starts_with_any_tornado(
     monkeypatch.setattr(agent.logs, "set_up", lambda *_, **__: None)
     with dask.config.set({}):
         options = Options(protocol=Protocol.TLS, local_directory=str(tmp_path))
-        scratch = agent._configure(Configuration(options))
+        scratch, _ = agent._configure(options, {})
     assert Path(scratch).parent == tmp_path
