@@ -116,9 +116,9 @@ def simulate(size: int) -> dict[str, Any]:
 
     plans: list[float] = []
 
-    def plan(found: Any, has_client: bool) -> Any:
+    def plan(found: Any, has_client: bool, device_options: Any) -> Any:
         begun = time.perf_counter()
-        made = make_plan(found, Options(), has_client=has_client)
+        made = make_plan(found, Options(), has_client=has_client, device_options=device_options)
         plans.append(time.perf_counter() - begun)
         return made
 

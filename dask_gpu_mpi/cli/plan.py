@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from dask_gpu_mpi.base.safe_paths import write
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 
 from .help import HelpCommand, help_of
-from .options import TOPICS, fail, option_decorators, resolve_texts, usable
+from .options import TOPICS, fail, resolve_texts, usable, with_options
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
@@ -27,21 +28,7 @@ __all__ = ["plan"]
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
 )
 @click.command(cls=HelpCommand, short_help="Show who would work where; start nothing.")
-@option_decorators(
-    [
-        "layout",
-        "cpu_workers",
-        "gpus_per_worker",
-        "require_idle_gpus",
-        "nthreads",
-        "memory_limit",
-        "worker_class",
-        "worker_options",
-        "name",
-        "scheduler_rank",
-        "client_rank",
-    ]
-)
+@functools.partial(with_options, plan=True)
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),

@@ -102,7 +102,9 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
 def _refuse_endless(setting: Setting, value: Any) -> None:
     """The one guard against numbers of thousands of digits, and values that are nested as deeply."""
     if isinstance(value, int) and abs(value) >= LARGEST:
-        raise _Unexpected("an integer below 2**63" if setting.kind in ("int", "memory") else "")
+        if setting.kind in ("int", "memory"):
+            raise _Unexpected("an integer below 2**63")
+        raise _Unexpected
     level, seen = [value], set[int]()
     for _ in range(MOST_LEVELS):
         level = [each for each in level if isinstance(each, (list, tuple, Mapping)) and id(each) not in seen]

@@ -13,9 +13,8 @@ from dask_gpu_mpi.errors import OptionError
 from .convert import convert
 from .dask_config import import_config
 from .hints import show, suggest
-from .model import DASHBOARD_ADDRESS, Option, Options, Source
+from .model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
 from .rules import settle
-from .table import OPTIONS
 
 __all__ = ["register_defaults", "resolve"]
 

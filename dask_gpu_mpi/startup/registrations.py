@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 
 from .channels import Event
 from .messages import Cluster, Kind, Registration
@@ -16,25 +16,10 @@ __all__ = ["FailureCoordinator", "check_agreement", "check_client", "shared_opti
 
 #: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
 GATHER_FAILURES = 1.0
-#: Options that must be the same on all ranks.
-SHARED = (
-    "layout",
-    "protocol",
-    "worker_ucx",
-    "scheduler",
-    "scheduler_rank",
-    "client_rank",
-    "cpu_workers",
-    "default_workers",
-    "gpus_per_worker",
-    "require_idle_gpus",
-    "name",
-    "nthreads",
-)
-
-
-#: What messages call a field that is no option of its own.
-NAMES = {"worker_ucx": "protocol (UCX between workers)"}
+#: Fields of the options that must be the same on all ranks, and what messages call one that is no option of its own.
+SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {
+    "worker_ucx": "protocol (UCX between workers)"
+}
 
 
 class FailureCoordinator:
@@ -138,7 +123,7 @@ class FailureCoordinator:
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
     """The options that must be the same on all ranks, as (name, value)."""
-    return tuple((NAMES.get(name, name), getattr(options, name)) for name in SHARED)
+    return tuple((name, getattr(options, field)) for field, name in SHARED.items())
 
 
 def check_agreement(registrations: Sequence[Registration]) -> None:

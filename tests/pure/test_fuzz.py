@@ -25,9 +25,8 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.node_pairs import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.options.table import OPTIONS
 from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
 from dask_gpu_mpi.script.program import Program

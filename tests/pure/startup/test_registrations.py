@@ -14,7 +14,6 @@ from dask_gpu_mpi.startup.channels import Event
 from dask_gpu_mpi.startup.messages import Kind, Registration
 from dask_gpu_mpi.startup.registrations import (
     GATHER_FAILURES,
-    NAMES,
     SHARED,
     FailureCoordinator,
     check_agreement,
@@ -36,7 +35,7 @@ def test_every_shared_option_is_compared() -> None:
     assert set(others) == set(SHARED)
     check_agreement([registration(), registration("b")])
     for name, value in others.items():
-        words = rf"option {re.escape(NAMES.get(name, name))} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
+        words = rf"option {re.escape(SHARED[name])} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
         with pytest.raises(InputError, match=words):
             check_agreement([registration(), registration("b", **{name: value})])
 
