@@ -13,14 +13,16 @@ from dask_gpu_mpi.options.model import Options
 
 from . import device_memory
 from .gpu_assignment import divide_gpus, scheduler_gpu
-from .gpu_warnings import (
+from .hosts import (
+    Host,
     existing_contexts,
     gpus_in_use,
     gpus_without_worker,
+    group_by_host,
     ranks_without_gpu,
     refuse_gpus_in_use,
+    refuse_machine_with_two_names,
 )
-from .hosts import Host, group_by_host, refuse_machine_with_two_names
 from .model import Role
 from .plan import Plan
 from .roles import choose_roles, in_order, reserved_ranks

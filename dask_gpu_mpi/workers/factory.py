@@ -14,8 +14,7 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 
 from .cuda_worker import make_cuda_worker
 from .settings import Start
-from .signature import accepted_options
-from .worker_class import is_cuda_worker, worker_class_for
+from .worker_class import accepted_options, is_cuda_worker, worker_class_for
 from .worker_options import options_for
 
 __all__ = ["make_worker"]

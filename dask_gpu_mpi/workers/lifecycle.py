@@ -19,8 +19,7 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .factory import make_worker
-from .nannies import kill_at_once, listen_on_tcp, measure_less
-from .restarts import closing_reason, watch_nanny
+from .nannies import closing_reason, kill_at_once, listen_on_tcp, measure_less, watch_nanny
 from .settings import Start
 
 __all__ = ["Workers"]

@@ -14,8 +14,15 @@ from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Kind, Setting
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
 
-from .signature import accepted_options, sets_itself
-from .worker_class import CUDA_WORKER, NANNY, import_worker_class, is_cuda_worker, is_dasks
+from .worker_class import (
+    CUDA_WORKER,
+    NANNY,
+    accepted_options,
+    import_worker_class,
+    is_cuda_worker,
+    is_dasks,
+    sets_itself,
+)
 
 __all__ = ["options_for", "read_worker_options"]
 
