@@ -185,7 +185,8 @@ class CheckCoordinator:
         if len(inventories) < self.mailbox.size:
             return None, ""
         try:
-            return make_plan(inventories, options, has_client=self.has_client), ""
+            # the sizes of device memory of other ranks, which may differ, are not among the observations
+            return make_plan(inventories, options, has_client=self.has_client, device_options={}), ""
         except DaskGpuMpiError as error:
             return None, str(error)
 

@@ -146,7 +146,7 @@ class Options:
         ("--name",), topic="Workers", same=True, plan=True,
         pattern=_NAME, expected="letters, digits and . _ + - (the name becomes part of file names)")
     local_directory: str | None = option("path", None,
-        "Directory for the workers' scratch files, node-local and short.",
+        "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
         ("--local-directory",), topic="Workers")
     require_idle_gpus: bool = option("bool", False,
         "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes
@@ -43,9 +44,16 @@ def device_options(options: Options) -> dict[str, Any]:
     """
     if options.worker_kind == "cpu":
         return {}
-    found = {key: options.worker_options[key] for key in DEVICE_SIZES if key in options.worker_options}
+    found = {
+        key: _plain(options.worker_options[key]) for key in DEVICE_SIZES if key in options.worker_options
+    }
     sizes = {key: value for key, value in found.items() if value is None or _is_size(value)}
     return {**sizes, MANAGED: True} if options.worker_options.get(MANAGED) is True else sizes
+
+
+def _plain(value: Any) -> Any:
+    """An integer of numpy's as Python's, which a message can have."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _is_size(value: Any) -> bool:

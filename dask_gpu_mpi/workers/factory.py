@@ -62,7 +62,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         "protocol": str(start.protocol),
     }
     if not (is_cuda_worker(cls) or issubclass(cls, (distributed.Nanny, distributed.Worker))):
-        # A class of the user's: dask-mpi's six given, the scheduler through the Dask configuration, as dask-mpi has it.
+        # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
         return cls(**{**ours, "interface": options.interface, **given})
     ours |= {
         "host": start.listen,
@@ -80,7 +80,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
         return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
     if cls is distributed.Nanny:
-        # Where the class is "auto" or CUDAWorker, given that only CUDAWorker has are not for CPU workers.
+        # Where the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
         known = accepted_options(cls, given.get("worker_class")) or given
         given = {key: value for key, value in given.items() if key in known}
     given["plugins"] = {*given.get("plugins", ()), *plugins}

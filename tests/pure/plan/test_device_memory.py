@@ -191,6 +191,12 @@ def test_options_that_cudaworker_may_have() -> None:
     assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
 
 
+def test_a_size_of_numpys_can_be_sent() -> None:
+    numpy = pytest.importorskip("numpy")
+    found = device_options(Options(worker_options={"rmm_pool_size": numpy.int64(1 << 30)}))
+    assert (found, type(found["rmm_pool_size"])) == ({"rmm_pool_size": 1 << 30}, int)
+
+
 @pytest.mark.parametrize(
     "value", ["much", [1], {}, True, object(), float("nan"), float("inf"), "1e400", 10**400, -1, "1e30GB"]
 )
