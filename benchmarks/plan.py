@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
@@ -37,7 +37,7 @@ def measure(nodes: int, ranks: int, gpus: int, visible: str) -> dict[str, object
     seconds = []
     for _ in range(RUNS):
         start = time.perf_counter()
-        plan = make_plan(inventories, PlacementOptions())
+        plan = make_plan(inventories, Options())
         seconds.append(time.perf_counter() - start)
     return {
         "ranks": plan.world_size,

@@ -32,7 +32,6 @@ from dask_gpu_mpi.diagnostics.recorder import Recorder
 from dask_gpu_mpi.diagnostics.report_data import Job, assemble
 from dask_gpu_mpi.diagnostics.report_file import write_report
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
@@ -52,7 +51,7 @@ class MadeUpJob:
 
     def __init__(self, nodes: int, gpus: int) -> None:
         self.now = EPOCH
-        self.plan = make_plan(hypothetical_job(nodes, 1, gpus), PlacementOptions())
+        self.plan = make_plan(hypothetical_job(nodes, 1, gpus), Options())
         self.names = [str(worker.name) for worker in self.plan.workers]
         self.workers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}

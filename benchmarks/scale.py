@@ -50,7 +50,7 @@ from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.mpi.sealing import KeyPair
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup.coordinator import Coordinator
@@ -115,9 +115,9 @@ def simulate(size: int) -> dict[str, Any]:
 
     plans: list[float] = []
 
-    def plan(found: Any, has_client: bool) -> Any:
+    def plan(found: Any, has_client: bool, device_options: Any) -> Any:
         begun = time.perf_counter()
-        made = make_plan(found, PlacementOptions(has_client=has_client))
+        made = make_plan(found, Options(), has_client=has_client, device_options=device_options)
         plans.append(time.perf_counter() - begun)
         return made
 

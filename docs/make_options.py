@@ -1,25 +1,29 @@
-"""Writes docs/options.md from the table of options, so that the page can't differ from the program.
+"""Writes docs/options.md and dask_gpu_mpi/gpu-mpi.yaml from the table of options, so that they can't differ from the program.
 
     python docs/make_options.py [--check]
 
-With ``--check`` nothing is written; the exit code is 1 when the page is not up to date.
+With ``--check`` nothing is written; the exit code is 1 when one of them is not up to date.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import textwrap
 from pathlib import Path
 
 # the checkout's package, whatever is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from dask_gpu_mpi.options.model import Option
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Option
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "options.md"
+YAML = ROOT / "dask_gpu_mpi" / "gpu-mpi.yaml"
+#: The first line of what the YAML file has about job scripts.
+JOBSCRIPT = "  # Defaults of `python -m dask_gpu_mpi jobscript`"
 HEAD = """\
-<!-- made by docs/make_options.py from dask_gpu_mpi/options/table.py: do not edit -->
+<!-- made by docs/make_options.py from dask_gpu_mpi/options/model.py: do not edit -->
 # Options
 
 Every option has one name. It can be set in four places; the first one that sets it wins:
@@ -77,15 +81,46 @@ def page() -> str:
     return HEAD + "".join(map(row, options)) + "\n## What they mean\n" + "".join(map(entry, options))
 
 
+def value(default: object) -> str:
+    """A default as YAML."""
+    if isinstance(default, float):
+        return f"{default:g}"
+    return (
+        str(default)
+        if isinstance(default, (str, int)) and not isinstance(default, bool)
+        else json.dumps(default)
+    )
+
+
+def defaults() -> str:
+    """The YAML file; its section about job scripts is written by hand."""
+    page = YAML.read_text(encoding="utf-8")
+    start, end = page.index("gpu-mpi:\n") + len("gpu-mpi:\n"), page.index(JOBSCRIPT)
+    entries = []
+    for option in OPTIONS.values():
+        if option.config:
+            others = [choice for choice in option.choices if choice not in option.help]
+            text = f"{option.help} One of: {', '.join(option.choices)}." if others else option.help
+            comment = textwrap.fill(
+                text, 128, initial_indent="  # ", subsequent_indent="  # ", break_on_hyphens=False
+            )
+            entries.append(f"{comment}\n  {option.key}: {value(option.default)}\n")
+    return page[:start] + "".join(entries) + page[end:]
+
+
 def main() -> int:
-    """Write the page, or compare it."""
-    if "--check" in sys.argv[1:]:
-        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
-            return 0
-        print(f"{PAGE} is not up to date: run python docs/make_options.py", file=sys.stderr)
-        return 1
-    PAGE.write_text(page(), encoding="utf-8")
-    return 0
+    """Write the two files, or compare them."""
+    made = {PAGE: page(), YAML: defaults()}
+    if "--check" not in sys.argv[1:]:
+        for path, text in made.items():
+            path.write_text(text, encoding="utf-8")
+        return 0
+    stale = [
+        path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text
+    ]
+    for path in stale:
+        print(f"{path} is not up to date: run python docs/make_options.py", file=sys.stderr)
+    return int(bool(stale))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from typing import Any
 
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 
@@ -39,5 +39,5 @@ def names(plan: Plan) -> list[str | int]:
     return [worker.name for worker in plan.workers]
 
 
-def plan(inventories: Any, **options: Any) -> Plan:
-    return make_plan(inventories, PlacementOptions(**options))
+def plan(inventories: Any, *, has_client: bool = True, **options: Any) -> Plan:
+    return make_plan(inventories, Options(**options), has_client=has_client)

@@ -24,7 +24,7 @@ from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.node_pairs import Node
 from dask_gpu_mpi.network.reachability import Reach
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup import messages
 from dask_gpu_mpi.startup.messages import Listening
@@ -149,7 +149,7 @@ def evidence(*found: Observations, **more: Any) -> Evidence:
     """Two hosts where all is well, unless `more` changes it."""
     found = found or (observed(0), observed(1))
     inventories = [one.inventory for one in found if one.inventory is not None]
-    plan = make_plan(inventories, PlacementOptions()) if len(inventories) == 2 else None
+    plan = make_plan(inventories, Options()) if len(inventories) == 2 else None
     tests = {
         one.rank: Outcome(
             Reach("", 0.01 * one.rank, 0.001),

@@ -6,6 +6,7 @@ A rank starts its agent first of all, before it reads its options: the agent imp
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
@@ -24,12 +26,10 @@ from dask_gpu_mpi.mpi.launchers import scrub
 from dask_gpu_mpi.options.model import Options
 
 from .cuda_keepalive import may_use_cuda
-from .orders import Answer, Order
+from .orders import Answer, Configuration, Order
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
-
-    from .orders import Configuration
 
 __all__ = ["AgentProcess", "begin_agent", "start_agent"]
 
@@ -227,9 +227,14 @@ class AgentProcess:
         with contextlib.suppress(BrokenPipeError):  # its death shows as `lost`
             os.write(self._stdin, " ".join(sorted(words)).encode() + b"\n")
 
-    def configure(self, configuration: Configuration) -> None:
-        """Send the first frame, after `begin`. It may hold a class of the user's script, which only cloudpickle can send."""
-        self._write(configuration)
+    def configure(self, options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> None:
+        """Send the first frame, a `Configuration`, after `begin`.
+
+        The options may hold a class of the user's script, which only cloudpickle can send.
+        """
+        loaded = sys.modules.get("dask.config")
+        dask_config = dict(loaded.config) if loaded is not None else {}
+        self._write(Configuration(replace(options, comm=None), dask_config, mpi_deadline, speaks))
 
     def send(self, order: Order, payload: Any = None) -> None:
         """Send an `Order`; what goes with it may hold a class of the script, as the configuration may."""

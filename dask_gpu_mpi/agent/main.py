@@ -19,6 +19,7 @@ import os
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
@@ -37,13 +38,14 @@ from dask_gpu_mpi.network.ucx import (
     transfer_config,
 )
 from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
 
 from .forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
 from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
-from .orders import UNCONFIGURED, Answer, Configuration
+from .orders import UNCONFIGURED, Answer
 from .serve import Agent
 
 __all__ = ["run"]
@@ -112,7 +114,8 @@ def run(
     scratch: str | None = None
     try:
         try:
-            scratch = _configure(configuration)
+            scratch, read = _configure(configuration.options, configuration.dask_config)
+            configuration = replace(configuration, options=read)
             become_resource_tracker([control, reply], scratch)
             make_scratch(scratch)
             timeline.lap("configure")
@@ -124,7 +127,7 @@ def run(
             return
         if look is not None:  # threads are allowed now; inside the driver it may hang
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
-        tasks_here = tasks_run_in_agent(configuration.worker_class)
+        tasks_here = tasks_run_in_agent(configuration.options.worker_class)
         if not tasks_here:
             _leave_gpus_alone()
             # From here on the control pipe tells, and leaves time to clean up; a task inside the agent could keep it unread.
@@ -138,7 +141,7 @@ def run(
         _end_children()
         if scratch is not None:
             # workers that were killed a moment ago may still be writing there
-            remove_scratch(scratch, within=configuration.shutdown_timeout)
+            remove_scratch(scratch, within=configuration.options.shutdown_timeout)
 
 
 def _import_dask(*, cuda: bool) -> None:
@@ -158,29 +161,35 @@ def _import_dask(*, cuda: bool) -> None:
         sys.modules["distributed.versions"].get_versions()
 
 
-def _configure(configuration: Configuration) -> str:
-    """Everything that must be settled before the fork; returns the scratch directory, which is still to be made."""
+def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Options]:
+    """Settle what must be settled before the fork.
+
+    Returns
+    -------
+    tuple
+        The scratch directory, which is still to be made, and the options with those of the workers read.
+    """
     import dask
 
-    from dask_gpu_mpi.workers.worker_options import check_options_of
+    from dask_gpu_mpi.workers.worker_options import read_worker_options
 
     with contextlib.suppress(ImportError, AttributeError):  # in another version of distributed
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
-    dask.config.update(dask.config.config, configuration.dask_config, priority="new")
+    dask.config.update(dask.config.config, dask_config, priority="new")
     dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"})
     listen_where_routes_are()
-    if not asks_for_server(configuration.worker_options):
+    if not asks_for_server(options.worker_options):
         dask.config.set(NO_WORKER_ROUTES)
-    check_options_of(configuration.worker_class, configuration.worker_options, where="worker_options")
-    needs_ucx = configuration.protocol.moves_device_memory or configuration.worker_ucx is WorkerUcx.ALL
+    worker_options = read_worker_options(options.worker_class, options.worker_options, where="worker_options")
+    needs_ucx = options.protocol.moves_device_memory or options.worker_ucx is WorkerUcx.ALL
     if needs_ucx and (missing := missing_ucx(device_memory=False)):
         raise InputError(f"protocol 'ucx': {missing}; or leave protocol (--protocol) out")
-    if configuration.protocol.moves_device_memory:
-        dask.config.set(connection_config(configuration.worker_options) | transfer_config())
+    if options.protocol.moves_device_memory:
+        dask.config.set(connection_config(options.worker_options) | transfer_config())
         with away_from_here():
             import_ucx()
         extend_handshakes()
-    if configuration.protocol.encrypts and sys.platform == "linux":  # on macOS it may start threads
+    if options.protocol.encrypts and sys.platform == "linux":  # on macOS it may start threads
         # Reads the certificates of all the world's authorities, which nobody here asks for, once in each process: 20 ms.
         # In older versions of tornado it is no function, and is read when that is imported.
         if callable(read := getattr(sys.modules.get("tornado.netutil"), "_client_ssl_defaults", None)):
@@ -188,15 +197,13 @@ def _configure(configuration: Configuration) -> str:
     # distributed.utils.get_mp_context imports every optional package it knows (pandas and friends, a second) before it starts
     # a fork server; ours is there already.
     sys.modules["distributed.utils"]._forkserver_preload_set = True  # type: ignore[attr-defined]
-    parent = (
-        configuration.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
-    )
+    parent = options.local_directory or dask.config.get("temporary-directory", None) or tempfile.gettempdir()
     leave_deleted_directory()
     scratch = os.path.join(os.path.abspath(parent), f"dgm-{os.urandom(8).hex()}")
     # Everything of Dask's, the scheduler's as well, goes where it is removed at the end.
     dask.config.set({"temporary-directory": scratch})
-    logs.set_up(configuration.log_level, scratch, quiet_stream=configuration.log_directory is not None)
-    return scratch
+    logs.set_up(options.log_level, scratch, quiet_stream=options.log_directory is not None)
+    return scratch, replace(options, worker_options=worker_options)
 
 
 def _leave_gpus_alone() -> None:

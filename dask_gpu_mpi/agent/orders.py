@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts
-from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
-from dask_gpu_mpi.workers.settings import WorkerConfiguration
+from dask_gpu_mpi.options.model import Options
 
 __all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 
@@ -30,7 +29,7 @@ class Order(StrEnum):
     START_SCHEDULER = "scheduler"
     #: ``(path, scheduler id)`` of the scheduler file, which the agent removes if the rank does not get so far.
     SCHEDULER_FILE = "scheduler-file"
-    #: ``(WorkerSettings, (WorkerPlan, ...), Dask configuration)``.
+    #: `workers.settings.Start`.
     START_WORKERS = "workers"
     #: None: the cluster is up, the dashboard may follow. The agent passes it on to the scheduler's process.
     DASHBOARD = "dashboard"
@@ -67,21 +66,13 @@ class Answer(StrEnum):
     LOST = "agent-lost"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Configuration(WorkerConfiguration):
-    """The first frame: what the agent must know before it starts anything, and what it then knows of its workers."""
+@dataclass(frozen=True)
+class Configuration:
+    """The first frame: what the agent must know before it starts anything."""
 
-    #: Where the scratch goes; None = Dask's ``temporary-directory``, else the system's.
-    local_directory: str | None
-    protocol: Protocol
-    #: What the user wants workers to send each other over UCX.
-    worker_ucx: WorkerUcx = WorkerUcx.OFF
-    #: Level of the ``distributed`` loggers.
-    log_level: str
+    options: Options
     #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
-    dask_config: dict[str, Any] = field(repr=False)
-    #: Seconds that removing the scratch may take.
-    shutdown_timeout: float = 10.0
+    dask_config: dict[str, Any] = field(default_factory=dict, repr=False)
     #: When a rank that has not joined the others is stuck in its MPI library, and is ended: ``time.monotonic()``, which is the
     #: same for all processes of a host, so that all its agents count alike.
     mpi_deadline: float = math.inf

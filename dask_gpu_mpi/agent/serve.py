@@ -21,10 +21,9 @@ from dask_gpu_mpi.network.ucx import (
     transfer_config,
 )
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 
 from .forkserver import watch_fork_server
 from .orders import Answer, Configuration, Order, SchedulerSettings
@@ -71,6 +70,7 @@ class Agent:
         tasks_here: bool,
     ) -> None:
         self._configuration = configuration
+        self._options = options = configuration.options
         self._reader = reader
         self._reply = reply
         self._timeline = timeline
@@ -85,12 +85,12 @@ class Agent:
         self._scheduler = SchedulerProcess(
             timeline, self._on_scheduler_end, lambda: self.answer(Answer.CLIENT)
         )
-        self._workers = Workers(configuration, scratch, timeline, self._on_worker_end)
+        self._workers = Workers(options, scratch, timeline, self._on_worker_end)
 
     async def run(self, orders: list[Any]) -> None:
         """Carry out these orders and all that come, until the control pipe ends; then close everything within the grace."""
         loop = asyncio.get_running_loop()
-        if self._configuration.protocol.moves_device_memory and not self._tasks_here:
+        if self._options.protocol.moves_device_memory and not self._tasks_here:
             # The nannies connect from here, and it takes a second until they can: meanwhile the scheduler starts. Each worker's
             # process is given its own GPU.
             hide_gpus(os.environ)
@@ -165,7 +165,7 @@ class Agent:
             case Order.START_SCHEDULER:
                 self._begin(self._start_scheduler(payload))
             case Order.START_WORKERS:
-                self._begin(self._run_workers(*payload))
+                self._begin(self._run_workers(payload))
             case Order.CLOSE_WORKERS:
                 self._begin(self._close_workers())
 
@@ -186,22 +186,21 @@ class Agent:
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
         self.answer(*await self._scheduler.start(settings))
 
-    async def _run_workers(
-        self, settings: WorkerSettings, plans: tuple[WorkerPlan, ...], config: dict[str, Any]
-    ) -> None:
+    async def _run_workers(self, start: Start) -> None:
         """Start the workers, and wait until all have ended."""
         import dask
 
-        dask.config.set({"scheduler-address": settings.address, **config})
-        if (directory := self._configuration.log_directory) is not None and plans:
+        plans = start.workers
+        dask.config.set({"scheduler-address": start.address, **start.config})
+        if (directory := self._options.log_directory) is not None and plans:
             logs.log_to_file(directory, f"rank-{plans[0].rank}-{plans[0].host}")
         if self._ucx is not None:
             await self._ucx  # it changes the environment, which the constructors read
-        if settings.transport.ucx is not WorkerUcx.OFF:
+        if start.transport.ucx is not WorkerUcx.OFF:
             dask.config.set(transfer_config())
-        if settings.delay:
-            await asyncio.sleep(settings.delay)
-        await self._workers.start(plans, settings)
+        if start.delay:
+            await asyncio.sleep(start.delay)
+        await self._workers.start(start)
         if self._ucx is not None and plans:
             stop_watching_ucx()  # its nannies have registered, over connections of their own
         self.answer(Answer.READY, len(plans), self._timeline.take())
@@ -220,4 +219,4 @@ class Agent:
         for task in self._tasks:
             task.cancel()
         await self._close_workers()
-        self._scheduler.close(self._configuration.grace)
+        self._scheduler.close(self._options.grace)

@@ -303,7 +303,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.kill Nanny.handlers",
-        "workers/restarts",
+        "workers/nannies",
         _DISTRIBUTED,
         why="replaced on each nanny: a process that it was asked to end has not died",
         without="restarts by client.restart() count as deaths",
@@ -311,7 +311,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.nanny",
         "Nanny.close",
-        "workers/restarts",
+        "workers/nannies",
         _DISTRIBUTED,
         why="replaced on each nanny: why it closes",
         without="the workers do not start, and the job ends with one line that says so",

@@ -13,13 +13,12 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.startup.coordinator import FailureCoordinator, Phase, addresses_of, plan_of
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator, MakePlan, Phase, addresses_of, plan_of
 from dask_gpu_mpi.startup.messages import Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest
 from dask_gpu_mpi.startup.transport import choose_transport
@@ -118,7 +117,7 @@ class CheckCoordinator(FailureCoordinator):
         self,
         size: int,
         options: Options,
-        plan: Callable[[list[Inventory], bool], Plan],
+        plan: MakePlan,
         *,
         kernel: bool,
         expect_gpus: int | None,

@@ -121,9 +121,7 @@ def observe(
     wants_gpus = options.worker_kind != "cpu"
     on_step("inspecting the GPUs (NVML)")
     try:
-        inventory = take_inventory(
-            rank, size, environ, device_options=device_options(options), look_for_gpus=wants_gpus
-        )
+        inventory = take_inventory(rank, size, environ, look_for_gpus=wants_gpus)
         if inventory.gpus:
             driver, ecc = gpu_health(inventory.gpus)
     except DaskGpuMpiError as error:
@@ -145,6 +143,7 @@ def observe(
         wanted_interface=options.interface,
         shared_options=shared_options(options),
         has_client=has_client,
+        device_options=device_options(options),
         driver=driver,
         ecc=ecc,
         problems=tuple(found),

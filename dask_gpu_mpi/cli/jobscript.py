@@ -204,7 +204,6 @@ def _configured() -> dict[str, Any]:
 
 def _check_workers(job: JobRequest) -> None:
     """Plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
-    from dask_gpu_mpi.plan.model import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
     from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
@@ -218,9 +217,8 @@ def _check_workers(job: JobRequest) -> None:
     if not program and given["scheduler_file"] is None:
         raise InputError(_NO_SCRIPT)
     options = usable(resolve_texts(given))
-    plan = make_plan(
-        hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node), placement_options(options)
-    )
+    inventories = hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node)
+    plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
         raise InputError(

@@ -12,8 +12,7 @@ from click.shell_completion import CompletionItem
 from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.hints import ELSEWHERE
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.script.cluster_file import forget_cluster
 
 from .check import check

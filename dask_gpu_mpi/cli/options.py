@@ -12,9 +12,8 @@ from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.failures import report_error
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.model import Option, Options
-from dask_gpu_mpi.options.resolve import parse_text, resolve
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Option, Options
+from dask_gpu_mpi.options.resolve import resolve
 
 from .help import HelpCommand, help_of
 
@@ -25,7 +24,6 @@ __all__ = [
     "click_option",
     "complete_files",
     "fail",
-    "option_decorators",
     "parse_run",
     "read_texts",
     "resolve_texts",
@@ -33,42 +31,15 @@ __all__ = [
     "run_parameters",
     "split_run",
     "usable",
+    "with_options",
 ]
 
 #: Options of a command come before the script; all arguments after it are the script's.
 RUN_CONTEXT = {"allow_interspersed_args": False}
 #: The options of the table by topic, for ``--help-all``.
 TOPICS = {
-    "Workers": (
-        "nthreads",
-        "memory_limit",
-        "worker_class",
-        "worker_options",
-        "gpus_per_worker",
-        "cpu_workers",
-        "default_workers",
-        "name",
-        "local_directory",
-        "require_idle_gpus",
-    ),
-    "Ranks": (
-        "layout",
-        "scheduler_rank",
-        "client_rank",
-        "startup_timeout",
-        "shutdown_timeout",
-        "walltime_signal",
-    ),
-    "Network and security": ("interface", "protocol", "security", "scheduler_port"),
-    "Dashboard, logs and report": (
-        "dashboard",
-        "dashboard_address",
-        "log_level",
-        "log_directory",
-        "report",
-    ),
-    "Other clusters": ("scheduler_file", "scheduler", "scheduler_address"),
-    "As in dask-mpi": ("exclusive_workers", "nanny"),
+    topic: tuple(option.name for option in OPTIONS.values() if option.topic == topic)
+    for topic in dict.fromkeys(option.topic for option in OPTIONS.values() if option.cli)
 }
 #: Those that ``--help`` shows.
 MOST_USED = ("nthreads", "memory_limit", "scheduler_file", "report")
@@ -132,16 +103,12 @@ def _completion(option: Option) -> Callable[..., list[CompletionItem]] | None:
     ]
 
 
-def option_decorators(names: Sequence[str] | None = None) -> Callable[[Any], Any]:
-    """The table's options of these names, or all."""
-
-    def decorate(function: Any) -> Any:
-        for option in reversed(list(OPTIONS.values())):
-            if option.cli and (names is None or option.name in names):
-                function = click_option(option)(function)
-        return function
-
-    return decorate
+def with_options(function: Any, *, plan: bool = False) -> Any:
+    """Give a command all options, or those that shape the plan."""
+    for option in reversed([*OPTIONS.values()]):
+        if option.cli and (option.plan or not plan):
+            function = click_option(option)(function)
+    return function
 
 
 def read_texts(given: dict[str, Any]) -> Options:
@@ -152,11 +119,7 @@ def read_texts(given: dict[str, Any]) -> Options:
     InputError
         One of them is wrong.
     """
-    explicit = {
-        name: parse_text(OPTIONS[name], value) if isinstance(value, str) else value
-        for name, value in given.items()
-        if value is not None
-    }
+    explicit = {name: value for name, value in given.items() if value is not None}
     return resolve(explicit, source="command line")
 
 
@@ -190,7 +153,7 @@ def run_parameters(function: Any) -> Any:
         metavar="[SCRIPT | -m MODULE | -c CODE] [ARGS]...",
         shell_complete=complete_files,
     )
-    return option_decorators()(program(function))
+    return with_options(program(function))
 
 
 def run_help(*examples: str, short: Sequence[str] = MOST_USED) -> Callable[[Any], Any]:

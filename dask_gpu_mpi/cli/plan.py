@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -13,7 +14,7 @@ from dask_gpu_mpi.base.safe_paths import write
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 
 from .help import HelpCommand, help_of
-from .options import TOPICS, fail, option_decorators, resolve_texts, usable
+from .options import TOPICS, fail, resolve_texts, usable, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,21 +32,7 @@ __all__ = ["plan"]
     examples=("srun python -m dask_gpu_mpi plan", "dask-gpu-mpi plan --nodes 2 --gpus-per-node 4"),
 )
 @click.command(cls=HelpCommand, short_help="Show who would work where; start nothing.")
-@option_decorators(
-    [
-        "layout",
-        "cpu_workers",
-        "gpus_per_worker",
-        "require_idle_gpus",
-        "nthreads",
-        "memory_limit",
-        "worker_class",
-        "worker_options",
-        "name",
-        "scheduler_rank",
-        "client_rank",
-    ]
-)
+@functools.partial(with_options, plan=True)
 @click.option(
     "--nodes",
     type=click.IntRange(min=1),
@@ -129,9 +116,9 @@ def plan(
 def _check_worker_options(options: Options) -> None:
     """As the agents of a job do: `plan` starts none."""
     if options.worker_options:
-        from dask_gpu_mpi.workers.worker_options import check_options_of
+        from dask_gpu_mpi.workers.worker_options import read_worker_options
 
-        check_options_of(options.worker_class, options.worker_options, where="worker_options")
+        read_worker_options(options.worker_class, options.worker_options, where="worker_options")
 
 
 def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
@@ -142,17 +129,10 @@ def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> P
     InputError
         No plan fits the options.
     """
-    from dataclasses import replace
-
-    from dask_gpu_mpi.plan.device_memory import device_options
-    from dask_gpu_mpi.plan.model import placement_options
     from dask_gpu_mpi.plan.planner import make_plan
 
     _check_worker_options(options)
-    devices = device_options(options)
-    return make_plan(
-        [replace(inventory, device_options=devices) for inventory in inventories], placement_options(options)
-    )
+    return make_plan(inventories, options)
 
 
 def _draw(plan: Plan, path: str) -> None:

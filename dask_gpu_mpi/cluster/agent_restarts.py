@@ -11,7 +11,7 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
-from dask_gpu_mpi.startup.relay import configuration, start_workers
+from dask_gpu_mpi.startup.relay import start_workers
 
 from .messages import EndKind
 
@@ -70,11 +70,9 @@ class AgentRestarts:
             )
             return
         self._channels.agent = agent
-        agent.configure(configuration(joined.options, speaks=False))
+        agent.configure(joined.options, speaks=False)
         agent.send(Order.JOINED)
 
     def start_workers(self) -> None:
         """Give the new agent this rank's workers."""
-        start_workers(
-            self._channels, self._joined.options, replace(self._joined.start, workers=self._workers)
-        )
+        start_workers(self._channels, replace(self._joined.start, workers=self._workers))

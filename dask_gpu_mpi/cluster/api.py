@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.hints import show
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.script import excepthook
@@ -36,8 +36,6 @@ class _Unset:
 
 
 _UNSET: Any = _Unset()
-#: Arguments whose None means something.
-_NULLABLE = ("memory_limit",)
 #: Arguments that are no options.
 _NO_OPTIONS = ("client_args", "client_function", "client_kwargs", "comm", "exit", "options")
 
@@ -47,7 +45,7 @@ def _specified(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in arguments.items()
-        if key not in _NO_OPTIONS and value is not _UNSET and (value is not None or key in _NULLABLE)
+        if key not in _NO_OPTIONS and value is not _UNSET and (value is not None or OPTIONS[key].nullable)
     }
 
 

@@ -12,7 +12,6 @@ from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
-from dask_gpu_mpi.startup.relay import grace
 
 from .end_coordinator import EndCoordinator
 from .ending import Cause, Ending
@@ -63,7 +62,7 @@ class Closing:
         if joined.scheduler_file is not None:
             # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
             remove_scheduler_file(*joined.scheduler_file)
-        own = time.monotonic() + grace(joined.options) + 1.0
+        own = time.monotonic() + joined.options.grace + 1.0
         self._close_workers(own)
         # From here on this rank is busy: to remove what its workers have spilled may take long.
         channels.mailbox.flush(1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
@@ -41,15 +41,10 @@ class Inventory:
     gpus: tuple[Gpu, ...]
     #: ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
     visible: str | None
-    #: Where the rank's workers put their files; empty: unknown.
-    local_directory: str = ""
     #: What a person should know, each one line.
     warnings: tuple[str, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
-    #: What the rank's workers are asked to take of their devices' memory (`dask_gpu_mpi.plan.device_memory.device_options`);
-    #: ranks may differ.
-    device_options: Mapping[str, Any] = field(default_factory=dict)
     #: CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
     cpu_quota: float | None = None
 
@@ -59,8 +54,6 @@ def take_inventory(
     world_size: int,
     environ: Mapping[str, str],
     *,
-    local_directory: str = "",
-    device_options: Mapping[str, Any] | None = None,
     look_for_gpus: bool = True,
     host: str | None = None,
     nvml: Any = None,
@@ -74,8 +67,6 @@ def take_inventory(
         As MPI numbers them.
     environ : mapping
         The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
-    local_directory, device_options
-        Passed on.
     look_for_gpus : bool
         False leaves NVML alone, for jobs whose workers are to use no GPU.
     host : str, optional
@@ -117,9 +108,7 @@ def take_inventory(
         cpu_quota=cpu_quota(),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=visible,
-        local_directory=local_directory,
         contexts=own_contexts() if look_for_gpus else (),
-        device_options=dict(device_options or {}),
         # Without the rank, so that the ranks of a host report it once together.
         warnings=tuple(
             f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "

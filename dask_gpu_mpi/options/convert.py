@@ -13,6 +13,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from dask_gpu_mpi.base.sizes import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 
 from .hints import nearest, show
-from .model import Kind, Option, Source
+from .model import Kind, Setting, Source
 
 __all__ = ["convert"]
+
+#: Integers, and sizes in bytes, from here on are refused: no message between ranks could have them.
+LARGEST = 1 << 63
+#: Levels of lists and mappings in a value: JSON, pickle and repr call themselves for each, and end at about a thousand.
+MOST_LEVELS = 100
 
 _TRUE = ("true", "yes", "on", "1")
 _FALSE = ("false", "no", "off", "0")
@@ -41,15 +47,18 @@ _EXPECTED: dict[Kind, str] = {
 
 
 class _Unexpected(Exception):
-    """A value is wrong; the text says what is expected, better than the kind of the option does."""
+    """A value is not what its kind says; the text, if any, says better what is expected.
+
+    Converters raise nothing else: another exception is a defect of theirs, and shows as one.
+    """
 
 
-def convert(option: Option, value: Any, origin: str, source: Source) -> Any:
+def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
     """Check a value and bring it into the one form of its kind.
 
     Parameters
     ----------
-    option : Option
+    setting : Setting
         What is set.
     value : Any
         What it is set to.
@@ -70,70 +79,90 @@ def convert(option: Option, value: Any, origin: str, source: Source) -> Any:
 
     Examples
     --------
-    >>> nthreads = Option("nthreads", "int", None, "", minimum=1)
+    >>> nthreads = Setting("nthreads", "int", minimum=1)
     >>> convert(nthreads, "4", "command line: --nthreads", "command line")
     4
     >>> convert(nthreads, 0, "keyword nthreads", "keyword")
     Traceback (most recent call last):
-    dask_gpu_mpi.errors.OptionError: keyword nthreads: invalid value 0 (int; expected an integer of 1 or more, or None)
+    dask_gpu_mpi.errors.OptionError: keyword nthreads: invalid value 0 (int; expected an integer of 1 or more)
     """
-    if value is None and option.allows_none:
+    if value is None and setting.allows_none:
         return None
-    read = _KINDS[option.kind]
-    expected = ""
     try:
-        if value is not None:
-            return read(option, value, source)
+        if value is None:
+            raise _Unexpected
+        _refuse_endless(setting, value)
+        return _KINDS[setting.kind](setting, value, source)
     except _Unexpected as error:
-        expected = str(error)
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        pass
+        expected = str(error) or _expected(setting)
     kind = "" if value is None or isinstance(value, str) else f"{type(value).__name__}; "
-    raise OptionError(
-        f"{origin}: invalid value {show(value)} ({kind}expected {expected or _expected(option)})"
-    )
+    raise OptionError(f"{origin}: invalid value {show(value)} ({kind}expected {expected})")
 
 
-def _expected(option: Option) -> str:
-    if option.kind == "int":
+def _refuse_endless(setting: Setting, value: Any) -> None:
+    """The one guard against numbers of thousands of digits, and values that are nested as deeply."""
+    if isinstance(value, int) and abs(value) >= LARGEST:
+        if setting.kind in ("int", "memory"):
+            raise _Unexpected("an integer below 2**63")
+        raise _Unexpected
+    level, seen = [value], set[int]()
+    for _ in range(MOST_LEVELS):
+        level = [each for each in level if isinstance(each, (list, tuple, Mapping)) and id(each) not in seen]
+        if not level:
+            return
+        seen.update(map(id, level))
+        level = [inner for each in level for inner in (each.values() if isinstance(each, Mapping) else each)]
+    raise _Unexpected(f"a value of at most {MOST_LEVELS} levels of lists and objects")
+
+
+def _expected(setting: Setting) -> str:
+    if setting.kind == "int":
         text = "an integer"
-        if option.minimum is not None:
-            least = option.minimum
-            text += f" of {least} or more" if option.maximum is None else f" from {least} to {option.maximum}"
-    elif option.kind == "choice":
-        text = f"one of {', '.join(option.choices)}"
+        if setting.minimum is not None:
+            least, most = setting.minimum, setting.maximum
+            text += f" of {least} or more" if most is None else f" from {least} to {most}"
+    elif setting.kind == "choice":
+        text = f"one of {', '.join(setting.choices)}"
     else:
-        text = option.expected or _EXPECTED[option.kind]
-    return f"{text}, or None" if option.allows_none else text
+        text = setting.expected or _EXPECTED[setting.kind]
+    return f"{text}, or None" if setting.allows_none else text
 
 
-def _str(option: Option, value: Any, source: Source) -> str:
+def _str(setting: Setting, value: Any, source: Source) -> str:
     if source == "configuration" and isinstance(value, (int, float)) and not isinstance(value, bool):
         value = str(value)
     text = _text(value)
-    if not text or not text.isprintable() or (option.pattern and not re.fullmatch(option.pattern, text)):
-        raise ValueError
+    if not text or not text.isprintable() or (setting.pattern and not re.fullmatch(setting.pattern, text)):
+        raise _Unexpected
     return text
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError
+        raise _Unexpected
     return value.strip()
 
 
-def _path(option: Option, value: Any, source: Source) -> str | None:
-    text = os.fspath(value)
+def _number(value: Any) -> float:
+    """A number of any type, numpy's among them."""
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _Unexpected from None
+
+
+def _path(setting: Setting, value: Any, source: Source) -> str | None:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
     # U+DC80 to U+DCFF stand for bytes that Python could not decode (PEP 383): under LC_ALL=C that may be every letter but ASCII.
-    if not re.sub("[\udc80-\udcff]", "", text).isprintable():
-        raise ValueError
+    if not isinstance(text, str) or not re.sub("[\udc80-\udcff]", "", text).isprintable():
+        raise _Unexpected
     # dask-mpi's execute() has local_directory="" for "no choice".
     if not text:
         return None
     try:
         path = Path(text).expanduser()
     except RuntimeError:  # a user who is not there
-        raise _Unexpected(f"{_expected(option)} in the home directory of a user") from None
+        raise _Unexpected(f"{_expected(setting)} in the home directory of a user") from None
     try:
         os.fsencode(path)
     except UnicodeEncodeError as error:
@@ -152,46 +181,49 @@ def _has_working_directory() -> bool:
         return False
 
 
-def _int(option: Option, value: Any, source: Source) -> int:
+def _int(setting: Setting, value: Any, source: Source) -> int:
     if isinstance(value, bool):
-        raise TypeError
+        raise _Unexpected
     if isinstance(value, str) and source != "keyword":
         if not re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
-            raise ValueError
-        value = int(value)
-    number = operator.index(value)  # takes numpy's integers and no float
-    if abs(number) >= 1 << 63:  # no message could show one of thousands of digits
-        raise _Unexpected("an integer below 2**63")
-    low = -math.inf if option.minimum is None else option.minimum
-    high = math.inf if option.maximum is None else option.maximum
+            raise _Unexpected
+        value = int(value) if len(value) < 100 else LARGEST  # Python reads no number of thousands of digits
+        _refuse_endless(setting, value)
+    try:
+        number = operator.index(value)  # numpy's integers have one, a float has none
+    except TypeError:
+        raise _Unexpected from None
+    low = -math.inf if setting.minimum is None else setting.minimum
+    high = math.inf if setting.maximum is None else setting.maximum
     if not low <= number <= high:
-        raise ValueError
+        raise _Unexpected
     return number
 
 
-def _bool(option: Option, value: Any, source: Source) -> bool:
+def _bool(setting: Setting, value: Any, source: Source) -> bool:
     if isinstance(value, bool):
         return value
-    text = str(value).strip().lower()
+    text = str(value).strip().lower() if isinstance(value, (str, int)) else ""
     if source == "keyword" or text not in _TRUE + _FALSE:
-        raise TypeError
+        raise _Unexpected
     return text in _TRUE
 
 
-def _choice(option: Option, value: Any, source: Source) -> str:
+def _choice(setting: Setting, value: Any, source: Source) -> str:
     text = _text(value).lower()
-    spelled = {choice.lower(): choice for choice in option.choices}
+    spelled = {choice.lower(): choice for choice in setting.choices}
     if text not in spelled:
-        near = nearest(text, option.choices)
-        raise _Unexpected(_expected(option) + (f"; did you mean {near!r}?" if near else ""))
+        near = nearest(text, setting.choices)
+        raise _Unexpected(_expected(setting) + (f"; did you mean {near!r}?" if near else ""))
     return spelled[text]
 
 
-def _json(option: Option, value: Any, source: Source) -> dict[str, Any]:
+def _json(setting: Setting, value: Any, source: Source) -> dict[str, Any]:
     if isinstance(value, str) and source != "keyword":
         value = _parse_json(value)
+        _refuse_endless(setting, value)
     if not isinstance(value, Mapping):
-        raise TypeError
+        raise _Unexpected
     for name in value:
         if not isinstance(name, str):
             raise _Unexpected(f"names that are texts, found the name {show(name)}")
@@ -215,63 +247,78 @@ def _parse_json(text: str) -> Any:
             'an object as JSON, on a shell in single quotes, such as \'{"rmm_pool_size": "10GB"}\'; '
             f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}, near {near}"
         ) from None
+    except (ValueError, RecursionError):
+        raise _Unexpected("JSON with numbers below 2**63, and not nested deeply") from None
 
 
-def _class(option: Option, value: Any, source: Source) -> str | type:
+def _class(setting: Setting, value: Any, source: Source) -> str | type:
     if isinstance(value, type) and source == "keyword":
         return value
     text = _text(value)
     if not _DOTTED.fullmatch(text):
-        raise ValueError
+        raise _Unexpected
     return text
 
 
-def _duration(option: Option, value: Any, source: Source) -> float:
+def _duration(setting: Setting, value: Any, source: Source) -> float:
     if isinstance(value, bool):
-        raise TypeError
+        raise _Unexpected
     if isinstance(value, str):
-        from dask.utils import parse_timedelta
-
-        text = value.strip()
-        # parse_timedelta puts a 1 before what does not start with a digit: ".5s" were 1.5 s, and "minutes" one minute.
-        if not re.match(r"[0-9.]", text):
-            raise ValueError
-        value = parse_timedelta(f"0{text}")
-    elif hasattr(value, "total_seconds"):
+        value = _parse_duration(value.strip())
+    elif isinstance(value, timedelta):
         value = value.total_seconds()
-    seconds = float(value)
+    seconds = _number(value)
     if not 0 < seconds < math.inf:
-        raise ValueError
+        raise _Unexpected
     return seconds
 
 
-def _memory(option: Option, value: Any, source: Source) -> int | float | str | None:
+def _parse_duration(text: str) -> float:
+    from dask.utils import parse_timedelta
+
+    # parse_timedelta puts a 1 before what does not start with a digit: ".5s" were 1.5 s, and "minutes" one minute.
+    if not re.match(r"[0-9.]", text):
+        raise _Unexpected
+    try:
+        return float(parse_timedelta(f"0{text}"))
+    except (ValueError, KeyError, OverflowError):  # a KeyError of a unit that it does not know
+        raise _Unexpected from None
+
+
+def _memory(setting: Setting, value: Any, source: Source) -> Any:
     if isinstance(value, bool):
-        raise TypeError
+        raise _Unexpected
     if isinstance(value, str):
         value = value.strip()
         if source != "keyword" and value.lower() in ("none", "null"):
             return None
         if value.lower() == "auto":
             return "auto"
-    parse_memory_limit(value)
-    return value if isinstance(value, (int, str)) else float(value)
-
-
-def _listen(option: Option, value: Any, source: Source) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    host, colon, port = _text(value).rpartition(":")
-    if not (port.isascii() and port.isdigit()) or int(port) > 65535 or not re.fullmatch(r"[^\s/]*", host):
-        raise ValueError
-    return f"{host}:{port}" if colon else f"127.0.0.1:{port}"
-
-
-def _object(option: Option, value: Any, source: Source) -> Any:
+    elif not isinstance(value, int):
+        value = _number(value)
+    try:
+        size = parse_memory_limit(value)
+    except OptionError:
+        raise _Unexpected from None
+    if size is not None and size >= LARGEST:
+        raise _Unexpected("less than 2**63 bytes")
     return value
 
 
-_KINDS: dict[Kind, Callable[[Option, Any, Source], Any]] = {
+def _listen(setting: Setting, value: Any, source: Source) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    host, colon, port = _text(value).rpartition(":")
+    if not re.fullmatch("[0-9]{1,5}", port) or int(port) > 65535 or not re.fullmatch(r"[^\s/]*", host):
+        raise _Unexpected
+    return f"{host}:{port}" if colon else f"127.0.0.1:{port}"
+
+
+def _object(setting: Setting, value: Any, source: Source) -> Any:
+    return value
+
+
+_KINDS: dict[Kind, Callable[[Setting, Any, Source], Any]] = {
     "str": _str,
     "path": _path,
     "int": _int,

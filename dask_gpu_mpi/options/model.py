@@ -1,13 +1,14 @@
-"""What an option is (`Option`), and what all options of a rank are (`Options`): plain data."""
+"""Every option, once: what it may be, its default and its help (`OPTIONS`), and what a rank has of them all (`Options`)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from .protocols import Protocol, WorkerUcx
+from .protocols import AUTO, Protocol, WorkerUcx
 
-__all__ = ["DASHBOARD_ADDRESS", "Kind", "Option", "Options", "Source"]
+__all__ = ["DASHBOARD_ADDRESS", "OPTIONS", "Kind", "Option", "Options", "Setting", "Source"]
 
 #: What an option's value may be:
 #:
@@ -26,32 +27,50 @@ Source = Literal["keyword", "command line", "configuration"]
 
 #: Where Dask's dashboard listens by default: on the loopback interface, since it lets everyone run code.
 DASHBOARD_ADDRESS = "127.0.0.1:8787"
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 
 
 @dataclass(frozen=True)
-class Option:
-    """One option: its name, what it may be, and where it may be set."""
+class Setting:
+    """What a value may be: of an option, or of a worker option whose type is known."""
 
-    #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
+    #: Of an option the Python keyword; the configuration key is the same with ``-`` for ``_``.
     name: str
     kind: Kind
+    #: What a ``choice`` may be.
+    choices: tuple[str, ...] = field(default=(), kw_only=True)
+    #: Bounds of an ``int``, both allowed.
+    minimum: int | None = field(default=None, kw_only=True)
+    maximum: int | None = field(default=None, kw_only=True)
+    #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
+    pattern: str = field(default="", kw_only=True)
+    #: What `pattern` asks for, in words.
+    expected: str = field(default="", kw_only=True)
+    #: Whether None is a value.
+    nullable: bool = field(default=False, kw_only=True)
+
+    @property
+    def allows_none(self) -> bool:
+        """Whether None is a value."""
+        return self.nullable
+
+
+@dataclass(frozen=True)
+class Option(Setting):
+    """One option: its name, what it may be, and where it may be set."""
+
     #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
     help: str
     #: Its spelling on the command line; a switch has both, as click writes it: ``"--dashboard/--no-dashboard"``.
     flags: tuple[str, ...] = ()
-    #: What a ``choice`` may be.
-    choices: tuple[str, ...] = ()
-    #: Bounds of an ``int``, both allowed.
-    minimum: int | None = None
-    maximum: int | None = None
-    #: Regular expression that a ``str`` must match as a whole; "" allows every text without control characters.
-    pattern: str = ""
-    #: What `pattern` asks for, in words.
-    expected: str = ""
-    #: Whether None is a value even though the default is another.
-    nullable: bool = False
+    #: Its heading in ``--help-all``.
+    topic: str = ""
+    #: Whether all ranks must have set the same.
+    same: bool = False
+    #: Whether the command ``plan`` has it: it shapes the plan.
+    plan: bool = False
     #: Whether it exists on the command line.
     cli: bool = True
     #: Whether it exists in the configuration and the environment.
@@ -59,7 +78,7 @@ class Option:
 
     @property
     def allows_none(self) -> bool:
-        """Whether None is a value."""
+        """Whether None is a value: for a default of None it always is."""
         return self.nullable or self.default is None
 
     @property
@@ -73,50 +92,150 @@ class Option:
         return f"DASK_GPU_MPI__{self.name.upper()}"
 
 
+def option(
+    kind: Kind, default: Any, help: str, flags: tuple[str, ...] = (), *, resolved: Any = ..., **more: Any
+) -> Any:
+    """A field of `Options`, with what `Option` says of it; its name is the field's.
+
+    `resolved` is its value if it is set nowhere, if that is not the default: the user's None means "let dask_gpu_mpi choose".
+    """
+    metadata = {"kind": kind, "default": default, "help": help, "flags": flags, **more}
+    if resolved is dict:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default if resolved is ... else resolved, metadata=metadata)
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of a rank, with every default filled in; times in seconds.
+    """The options of a rank, with every default filled in; times in seconds. Each is declared here, and nowhere else.
 
-    The fields are the options of `dask_gpu_mpi.options.table.OPTIONS`, except ``nanny`` (which has become the `worker_class`) and
-    ``exclusive_workers`` (the `layout`). `security` and `protocol` agree with each other; `protocol` is what all processes speak,
-    and `worker_ucx` what workers use beside it.
+    ``initialize()``, ``execute()``, the command line, ``gpu-mpi.yaml`` and the documentation are made from these fields, or
+    checked against them (`OPTIONS`). `security` and `protocol` agree with each other; `protocol` is what all processes speak.
     """
 
-    interface: str | None = None
-    nthreads: int | None = None
-    local_directory: str | None = None
-    memory_limit: int | float | str | None = "auto"
-    dashboard: bool = True
-    dashboard_address: str = DASHBOARD_ADDRESS
-    protocol: Protocol = Protocol.TLS
+    # Names and meanings are dask-mpi's if it has the option. Changed on purpose: its defaults of nthreads (1), worker_class
+    # (distributed.Worker or Nanny), dashboard_address (":8787", all interfaces), exclusive_workers (True), and of the command
+    # line's name ("dask_mpi").
+    # fmt: off
+    nthreads: int | None = option("int", None,
+        "Threads of each worker. Default: 1 with a GPU, else the rank's fair share of the node's cores.",
+        ("--nthreads",), topic="Workers", same=True, plan=True, minimum=1)
+    memory_limit: int | float | str | None = option("memory", "auto",
+        "Memory of each worker: bytes, a text such as 4GB, a fraction of the node's memory, 0 for no "
+        "limit, or auto: the node's memory divided by its workers.",
+        ("--memory-limit",), topic="Workers", plan=True, nullable=True)
+    worker_class: str | type = option("class", "auto",
+        "Class of the workers, as a dotted path. Default: auto, which is dask_cuda.CUDAWorker on "
+        "GPUs, distributed.Nanny without.",
+        ("--worker-class",), topic="Workers", plan=True)
+    worker_options: dict[str, Any] = option("json", None,
+        "Further options of the workers' class, as a JSON object.",
+        ("--worker-options",), topic="Workers", resolved=dict, plan=True)
+    gpus_per_worker: int = option("int", 1,
+        "GPUs that each GPU worker sees: neighbours, for models that need several.",
+        ("--gpus-per-worker",), topic="Workers", same=True, plan=True, minimum=1)
+    cpu_workers: int = option("int", 0,
+        "CPU workers on every node, in addition to those of the GPUs.",
+        ("--cpu-workers",), topic="Workers", same=True, plan=True, minimum=0)
+    default_workers: str = option("choice", "all",
+        "Where tasks run that ask for no worker and no resource. gpu: on the GPU workers, where there are any. all: on any "
+        "worker, CPU workers too.",
+        ("--default-workers",), topic="Workers", same=True, choices=("all", "gpu"))
+    name: str | None = option("str", None,
+        "Prefix of the workers' names, which become PREFIX-RANK.",
+        ("--name",), topic="Workers", same=True, plan=True,
+        pattern=_NAME, expected="letters, digits and . _ + - (the name becomes part of file names)")
+    local_directory: str | None = option("path", None,
+        "Directory for the workers' scratch files, node-local and short. Default: Dask's temporary-directory, else $TMPDIR.",
+        ("--local-directory",), topic="Workers")
+    require_idle_gpus: bool = option("bool", False,
+        "Whether to refuse GPUs on which other processes hold memory. By default there is a warning.",
+        ("--require-idle-gpus/--no-require-idle-gpus",), topic="Workers", same=True, plan=True)
+    layout: str = option("choice", "shared",
+        "shared: every rank has workers. exclusive: one rank for the scheduler, one for the client if there is a script, "
+        "as in dask-mpi.",
+        ("--layout",), topic="Ranks", same=True, plan=True, choices=("shared", "exclusive"))
+    scheduler_rank: int = option("int", 0,
+        "MPI rank on whose node the scheduler runs.",
+        ("--scheduler-rank",), topic="Ranks", same=True, plan=True, minimum=0)
+    client_rank: int | None = option("int", None,
+        "MPI rank that runs the client script. Default: 0, in the layout exclusive 1.",
+        ("--client-rank",), topic="Ranks", same=True, plan=True, minimum=0)
+    startup_timeout: float = option("duration", 300.0,
+        "Seconds (or 5m) within which all workers have to be up, else the job fails.",
+        ("--startup-timeout",), topic="Ranks")
+    shutdown_timeout: float = option("duration", 10.0,
+        "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
+        ("--shutdown-timeout",), topic="Ranks")
+    walltime_signal: str | None = option("choice", None,
+        "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",
+        ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))
+    interface: str | None = option("str", None,
+        "Network interface, such as ib0 or hsn0. Default, or auto: loopback if the job has one node, else a fast one "
+        "that all nodes have, else that of the default route.",
+        ("--interface",), topic="Network and security",
+        pattern=r"[^\s/]+", expected="the name of a network interface, such as 'ib0'")
+    protocol: Protocol = option("choice", None,
+        "Network protocol of Dask. auto (the default): tls, with GPU memory going from GPU to GPU over UCX where "
+        "every rank can. tls: everything encrypted. ucx: tls, with large NumPy arrays and GPU memory between workers over "
+        "UCX; between nodes only with RDMA. tcp: open to everyone on the network.",
+        ("--protocol",), topic="Network and security", resolved=Protocol.TLS, same=True, choices=(AUTO, *Protocol))
+    #: What workers use beside the protocol; follows from `protocol` and `security`.
     worker_ucx: WorkerUcx = WorkerUcx.AUTO
-    worker_class: str | type = "auto"
-    worker_options: dict[str, Any] = field(default_factory=dict)
-    comm: Any = None
-    exit: bool = True
-    scheduler: bool = True
-    scheduler_address: str | None = None
-    scheduler_file: str | None = None
-    scheduler_port: int | None = None
-    scheduler_rank: int = 0
-    client_rank: int | None = None
-    name: str | None = None
-    security: bool = True
-    layout: str = "shared"
-    cpu_workers: int = 0
-    default_workers: str = "all"
-    gpus_per_worker: int = 1
-    require_idle_gpus: bool = False
-    startup_timeout: float = 300.0
-    shutdown_timeout: float = 10.0
-    walltime_signal: str | None = None
-    log_level: str = "warning"
-    log_directory: str | None = None
-    report: str | None = None
+    security: bool = option("bool", None,
+        "Whether connections are encrypted and authenticated, with certificates made for this job. Default: authenticated "
+        "always, encrypted but for data that goes over UCX; --security: encrypted always, --no-security: neither.",
+        ("--security/--no-security",), topic="Network and security", resolved=True)
+    scheduler_port: int | None = option("int", None,
+        "Port of the scheduler. Default: a random one.",
+        ("--scheduler-port",), topic="Network and security", minimum=0, maximum=65535)
+    dashboard: bool = option("bool", True,
+        "Whether the scheduler serves the dashboard, which the token in the printed link opens. If not, nothing "
+        "listens for HTTP.",
+        ("--dashboard/--no-dashboard",), topic="Dashboard, logs and report")
+    dashboard_address: str = option("listen", None,
+        f"HOST:PORT of the dashboard. Default: {DASHBOARD_ADDRESS}, for ssh tunnels; :8787 is all "
+        "interfaces, and the token crosses the network in clear.",
+        ("--dashboard-address",), topic="Dashboard, logs and report", resolved=DASHBOARD_ADDRESS)
+    log_level: str = option("choice", "warning",
+        "Least severity of the messages that Dask logs.",
+        ("--log-level",), topic="Dashboard, logs and report",
+        choices=("debug", "info", "warning", "error", "critical"))
+    log_directory: str | None = option("path", None,
+        "Directory for a log file of each rank, instead of the standard error; and an empty file 'ended' at the job's end.",
+        ("--log-directory",), topic="Dashboard, logs and report")
+    report: str | None = option("path", None,
+        "File with what the job has done: FILE.html is one page for a browser (needs bokeh), FILE.json its figures. "
+        "Written on the client rank when the script ends, however it ends.",
+        ("--report",), topic="Dashboard, logs and report")
+    scheduler_file: str | None = option("path", None,
+        "File by which others find the scheduler and its credentials: written, or "
+        "read with --no-scheduler.",
+        ("--scheduler-file",), topic="Other clusters")
+    scheduler: bool = option("bool", True,
+        "Whether to start a scheduler; without one the workers attach to a running cluster.",
+        ("--scheduler/--no-scheduler",), topic="Other clusters", same=True)
+    scheduler_address: str | None = option("str", None,
+        "Address of the running scheduler to attach to, with --no-scheduler; its credentials come from a scheduler file.",
+        ("--scheduler-address",), topic="Other clusters",
+        pattern=r"([a-z]+://)?(\[[^\s\[\]]+\]|[^\s/:\[\]]+):[0-9]{1,5}",
+        expected="an address with its port, such as 'tls://10.0.0.1:8786'")
+    comm: Any = option("object", None,
+        "mpi4py communicator to use instead of COMM_WORLD.",
+        cli=False, config=False)
+    exit: bool = option("bool", True,
+        "Whether ranks other than the client's end in initialize().",
+        cli=False, config=False)
+    # fmt: on
     #: Warnings for the user, to be printed once, on rank 0.
     warnings: tuple[str, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
+
+    @property
+    def grace(self) -> float:
+        """Seconds that workers get to close politely, well within the shutdown deadline."""
+        return min(2.0, self.shutdown_timeout / 2)
 
     @property
     def worker_kind(self) -> Literal["auto", "cpu", "gpu"]:
@@ -131,3 +250,22 @@ class Options:
         if name in ("Nanny", "Worker") and package.split(".")[0] in ("distributed", "dask"):
             return "cpu"
         return "auto"
+
+
+# fmt: off
+#: Names that set another option: `rules.settle` turns them into the layout and the class of the workers.
+_SYNONYMS = (
+    Option("exclusive_workers", "bool", None,
+        "dask-mpi's name for --layout exclusive and --layout shared.",
+        ("--exclusive-workers/--inclusive-workers",), topic="As in dask-mpi", config=False),
+    Option("nanny", "bool", None,
+        "Deprecated: use --worker-class distributed.Nanny or distributed.Worker.",
+        ("--nanny/--no-nanny",), topic="As in dask-mpi", config=False),
+)
+# fmt: on
+
+#: All options by name, in the order of ``--help-all``.
+OPTIONS: Mapping[str, Option] = {
+    **{each.name: Option(each.name, **each.metadata) for each in fields(Options) if each.metadata},
+    **{each.name: each for each in _SYNONYMS},
+}

@@ -13,16 +13,10 @@ from dask_gpu_mpi.errors import OptionError
 from .convert import convert
 from .dask_config import import_config
 from .hints import show, suggest
-from .model import DASHBOARD_ADDRESS, Option, Options, Source
+from .model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
 from .rules import settle
-from .table import OPTIONS
 
-__all__ = ["parse_text", "register_defaults", "resolve"]
-
-
-def parse_text(option: Option, text: str) -> Any:
-    """Read an option of the command line; a text that is no value of it is an OptionError."""
-    return convert(option, text, _origin(option, "command line"), "command line")
+__all__ = ["register_defaults", "resolve"]
 
 
 def register_defaults() -> None:
@@ -41,7 +35,7 @@ def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command lin
     Parameters
     ----------
     given : Mapping
-        What the user has set, by Python name, and nothing else. Command line: texts, or what `parse_text` made of them.
+        What the user has set, by Python name, and nothing else.
     source : {"keyword", "command line"}
         Where `given` comes from.
 
@@ -58,15 +52,17 @@ def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command lin
     """
     values: dict[str, Any] = {name: option.default for name, option in OPTIONS.items()}
     origins: dict[str, str] = {}
+    explicit: dict[str, Any] = {}
+    for name, value in given.items():  # first: its errors are nearest to the user
+        if name not in OPTIONS:
+            raise OptionError(f"{source}: unknown option {show(name)}{suggest(name, OPTIONS)}")
+        explicit[name] = convert(OPTIONS[name], value, _origin(OPTIONS[name], source), source)
     for option, value, origin in _configured():
         converted = convert(option, value, origin, "configuration")
         if converted != option.default:
             values[option.name], origins[option.name] = converted, origin
-    for name, value in given.items():
-        if name not in OPTIONS:
-            raise OptionError(f"{source}: unknown option {show(name)}{suggest(name, OPTIONS)}")
-        origin = _origin(OPTIONS[name], source)
-        values[name], origins[name] = convert(OPTIONS[name], value, origin, source), origin
+    values |= explicit
+    origins |= {name: _origin(OPTIONS[name], source) for name in explicit}
     warnings = settle(values, origins, frozenset(given), source)
     if values["interface"] == "auto":
         values["interface"] = None

@@ -1,10 +1,11 @@
-"""How much of a GPU's memory its worker takes, and whether the GPU has that much."""
+"""How much of a GPU's memory its worker uses, in bytes, and whether the GPU has that much."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes
@@ -14,10 +15,9 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
     from dask_gpu_mpi.options.model import Options
 
-    from .model import WorkerPlan
-    from .plan import Plan
+    from .model import HostPlan, WorkerPlan
 
-__all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options"]
+__all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options", "device_sizes"]
 
 #: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM requires of them (bytes).
 DEVICE_SIZES = {
@@ -26,6 +26,10 @@ DEVICE_SIZES = {
     "rmm_maximum_pool_size": 256,
     "rmm_release_threshold": 256,
 }
+#: Whether pools may be larger than the device.
+MANAGED = "rmm_managed_memory"
+#: Bytes that no size reaches: a message between ranks has no larger integer.
+LARGEST = 1 << 63
 #: dask-cuda's "default" for device_memory_limit (dask_cuda.utils.parse_device_memory_limit).
 DEFAULT_FRACTION = 0.8
 #: Part of the free memory that a message proposes for a pool: the worker's context and kernels need some too.
@@ -33,19 +37,65 @@ PROPOSED_FRACTION = 0.9
 
 
 def device_options(options: Options) -> dict[str, Any]:
-    """The worker options that are about device memory, as far as the class is CUDAWorker (or may become it)."""
-    if options.worker_class != "auto" and options.worker_kind != "gpu":
+    """The worker options that are about device memory, for a class that may be CUDAWorker: ranks send them to rank 0.
+
+    A value that is no size is left out: the check of worker options reports it, or it means something else in a class of the
+    user's.
+    """
+    if options.worker_kind == "cpu":
         return {}
-    keys = (*DEVICE_SIZES, "rmm_managed_memory")
-    return {key: options.worker_options[key] for key in keys if key in options.worker_options}
+    found = {
+        key: _plain(options.worker_options[key]) for key in DEVICE_SIZES if key in options.worker_options
+    }
+    sizes = {key: value for key, value in found.items() if value is None or _is_size(value)}
+    return {**sizes, MANAGED: True} if options.worker_options.get(MANAGED) is True else sizes
 
 
-def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
+def _plain(value: Any) -> Any:
+    """An integer of numpy's as Python's, which a message can have."""
+    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return False
+    try:
+        return 0 <= device_bytes(value, 1) < LARGEST
+    except ValueError:
+        return False
+
+
+def device_sizes(asked: Mapping[str, Any], memory: int) -> dict[str, int]:
+    """Bytes of a worker's own device for each size of `DEVICE_SIZES`; none if it is not known how much the device has.
+
+    Parameters
+    ----------
+    asked : mapping
+        The user's sizes (`device_options`); None for one leaves it to dask-cuda.
+    memory : int
+        Bytes of the device (of its slice, under MIG); 0: unknown.
+
+    Examples
+    --------
+    >>> device_sizes({"rmm_pool_size": 0.5}, 80 * 10**9)
+    {'device_memory_limit': 64000000000, 'rmm_pool_size': 40000000000}
+    """
+    if not memory:
+        return {}
+    asked = {"device_memory_limit": "default", **asked}
+    return {
+        key: device_bytes(asked[key], memory, alignment)
+        for key, alignment in DEVICE_SIZES.items()
+        if asked.get(key) is not None
+    }
+
+
+def device_bytes(value: int | float | str, memory: int, alignment: int = 1) -> int:
     """Turn a size of device memory, a fraction among them, into bytes.
 
     Parameters
     ----------
-    value : int, float, str or None
+    value : int, float or str
         ``"default"`` = 0.8, ``"auto"`` = all, a float or its text in (0, 1] = that fraction; the rule is dask-cuda's
         (``parse_device_bytes``), where 1 (int or ``"1"``) is one byte and 1.0 everything.
     memory : int
@@ -55,8 +105,8 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
 
     Returns
     -------
-    int or None
-        Bytes; 0 and None as they are.
+    int
+        Bytes.
 
     Examples
     --------
@@ -66,8 +116,6 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
     >>> device_bytes(1, memory), device_bytes(1.0, memory)
     (1, 80000000000)
     """
-    if value is None:
-        return None
     if value == "default":
         value = DEFAULT_FRACTION
     elif value == "auto":
@@ -84,7 +132,9 @@ def device_bytes(value: Any, memory: int, alignment: int = 1) -> Any:
     return size // alignment * alignment
 
 
-def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> None:
+def check_device_memory(
+    hosts: Iterable[HostPlan], workers: Iterable[WorkerPlan], asked: Mapping[int, Mapping[str, Any]]
+) -> None:
     """Refuse sizes that a GPU does not have, before the plan is carried out: RMM would report that in a worker's traceback.
 
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
@@ -92,8 +142,8 @@ def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> N
 
     Parameters
     ----------
-    plan : Plan
-        Where every worker is.
+    hosts, workers : iterable
+        Of the plan.
     asked : mapping
         For each rank the options of its workers (`device_options`).
 
@@ -102,13 +152,13 @@ def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> N
     OptionError
         Names the GPU, its host, its worker, its free memory, and a value that would fit.
     """
-    gpus = {(host.host, gpu.uuid): gpu for host in plan.hosts for gpu in host.gpus}
+    gpus = {(host.host, gpu.uuid): gpu for host in hosts for gpu in host.gpus}
     problems: list[tuple[WorkerPlan, Gpu, str, str, int]] = []
-    for worker in plan.workers:
+    for worker in workers:
         options = asked.get(worker.rank, {})
-        if worker.kind == "gpu" and options and not options.get("rmm_managed_memory"):
+        if worker.device_sizes and not options.get(MANAGED):
             gpu = gpus[worker.host, worker.devices[0]]
-            if gpu.memory and (problem := _problem(options, gpu)):
+            if problem := _problem(options, worker.device_sizes, gpu):
                 problems.append((worker, gpu, *problem))
     if not problems:
         return
@@ -128,13 +178,8 @@ def check_device_memory(plan: Plan, asked: Mapping[int, Mapping[str, Any]]) -> N
     )
 
 
-def _problem(options: Mapping[str, Any], gpu: Gpu) -> tuple[str, str, int] | None:
+def _problem(options: Mapping[str, Any], sizes: Mapping[str, int], gpu: Gpu) -> tuple[str, str, int] | None:
     """The option that can't be had, its size and why, and the bytes that could be had."""
-    sizes = {
-        key: device_bytes(options[key], gpu.memory, alignment) or 0
-        for key, alignment in DEVICE_SIZES.items()
-        if key in options
-    }
 
     def described(key: str) -> str:
         return f"{options[key]!r} ({format_bytes(sizes[key])})"

@@ -2,61 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 from dask_gpu_mpi.machine.gpus import Gpu
 
-if TYPE_CHECKING:
-    from dask_gpu_mpi.options.model import Options
-
-__all__ = ["HostPlan", "PlacementOptions", "Planned", "Role", "WorkerPlan", "placement_options"]
-
-
-@dataclass(frozen=True)
-class PlacementOptions:
-    """The options that shape a plan; their values are checked in `dask_gpu_mpi.options`."""
-
-    #: "shared": all ranks take workers, rank 0 has the scheduler and the client besides. "exclusive": the scheduler's and the
-    #: client's rank, which may be the same, take no workers.
-    layout: str = "shared"
-    #: CPU workers to add on every host.
-    cpu_workers: int = 0
-    #: GPUs that each GPU worker sees.
-    gpus_per_worker: int = 1
-    #: Whether memory that other processes hold on a worker's GPU is an error instead of a warning.
-    require_idle_gpus: bool = False
-    #: Threads of every worker; None: 1 for GPU workers (dask-cuda's default), for CPU workers their share of cores.
-    nthreads: int | None = None
-    #: Of each worker: "auto", bytes (4e9, "4GB"), a fraction up to 1 of the host's memory, 0 or None for none.
-    memory_limit: int | float | str | None = "auto"
-    #: "auto": GPU workers where there is a GPU anywhere. "cpu": GPUs are ignored. "gpu": without any GPU, an error.
-    worker_kind: Literal["auto", "cpu", "gpu"] = "auto"
-    #: Prefix of worker names: ``<name>-<rank>...``.
-    name: str | None = None
-    scheduler_rank: int = 0
-    #: None: rank 0 (shared), or rank 1 (exclusive).
-    client_rank: int | None = None
-    #: Whether this job starts a scheduler, and whether it runs a script: in layout "exclusive" a rank is reserved for each.
-    has_scheduler: bool = True
-    has_client: bool = True
-
-
-def placement_options(options: Options, *, name: str | None = None) -> PlacementOptions:
-    """What a plan needs of all the options of a job."""
-    return PlacementOptions(
-        layout=options.layout,
-        cpu_workers=options.cpu_workers,
-        gpus_per_worker=options.gpus_per_worker,
-        require_idle_gpus=options.require_idle_gpus,
-        nthreads=options.nthreads,
-        memory_limit=options.memory_limit,
-        worker_kind=options.worker_kind,
-        name=name if name is not None else options.name,
-        scheduler_rank=options.scheduler_rank,
-        client_rank=options.client_rank,
-        has_scheduler=options.scheduler,
-    )
+__all__ = ["HostPlan", "Planned", "Role", "WorkerPlan"]
 
 
 @dataclass(frozen=True)
@@ -106,6 +57,9 @@ class WorkerPlan:
     cpus: tuple[int, ...]
     #: Dask resources: ``GPU=<its GPUs>``, or ``CPU=<nthreads>``.
     resources: dict[str, float]
+    #: Bytes of its own device for CUDAWorker's sizes of device memory (`device_memory.DEVICE_SIZES`), those that are set and
+    #: ``device_memory_limit``; empty for a CPU worker, and if it is not known how much the device has.
+    device_sizes: dict[str, int] = field(default_factory=dict)
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -92,7 +92,12 @@ class Plan:
                 for host in self.hosts
             ],
             "workers": [
-                {**vars(worker), "cpus": list(worker.cpus), "resources": dict(worker.resources)}
+                {
+                    **vars(worker),
+                    "cpus": list(worker.cpus),
+                    "resources": dict(worker.resources),
+                    "device_sizes": dict(worker.device_sizes),
+                }
                 for worker in self.workers
             ],
             "warnings": list(self.warnings),

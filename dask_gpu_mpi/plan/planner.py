@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.options.model import Options
 
-from .device_memory import check_device_memory
+from . import device_memory
 from .gpu_assignment import divide_gpus, scheduler_gpu
-from .gpu_warnings import (
+from .hosts import (
+    Host,
     existing_contexts,
     gpus_in_use,
     gpus_without_worker,
+    group_by_host,
     ranks_without_gpu,
     refuse_gpus_in_use,
+    refuse_machine_with_two_names,
 )
-from .hosts import Host, group_by_host, refuse_machine_with_two_names
-from .model import PlacementOptions, Role
+from .model import Role
 from .plan import Plan
 from .roles import choose_roles, in_order, reserved_ranks
 from .workers import plan_workers
@@ -27,15 +31,26 @@ from .workers import plan_workers
 __all__ = ["make_plan"]
 
 
-def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Plan:
+def make_plan(
+    inventories: Iterable[Inventory],
+    options: Options,
+    *,
+    has_client: bool = True,
+    device_options: Mapping[int, Mapping[str, Any]] | None = None,
+) -> Plan:
     """Make the plan: who has which role, and which workers each rank starts.
 
     Parameters
     ----------
     inventories : iterable of Inventory
         One of each rank, in any order; the plan does not depend on it.
-    options : PlacementOptions
+    options : Options
         What the user has set.
+    has_client : bool
+        Whether the job runs a script: in layout "exclusive" a rank is reserved for it.
+    device_options : mapping, optional
+        By rank: the sizes of device memory that its workers are to use (`device_memory.device_options`), which may differ.
+        Default: those of `options`.
 
     Returns
     -------
@@ -55,13 +70,13 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
     Examples
     --------
     >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
-    >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), PlacementOptions())
+    >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
     >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
     [('0-0', 'h1', 0), ('0-1', 'h1', 1), ('1-0', 'h2', 0), ('1-1', 'h2', 1)]
     """
     ranks = in_order(inventories)
-    scheduler, client = choose_roles(options, len(ranks))
-    reserved = reserved_ranks(options, scheduler, client)
+    scheduler, client = choose_roles(options, len(ranks), has_client=has_client)
+    reserved = reserved_ranks(options, scheduler, client, has_client=has_client)
     hosts = group_by_host(ranks, reserved, use_gpus=options.worker_kind != "cpu")
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))
@@ -73,28 +88,31 @@ def make_plan(inventories: Iterable[Inventory], options: PlacementOptions) -> Pl
         if options.require_idle_gpus:
             refuse_gpus_in_use(hosts)
         warnings += ranks_without_gpu(hosts) + gpus_in_use(hosts)
-    workers, of_workers = plan_workers(hosts, options, on_gpus)
+    asked = device_options
+    if asked is None:
+        asked = dict.fromkeys(range(len(ranks)), device_memory.device_options(options))
+    workers, of_workers = plan_workers(hosts, options, on_gpus, asked)
 
     names = {rank.rank: host.name for host in hosts for rank in host.ranks}
     device = ""
-    if on_gpus and options.has_scheduler:
+    if on_gpus and options.scheduler:
         device, missing = scheduler_gpu(ranks[scheduler], workers)
         warnings += missing
-    plan = Plan(
+    planned = tuple(host.plan() for host in hosts)
+    device_memory.check_device_memory(planned, workers, asked)
+    return Plan(
         layout=options.layout,
         world_size=len(ranks),
         scheduler=Role(scheduler, names[scheduler]),
         client=Role(client, names[client]),
-        hosts=tuple(host.plan() for host in hosts),
+        hosts=planned,
         workers=tuple(workers),
         warnings=(*warnings, *existing_contexts(ranks), *of_workers),
         scheduler_device=device,
     )
-    check_device_memory(plan, {rank.rank: rank.device_options for rank in ranks})
-    return plan
 
 
-def _on_gpus(hosts: Sequence[Host], options: PlacementOptions) -> bool:
+def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
     """Choose between a job on GPUs and one on CPUs alone; refuse one that wants GPUs and sees none."""
     working = [rank for host in hosts for rank in host.working]
     if options.worker_kind == "cpu":

@@ -10,8 +10,6 @@ from dask_gpu_mpi.errors import PlacementError, world_too_small
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 
-from .model import PlacementOptions
-
 __all__ = ["choose_roles", "default_client", "expected_client", "in_order", "reserved_ranks"]
 
 
@@ -57,24 +55,27 @@ def expected_client(options: Options) -> int:
     return default_client(options.layout, options.scheduler_rank, options.client_rank)
 
 
-def reserved_ranks(options: PlacementOptions, scheduler: int, client: int) -> set[int]:
+def reserved_ranks(options: Options, scheduler: int, client: int, *, has_client: bool) -> set[int]:
     """The ranks that take no workers: in layout ``exclusive`` those of the scheduler and the client, where there are such."""
     if options.layout != "exclusive":
         return set()
-    return ({scheduler} if options.has_scheduler else set()) | ({client} if options.has_client else set())
+    return ({scheduler} if options.scheduler else set()) | ({client} if has_client else set())
 
 
-def choose_roles(options: PlacementOptions, world_size: int) -> tuple[int, int]:
+def choose_roles(options: Options, world_size: int, *, has_client: bool) -> tuple[int, int]:
     """Choose the scheduler's and the client's rank; raise WorldTooSmallException where ranks are too few."""
-    scheduler = options.scheduler_rank if options.has_scheduler else 0
+    scheduler = options.scheduler_rank if options.scheduler else 0
     client = default_client(options.layout, scheduler, options.client_rank)
-    roles = {"scheduler": scheduler} if options.has_scheduler else {}
-    if options.has_client:
+    roles = {"scheduler": scheduler} if options.scheduler else {}
+    if has_client:
         roles["client"] = client
     elif options.client_rank is None:
         client = scheduler
     # dask-mpi starts with no worker here, and waits for one forever.
-    least = max([client, *roles.values(), len(reserved_ranks(options, scheduler, client))]) + 1
+    least = (
+        max([client, *roles.values(), len(reserved_ranks(options, scheduler, client, has_client=has_client))])
+        + 1
+    )
     if world_size < least:
         fix = "lower scheduler_rank and client_rank (--scheduler-rank, --client-rank)"
         if options.layout == "exclusive":

@@ -12,7 +12,7 @@ from dask_gpu_mpi.base.hostlist import fold_numbers
 from dask_gpu_mpi.base.printable import printable
 from dask_gpu_mpi.machine.gpus import Gpu
 
-from .gpu_warnings import name_some
+from .hosts import name_some
 from .model import HostPlan, Planned
 from .nodes import summary
 from .table import HEADER, NO_WORKER, NUMERIC, Block, blocks

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from dask_gpu_mpi.base.hostlist import fold_numbers
-from dask_gpu_mpi.base.sizes import parse_memory_limit
+from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
+from dask_gpu_mpi.base.sizes import format_bytes, parse_memory_limit
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
 
 from .cores import intersection, near_cores, share_cores
-from .gpu_warnings import name_some
-from .host_memory import excess_warnings, worker_limit
-from .hosts import Host
-from .model import PlacementOptions, WorkerPlan
+from .device_memory import device_sizes
+from .hosts import Host, name_some
+from .model import WorkerPlan
 
-__all__ = ["plan_workers"]
+__all__ = ["excess_warnings", "plan_workers", "worker_limit"]
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class _Draft:
 
 
 def plan_workers(
-    hosts: Sequence[Host], options: PlacementOptions, on_gpus: bool
+    hosts: Sequence[Host], options: Options, on_gpus: bool, asked: Mapping[int, Mapping[str, Any]]
 ) -> tuple[list[WorkerPlan], list[str]]:
-    """All workers, in the order of ranks, of one rank GPU workers first; and warnings."""
+    """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
     distant: list[str] = []
@@ -45,7 +46,7 @@ def plan_workers(
         each = worker_limit(limit, host.memory, len(drafts))
         limits.append((host.name, each, len(drafts), host.memory))
         distant += [draft.distant for draft in drafts if draft.distant]
-        workers += _finish(host, drafts, options, each)
+        workers += _finish(host, drafts, options, each, asked)
     warnings = excess_warnings(limits)
     if distant:
         warnings.insert(
@@ -57,11 +58,11 @@ def plan_workers(
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
 
-def _prefix(options: PlacementOptions) -> str:
+def _prefix(options: Options) -> str:
     return f"{options.name}-" if options.name else ""
 
 
-def _on_gpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _on_gpus(host: Host, options: Options) -> list[_Draft]:
     place = {gpu.uuid: number for number, gpu in enumerate(host.gpus)}
     drafts = []
     for rank in host.working:
@@ -77,12 +78,12 @@ def _on_gpus(host: Host, options: PlacementOptions) -> list[_Draft]:
     return drafts
 
 
-def _on_cpus(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _on_cpus(host: Host, options: Options) -> list[_Draft]:
     prefix = _prefix(options)
     return [_Draft(f"{prefix}{rank.rank}" if prefix else rank.rank, rank, rank.cpus) for rank in host.working]
 
 
-def _added(host: Host, options: PlacementOptions) -> list[_Draft]:
+def _added(host: Host, options: Options) -> list[_Draft]:
     """The additional CPU workers, all of the first rank."""
     return [
         _Draft(f"{_prefix(options)}{rank.rank}-cpu-{number}", rank, rank.cpus)
@@ -91,7 +92,13 @@ def _added(host: Host, options: PlacementOptions) -> list[_Draft]:
     ]
 
 
-def _finish(host: Host, drafts: Sequence[_Draft], options: PlacementOptions, limit: int) -> list[WorkerPlan]:
+def _finish(
+    host: Host,
+    drafts: Sequence[_Draft],
+    options: Options,
+    limit: int,
+    asked: Mapping[int, Mapping[str, Any]],
+) -> list[WorkerPlan]:
     # GPU workers mostly wait for their GPU, so only CPU workers share the cores.
     threads = iter(share_cores([draft.cpus for draft in drafts if not draft.gpus], host.cpu_quota))
     workers = []
@@ -109,6 +116,55 @@ def _finish(host: Host, drafts: Sequence[_Draft], options: PlacementOptions, lim
                 memory_limit=limit,
                 cpus=draft.cpus,
                 resources={"GPU": float(len(draft.gpus))} if draft.gpus else {"CPU": float(nthreads)},
+                device_sizes=device_sizes(asked.get(draft.rank.rank, {}), draft.gpus[0].memory)
+                if draft.gpus
+                else {},
             )
         )
     return workers
+
+
+def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
+    """Give the memory limit of each worker of a host, in bytes; 0: none.
+
+    Parameters
+    ----------
+    limit : int, float or None
+        Bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it).
+    memory : int
+        Bytes that the job may use on the host; 0: unknown.
+    workers : int
+        Workers of the host, over all ranks.
+
+    Examples
+    --------
+    >>> worker_limit(None, 1000, 4), worker_limit(0.5, 1000, 4), worker_limit(300, 1000, 4), worker_limit(None, 0, 4)
+    (250, 500, 300, 0)
+    """
+    if limit is None:
+        return memory // workers if workers else 0
+    return int(limit * memory) if isinstance(limit, float) else limit
+
+
+def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[str]:
+    """Warn of hosts whose workers' limits add up to more than there is, which the user may want: one line for hosts alike.
+
+    Parameters
+    ----------
+    hosts : iterable of tuple
+        Name, limit of each worker, number of workers, and memory (0: unknown) of each host.
+
+    Examples
+    --------
+    >>> excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)])
+    ['on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are']
+    """
+    alike: dict[tuple[int, int, int], list[str]] = {}
+    for name, limit, workers, memory in hosts:
+        alike.setdefault((limit, workers, memory), []).append(name)
+    return [
+        f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
+        f"the {format_bytes(memory)} there are"
+        for (limit, workers, memory), names in alike.items()
+        if 0 < memory < limit * workers
+    ]

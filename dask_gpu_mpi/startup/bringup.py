@@ -1,7 +1,7 @@
 """The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
-A rank that can take part (`Bringup`) relays between the coordinator and its agent until the cluster is up. One that can't, because
-its options, its node or its agent are not as they must be, registers with that failure, and waits for the one report
+A rank that can take part (`Bringup`) relays between the coordinator and its agent until the cluster is up. One that can't,
+because its options, its node or its agent are not as they must be, registers with that failure, and waits for the one report
 (`report_only`). The command `plan` starts no agent, and leaves after the plan (`plan_of_allocation`).
 """
 
@@ -35,17 +35,17 @@ from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.model import placement_options
+from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.scaling import configured_keys
 
-from .coordinator import Coordinator, FailureCoordinator, Job, Phase, shared_options
+from .coordinator import Coordinator, FailureCoordinator, Job, MakePlan, Phase, shared_options
 from .exchange import FLUSH, until_over
 from .inspection import inspect, inspect_node
 from .messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
-from .relay import Relay, configuration
+from .relay import Relay
 from .start_context import StartContext
 from .transport import ucx_ability
 
@@ -146,13 +146,8 @@ class Bringup:
         """
         options, context = self._options, self._context
         with _uncollected(), context.ending_in_order(self._agent):
-            self._agent.configure(
-                configuration(
-                    options,
-                    speaks=launchers.speaks(context.environ),
-                    mpi_deadline=context.deadline + MPI_GRACE,
-                )
-            )
+            speaks = launchers.speaks(context.environ)
+            self._agent.configure(options, speaks=speaks, mpi_deadline=context.deadline + MPI_GRACE)
             self._timeline.lap("configure the agent")
             unloaded: Failure | None = None
             if may_be_client(options, context.environ):
@@ -180,6 +175,7 @@ class Bringup:
                 shared,
                 has_client=context.has_client,
                 ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+                device_options=device_options(options),
             )
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             return self._until_up(channels, coordinator)
@@ -292,7 +288,8 @@ def plan_of_allocation(
                     hosts=channels.mailbox.hosts,
                     last=Phase.PLAN,
                 )
-            registration = Registration(context.host, inventory, (), None, shared)
+            sizes = device_options(options)
+            registration = Registration(context.host, inventory, (), None, shared, device_options=sizes)
             channels.send(COORDINATOR, Kind.REGISTRATION, registration)
             until_over(channels, context, coordinator, None)
             channels.mailbox.flush(FLUSH)
@@ -424,15 +421,15 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> 
     )
 
 
-def planner(
-    options: Options, timeline: Timeline, name: str | None
-) -> Callable[[list[Inventory], bool], Plan]:
-    """How rank 0 makes the plan, from the inventories of all ranks, and whether any has a script."""
-    placement = placement_options(options, name=name)
+def planner(options: Options, timeline: Timeline, name: str | None) -> MakePlan:
+    """How rank 0 makes the plan; `name`: prefix of the workers' names instead of the option."""
+    planned = options if name is None else replace(options, name=name)
 
-    def plan(inventories: list[Inventory], has_client: bool) -> Plan:
+    def plan(
+        inventories: list[Inventory], has_client: bool, device_options: Mapping[int, Mapping[str, Any]]
+    ) -> Plan:
         with timeline.step("plan"):
-            return make_plan(inventories, replace(placement, has_client=has_client))
+            return make_plan(inventories, planned, has_client=has_client, device_options=device_options)
 
     return plan
 

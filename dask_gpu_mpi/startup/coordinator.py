@@ -29,7 +29,7 @@ from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.node_pairs import MOST_AT_START
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
 from dask_gpu_mpi.network.scheduler_file import Target
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
@@ -53,25 +53,12 @@ __all__ = [
 
 #: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
 GATHER_FAILURES = 1.0
-#: Options that must be the same on all ranks.
-SHARED = (
-    "layout",
-    "protocol",
-    "worker_ucx",
-    "scheduler",
-    "scheduler_rank",
-    "client_rank",
-    "cpu_workers",
-    "default_workers",
-    "gpus_per_worker",
-    "require_idle_gpus",
-    "name",
-    "nthreads",
-)
 #: The step of ranks in the reachability test.
 CONNECTING = "connecting to the scheduler's host and to other nodes"
-#: What messages call a field that is no option of its own.
-NAMES = {"worker_ucx": "protocol (UCX between workers)"}
+#: Fields of the options that must be the same on all ranks, and what messages call one that is no option of its own.
+SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {
+    "worker_ucx": "protocol (UCX between workers)"
+}
 #: Seconds to wait for the reports of other ranks once one has failed while ranks connect to the scheduler's host: some learn
 #: at once that there is no route, others wait in vain.
 GATHER_UNREACHED = 2 * CONNECT_TIMEOUT + 1.0
@@ -96,7 +83,7 @@ class Job:
     #: Of the scheduler that this job starts.
     protocol: str
     #: From the inventories, and whether any rank has a script, to the plan.
-    plan: Callable[[list[Inventory], bool], Plan]
+    plan: Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Plan]
     #: Makes the Dask configuration that carries the credentials; called once.
     credentials: Callable[[], dict[str, Any]]
     #: The cluster to attach to; None: this job starts one.
@@ -404,8 +391,7 @@ class Coordinator(FailureCoordinator):
         self._cluster = Cluster(address, dashboard)
         self._begin(Phase.WORKERS, range(self.size), "starting its workers")
         plan, target = self.plan, self._job.target
-        memory = {host.host: {gpu.uuid: gpu.memory for gpu in host.gpus} for host in plan.hosts}
-        host_of = {rank: host.host for host in plan.hosts for rank in host.ranks}
+        with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         workers_of: dict[int, list[WorkerPlan]] = {}
         for worker in plan.workers:
             workers_of.setdefault(worker.rank, []).append(worker)
@@ -418,8 +404,8 @@ class Coordinator(FailureCoordinator):
                 protocol=target.protocol if target is not None else self._job.protocol,
                 listen=self._listen[rank],
                 workers=workers,
-                device_memory=memory[host_of[rank]],
                 config=self._config,
+                beside_gpus=rank in with_gpus,
                 is_client=rank == plan.client.rank,
                 delay=start_delay(before, len(plan.workers)),
                 limit=self._limit,
@@ -442,7 +428,11 @@ class Coordinator(FailureCoordinator):
         self.outcome = full
 
 
-def plan_of(found: Sequence[Registration], make: Callable[[list[Inventory], bool], Plan]) -> Plan:
+#: Makes the plan: from the inventories of all ranks, whether any has a script, and their sizes of device memory by rank.
+MakePlan = Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Plan]
+
+
+def plan_of(found: Sequence[Registration], make: MakePlan) -> Plan:
     """The plan from the registrations of all ranks, in order, which have inventories.
 
     Raises
@@ -452,7 +442,8 @@ def plan_of(found: Sequence[Registration], make: Callable[[list[Inventory], bool
     """
     check_agreement(found)
     inventories = [each.inventory for each in found if each.inventory is not None]
-    plan = make(inventories, any(each.has_client for each in found))
+    sizes = {rank: each.device_options for rank, each in enumerate(found)}
+    plan = make(inventories, any(each.has_client for each in found), sizes)
     check_client(found, plan.client.rank)
     return plan
 
@@ -477,7 +468,7 @@ def _machine(found: Registration) -> str:
 
 def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
     """The options that must be the same on all ranks, as (name, value)."""
-    return tuple((NAMES.get(name, name), getattr(options, name)) for name in SHARED)
+    return tuple((name, getattr(options, field)) for field, name in SHARED.items())
 
 
 def check_agreement(registrations: Sequence[Registration]) -> None:

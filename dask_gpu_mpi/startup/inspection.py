@@ -16,7 +16,6 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.device_memory import device_options
 
 from .messages import Channels
 from .start_context import StartContext
@@ -70,7 +69,6 @@ def inspect_node(
         channels.rank,
         channels.size,
         context.environ,
-        device_options=device_options(options),
         look_for_gpus=options.worker_kind != "cpu",
         seen=seen,
     )

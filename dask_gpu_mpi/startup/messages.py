@@ -23,9 +23,8 @@ from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.node_pairs import Lost, Node
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
-from dask_gpu_mpi.options.protocols import Transport
-from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.workers.settings import Start
 
 __all__ = [
     "COORDINATOR",
@@ -101,6 +100,8 @@ class Registration:
     has_client: bool = True
     #: How far its workers can use UCX.
     ucx: UcxAbility = field(default_factory=UcxAbility)
+    #: The sizes of device memory that its workers are to use (`plan.device_memory.device_options`); ranks may differ.
+    device_options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -152,34 +153,6 @@ class Reached:
     scheduler: Reach | None = None
     #: Other nodes that were not reached.
     lost: tuple[Lost, ...] = ()
-
-
-@dataclass(frozen=True)
-class Start:
-    """A rank's part of the plan, and how to reach the scheduler."""
-
-    #: The scheduler's.
-    address: str
-    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    protocol: str
-    #: Address for this rank's workers; None: the one that leads to the scheduler.
-    listen: str | None
-    #: This rank's.
-    workers: tuple[WorkerPlan, ...]
-    #: Bytes, by UUID, of all devices of its host.
-    device_memory: dict[str, int]
-    #: Dask configuration with the credentials.
-    config: dict[str, Any] = field(repr=False)
-    #: Whether the script runs here.
-    is_client: bool = False
-    #: Seconds for which it holds back its workers, so that not all connect at once.
-    delay: float = 0.0
-    #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
-    limit: float = 0.0
-    #: What the workers send each other over UCX.
-    transport: Transport = field(default_factory=Transport)
-    #: Name of the worker that tries UCX to the next node once it is up; None: another rank of its node does, or there is one.
-    ucx_probe: str | int | None = None
 
 
 @dataclass(frozen=True)

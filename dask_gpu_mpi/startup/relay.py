@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
-import sys
 from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts
@@ -18,48 +16,19 @@ from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 
-from .messages import COORDINATOR, Channels, Event, Kind, Start
+from .messages import COORDINATOR, Channels, Event, Kind
 from .reachability import Connecting
 
 __all__ = [
     "Relay",
     "SchedulerStart",
-    "configuration",
     "dashboard_link",
-    "grace",
     "has_dashboard",
     "scheduler_settings",
     "start_workers",
-    "worker_settings",
 ]
-
-
-def configuration(options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> Configuration:
-    """The first message to an agent. `speaks`: it reports if MPI has not come together at `mpi_deadline` (monotonic seconds)."""
-    loaded = sys.modules.get("dask.config")
-    return Configuration(
-        worker_class=options.worker_class,
-        worker_options=dict(options.worker_options),
-        local_directory=options.local_directory,
-        protocol=options.protocol,
-        log_level=options.log_level,
-        worker_ucx=options.worker_ucx,
-        dask_config=dict(loaded.config) if loaded is not None else {},
-        grace=grace(options),
-        shutdown_timeout=options.shutdown_timeout,
-        log_directory=options.log_directory,
-        interface=options.interface,
-        records=options.report is not None,
-        mpi_deadline=mpi_deadline,
-        speaks=speaks,
-    )
-
-
-def grace(options: Options) -> float:
-    """Seconds that workers get to close politely, well within the shutdown deadline."""
-    return min(2.0, options.shutdown_timeout / 2)
 
 
 def has_dashboard(options: Options) -> bool:
@@ -85,20 +54,6 @@ def scheduler_settings(
         facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
         records=options.report is not None,
         gpu_by_default=options.default_workers == "gpu",
-    )
-
-
-def worker_settings(options: Options, start: Start) -> WorkerSettings:
-    """What the workers of this rank have in common."""
-    return WorkerSettings(
-        address=start.address,
-        protocol=start.protocol,
-        host=start.listen,
-        death_timeout=max(options.startup_timeout, start.limit),
-        delay=start.delay,
-        device_memory=start.device_memory,
-        transport=start.transport,
-        ucx_probe=start.ucx_probe,
     )
 
 
@@ -151,11 +106,10 @@ class SchedulerStart:
         self._channels.order(Order.SCHEDULER_FILE, self.file)
 
 
-def start_workers(channels: Channels, options: Options, start: Start) -> None:
+def start_workers(channels: Channels, start: Start) -> None:
     """Have the agent of this rank start its workers."""
     if channels.agent is not None:
-        settings = worker_settings(options, start)
-        channels.order(Order.START_WORKERS, (settings, start.workers, start.config))
+        channels.order(Order.START_WORKERS, start)
 
 
 class Relay:
@@ -220,7 +174,7 @@ class Relay:
         self._connecting.close()
         self._timeline.lap("wait for the plan and the scheduler")
         if start.workers:
-            start_workers(self._channels, self._options, start)
+            start_workers(self._channels, start)
         else:
             self._report_ready()
 

@@ -7,7 +7,7 @@ What it gets wrong when it knows nothing of ranks is put right here, and nowhere
   a worker of several GPUs is made with its first one visible, and its nanny then shows its process all of them;
 - the CPU affinity that it sets is the GPU's, whatever the rank was bound to: the plan's cores are put in its place;
 - it imports cuDF in each worker, 1.4 seconds of the start, to set whether it spills: here only if it is to;
-- fractions of device memory mean NVML's device 0, or the parent of a MIG slice: they become bytes of the worker's own device;
+- fractions of device memory mean NVML's device 0, or the parent of a MIG slice: the plan has bytes of the worker's own device;
 - ``resources`` must be a string, and a string for ``preload`` is iterated by character: see `worker_options`.
 """
 
@@ -25,10 +25,9 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
 from dask_gpu_mpi.options.rules import SWITCHES
-from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes
 from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["make_cuda_worker", "options_of_device"]
+__all__ = ["make_cuda_worker"]
 
 #: What options of CUDAWorker import in the worker, where a missing module would be a traceback, or (cuDF) ignored.
 MODULES = {
@@ -83,20 +82,6 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
                 own.discard(plugin)
         nanny.worker_kwargs["plugins"] = {*own, *plugins}
     return worker
-
-
-def options_of_device(options: Mapping[str, Any], memory: int) -> dict[str, Any]:
-    """Options with the sizes of device memory as bytes of the worker's own device; `memory`: its bytes, 0: unknown.
-
-    >>> options_of_device({"rmm_pool_size": 0.5}, 80 * 10**9)
-    {'device_memory_limit': 64000000000, 'rmm_pool_size': 40000000000}
-    """
-    options = {"device_memory_limit": "default", **options}
-    if memory:
-        for key, alignment in DEVICE_SIZES.items():
-            if key in options:
-                options[key] = device_bytes(options[key], memory, alignment)
-    return options
 
 
 def _workers_config(config: Mapping[str, Any], *, switched: bool) -> dict[str, Any]:

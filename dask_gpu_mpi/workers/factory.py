@@ -8,14 +8,14 @@ from typing import Any
 
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 
-from .cuda_worker import make_cuda_worker, options_of_device
-from .settings import WorkerConfiguration, WorkerSettings
-from .signature import accepted_options
-from .worker_class import is_cuda_worker, worker_class_for
-from .worker_options import normalise_worker_options
+from .cuda_worker import make_cuda_worker
+from .settings import Start
+from .worker_class import accepted_options, is_cuda_worker, worker_class_for
+from .worker_options import options_for
 
 __all__ = ["make_worker"]
 
@@ -24,19 +24,17 @@ LARGE = 65536
 LOOPBACK = "127.0.0.1"
 
 
-def make_worker(
-    plan: WorkerPlan, settings: WorkerSettings, configuration: WorkerConfiguration, scratch: str
-) -> Any:
+def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) -> Any:
     """Make the worker that `plan` describes; it starts when awaited.
 
     Parameters
     ----------
     plan : WorkerPlan
         Its line of the plan.
-    settings : WorkerSettings
-        What it shares with the other workers of its rank, once there is a plan.
-    configuration : WorkerConfiguration
-        The user's class and options.
+    start : Start
+        What it shares with the other workers of its rank.
+    options : Options
+        What the user has set, the class and its options (`read_worker_options`) among it.
     scratch : str
         The agent's directory; each worker makes a directory of its own in it.
 
@@ -54,60 +52,60 @@ def make_worker(
 
     from .plugins import plugins_of
 
-    cls = worker_class_for(plan.kind, configuration.worker_class)
-    options = normalise_worker_options(cls, configuration.worker_options)
+    cls = worker_class_for(plan.kind, options.worker_class)
+    given = options_for(cls, options.worker_options)
     ours: dict[str, Any] = {
         "name": plan.name,
         "nthreads": plan.nthreads,
         "memory_limit": plan.memory_limit or None,
         "local_directory": scratch,
-        "protocol": str(settings.protocol),
+        "protocol": str(start.protocol),
     }
     if not (is_cuda_worker(cls) or issubclass(cls, (distributed.Nanny, distributed.Worker))):
         # A class of the user's: dask-mpi's six options, the scheduler through the Dask configuration, as dask-mpi has it.
-        return cls(**{**ours, "interface": configuration.interface, **options})
+        return cls(**{**ours, "interface": options.interface, **given})
     ours |= {
-        "host": settings.host,
+        "host": start.listen,
         # bokeh would be imported in every worker; the address is of plain HTTP, with or without a dashboard
         "dashboard": False,
         "dashboard_address": "127.0.0.1:0",
-        "death_timeout": settings.death_timeout,
+        "death_timeout": max(options.startup_timeout, start.limit),
     }
-    plugins = [*plugins_of(plan, configuration.log_directory, records=configuration.records)]
+    plugins = [*plugins_of(plan, options.log_directory, records=options.report is not None)]
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
-        plugins += _ucx_plugin(plan, settings)
+        plugins += _ucx_plugin(plan, start)
     if is_cuda_worker(cls):
-        options = options_of_device(options, settings.device_memory.get(plan.devices[0], 0))
+        given = {"device_memory_limit": "default", **given, **plan.device_sizes}
         resources = [f"{key}={value:g}" for key, value in plan.resources.items()]
-        options["resources"] = " ".join(filter(None, [*resources, options.get("resources")]))
-        return make_cuda_worker(cls, plan, {**ours, "scheduler": settings.address, **options}, plugins)
+        given["resources"] = " ".join(filter(None, [*resources, given.get("resources")]))
+        return make_cuda_worker(cls, plan, {**ours, "scheduler": start.address, **given}, plugins)
     if cls is distributed.Nanny:
         # Where the class is "auto" or CUDAWorker, options that only CUDAWorker has are not for CPU workers.
-        known = accepted_options(cls, options.get("worker_class")) or options
-        options = {key: value for key, value in options.items() if key in known}
-    options["plugins"] = {*options.get("plugins", ()), *plugins}
+        known = accepted_options(cls, given.get("worker_class")) or given
+        given = {key: value for key, value in given.items() if key in known}
+    given["plugins"] = {*given.get("plugins", ()), *plugins}
     if plan.resources:
         ours["resources"] = dict(plan.resources)
     if issubclass(cls, distributed.Nanny):
-        ours |= _for_nanny(cls, plan, beside_gpus=bool(settings.device_memory))
+        ours |= _for_nanny(cls, plan, beside_gpus=start.beside_gpus)
     # a CPU worker is to make no context either
     with users_config() if plan.kind == "gpu" else nullcontext():
-        return cls(settings.address, **_merge(ours, options))
+        return cls(start.address, **_merge(ours, given))
 
 
-def _ucx_plugin(plan: WorkerPlan, settings: WorkerSettings) -> Iterator[Any]:
+def _ucx_plugin(plan: WorkerPlan, start: Start) -> Iterator[Any]:
     """What has the worker offer UCX to others. Not a CPU worker beside GPU workers, which must not touch their devices."""
-    transport = settings.transport
-    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and settings.device_memory):
+    transport = start.transport
+    if transport.ucx is WorkerUcx.OFF or (plan.kind == "cpu" and start.beside_gpus):
         return
     from distributed.comm.addressing import get_address_host
 
     from .plugins import UcxBetweenWorkers
 
     host_frames = LARGE if transport.ucx is WorkerUcx.ALL else 0
-    probes = settings.ucx_probe is not None and plan.name == settings.ucx_probe
+    probes = start.ucx_probe is not None and plan.name == start.ucx_probe
     # where no address was chosen the job has joined a cluster
-    listens = settings.host or get_address_host(settings.address)
+    listens = start.listen or get_address_host(start.address)
     yield UcxBetweenWorkers(
         host_frames,
         loopback=listens == LOOPBACK,

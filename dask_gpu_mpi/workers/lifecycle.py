@@ -7,20 +7,20 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from dask_gpu_mpi.base.recording import DEATHS_TOPIC
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.certificates import clock_problem
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 from . import logs
 from .factory import make_worker
-from .nannies import kill_at_once, listen_on_tcp, measure_less
-from .restarts import closing_reason, watch_nanny
-from .settings import WorkerConfiguration, WorkerSettings
+from .nannies import closing_reason, kill_at_once, listen_on_tcp, measure_less, watch_nanny
+from .settings import Start
 
 __all__ = ["Workers"]
 
@@ -39,8 +39,8 @@ class Workers:
 
     Parameters
     ----------
-    configuration : WorkerConfiguration
-        What the user has set for them.
+    options : Options
+        What the user has set.
     scratch : str
         The agent's directory.
     timeline : Timeline
@@ -56,20 +56,20 @@ class Workers:
 
     def __init__(
         self,
-        configuration: WorkerConfiguration,
+        options: Options,
         scratch: str,
         timeline: Timeline,
         on_end: Callable[[str | int, str | None], None],
     ) -> None:
-        self._configuration = configuration
+        self._options = options
         self._scratch = scratch
-        self._grace = configuration.grace
+        self._grace = options.grace
         self._timeline = timeline
         self._on_end = on_end
         self._workers: list[_Worker] = []
         self.closing = False
 
-    async def start(self, plans: Iterable[WorkerPlan], settings: WorkerSettings) -> None:
+    async def start(self, start: Start) -> None:
         """Make them, and start them together.
 
         Raises
@@ -77,10 +77,10 @@ class Workers:
         DaskGpuMpiError
             One of them could not be made, or did not start.
         """
-        for plan in plans:
+        for plan in start.workers:
             # One after the other: the constructors read the environment.
             with self._timeline.step("make", f"worker {plan.name}"):
-                self._workers.append(_Worker(plan, _make(plan, settings, self._configuration, self._scratch)))
+                self._workers.append(_Worker(plan, _make(plan, start, self._options, self._scratch)))
         kill_at_once()
         for worker in self._workers:
             worker.adjust()

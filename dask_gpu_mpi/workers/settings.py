@@ -1,4 +1,4 @@
-"""What the workers of a rank have in common: plain data, light to import on both sides of the control pipe."""
+"""What the workers of a rank are started with: plain data, light to import on both sides of the control pipe."""
 
 from __future__ import annotations
 
@@ -6,45 +6,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dask_gpu_mpi.options.protocols import Transport
+from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["WorkerConfiguration", "WorkerSettings"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkerConfiguration:
-    """What is known of the workers before there is a plan: what the user has set for them."""
-
-    #: As the user set it; ``"auto"`` = CUDAWorker on a GPU, else Nanny.
-    worker_class: str | type
-    #: As the user set it.
-    worker_options: dict[str, Any]
-    #: Seconds that workers get to close.
-    grace: float = 2.0
-    #: Where log files go, instead of standard error.
-    log_directory: str | None = None
-    #: The network interface that the user set, for workers of the user's own class.
-    interface: str | None = None
-    #: Whether they are to report how much data they have fetched, for the job's report.
-    records: bool = False
+__all__ = ["Start"]
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """What is known of the workers only once there is a plan."""
+class Start:
+    """A rank's part of the plan, and how to reach the scheduler."""
 
     #: The scheduler's.
     address: str
     #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
     protocol: str
-    #: Address to listen on; None where the user's class chooses by itself.
-    host: str | None
-    #: Seconds after which a worker that can't reach the scheduler gives up.
-    death_timeout: float
-    #: Bytes of each device, by UUID.
-    device_memory: dict[str, int] = field(default_factory=dict)
-    #: Seconds to wait before they are started.
+    #: Address for this rank's workers; None: the one that leads to the scheduler.
+    listen: str | None
+    #: This rank's.
+    workers: tuple[WorkerPlan, ...]
+    #: Dask configuration with the credentials.
+    config: dict[str, Any] = field(repr=False)
+    #: Whether the job uses GPUs of its node, which CPU workers must not touch.
+    beside_gpus: bool = False
+    #: Whether the script runs here.
+    is_client: bool = False
+    #: Seconds for which it holds back its workers, so that not all connect at once.
     delay: float = 0.0
-    #: What they send each other over UCX.
+    #: Seconds that all workers may take from now, where the start-up deadline grows with their number; 0: it does not.
+    limit: float = 0.0
+    #: What the workers send each other over UCX.
     transport: Transport = field(default_factory=Transport)
-    #: Name of the one that tries UCX to the next node.
+    #: Name of the worker that tries UCX to the next node once it is up; None: another rank of its node does, or there is one.
     ucx_probe: str | int | None = None

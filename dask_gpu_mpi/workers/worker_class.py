@@ -1,14 +1,29 @@
-"""Which class a worker has: imported from the path that the user gives, or chosen by the plan."""
+"""Which class a worker has, imported from the path that the user gives or chosen by the plan, and which options it accepts.
+
+It accepts those of its own signature, and of the classes to which it passes ``**kwargs``: `dask_cuda.CUDAWorker` passes on to
+`distributed.Nanny`, and that to `distributed.Worker`, in a child process that then fails as "Nanny failed to start".
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
+from collections.abc import Iterator
 
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.hints import show
 
-__all__ = ["import_worker_class", "is_cuda_worker", "is_dasks", "tasks_run_in_agent", "worker_class_for"]
+__all__ = [
+    "TAKEN",
+    "accepted_options",
+    "import_worker_class",
+    "is_cuda_worker",
+    "is_dasks",
+    "sets_itself",
+    "tasks_run_in_agent",
+    "worker_class_for",
+]
 
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: Where dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
@@ -113,3 +128,68 @@ def tasks_run_in_agent(worker_class: str | type) -> bool:
 
     cls = import_worker_class(worker_class)
     return not (issubclass(cls, Nanny) or is_cuda_worker(cls))
+
+
+#: What a class passes to the next one itself, so that it would be passed twice
+#: (dask-cuda 25.10 to 26.10, distributed 2025.9.1 to 2026.8; tested). CUDAWorker's own `env` is not among them: `cuda_worker`
+#: adds the user's to it.
+TAKEN = {
+    "CUDAWorker": frozenset({"config", "data", "http_prefix", "plugins", "scheduler_ip"}),
+    "Nanny": frozenset({"nanny"}),
+    "Worker": frozenset({"handlers", "stream_handlers", "connection_args"}),
+}
+
+
+def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
+    """The names of all options of a class, those that it passes on included; None: it takes everything.
+
+    Parameters
+    ----------
+    worker_class : type
+        Any class.
+    next_class : type, optional
+        What a Nanny starts instead of `distributed.Worker`.
+
+    Examples
+    --------
+    >>> from distributed import Nanny
+    >>> accepted = accepted_options(Nanny)
+    >>> "preload_nanny" in accepted, "lifetime" in accepted, "rmm_pool_size" in accepted
+    (True, True, False)
+    """
+    names: set[str] = set()
+    taken: set[str] = set()
+    for cls in _chain(worker_class, next_class):
+        try:
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        except (TypeError, ValueError):  # written in C
+            return None
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                names |= {parameter.name} - taken
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            return frozenset(names)
+        if is_dasks(cls):
+            taken |= TAKEN[cls.__name__] - names
+    return None
+
+
+def sets_itself(worker_class: type, name: str) -> bool:
+    """Whether one of the classes passes this option on by itself, so that nobody else may."""
+    return any(is_dasks(cls) and name in TAKEN[cls.__name__] for cls in _chain(worker_class, None))
+
+
+def _chain(worker_class: type, next_class: type | None) -> Iterator[type]:
+    """The classes whose ``__init__`` sees an option, in order. Dask's own pass ``**kwargs`` on to known places."""
+    for cls in worker_class.__mro__[:-1]:
+        if "__init__" not in vars(cls):
+            continue
+        yield cls
+        if is_dasks(cls):
+            from distributed import Nanny, Worker
+            from distributed.core import Server
+
+            # CUDAWorker makes Nannies, a Nanny makes a Worker, whose __init__ calls Server's and skips its other bases'.
+            following = {"CUDAWorker": Nanny, "Nanny": next_class or Worker, "Worker": Server}
+            yield from _chain(following[cls.__name__], next_class)
+            return

@@ -1,4 +1,4 @@
-"""What the user sets for workers (``worker_options``): checked before anything starts, and written as the class reads it."""
+"""What the user sets for workers (``worker_options``): read once, before anything starts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from typing import Any
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.hints import show, suggest
-from dask_gpu_mpi.options.model import Kind, Option
+from dask_gpu_mpi.options.model import Kind, Setting
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
 
-from .signature import accepted_options, sets_itself
-from .worker_class import CUDA_WORKER, NANNY, import_worker_class, is_cuda_worker, is_dasks
+from .worker_class import (
+    CUDA_WORKER,
+    NANNY,
+    accepted_options,
+    import_worker_class,
+    is_cuda_worker,
+    is_dasks,
+    sets_itself,
+)
 
-__all__ = ["check_options_of", "check_worker_options", "normalise_worker_options"]
+__all__ = ["options_for", "read_worker_options"]
 
 #: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
 SET_ELSEWHERE = {
@@ -30,25 +38,24 @@ SET_ELSEWHERE = {
 }
 
 
-def _options(kind: Kind, *names: str, **more: Any) -> dict[str, Option]:
-    return {name: Option(name, kind, None, "", **more) for name in names}
+def _settings(kind: Kind, *names: str, minimum: int | None = None) -> dict[str, Setting]:
+    return {name: Setting(name, kind, minimum=minimum, nullable=True) for name in names}
 
 
 #: Types, where they are beyond doubt. Sizes of device memory may be fractions too, or dask-cuda's "auto" and "default".
-TYPES: dict[str, Option] = {
-    **_options("int", "nthreads", minimum=1),
-    **_options("int", "cudf_spill_stats", minimum=0),
-    **_options("memory", "memory_limit", "device_memory_limit"),
-    **_options("memory", "rmm_pool_size", "rmm_maximum_pool_size", "rmm_release_threshold"),
-    **_options(
+TYPES: dict[str, Setting] = {
+    **_settings("int", "nthreads", minimum=1),
+    **_settings("int", "cudf_spill_stats", minimum=0),
+    **_settings("memory", "memory_limit", *DEVICE_SIZES),
+    **_settings(
         "bool", "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard"
     ),
-    **_options("bool", "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"),
-    **_options("bool", "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler"),
-    **_options("duration", "death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
-    **_options("path", "local_directory", "rmm_log_directory", "pid_file"),
-    **_options("str", "interface", "host"),
-    **_options("json", "env", "config"),
+    **_settings("bool", "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"),
+    **_settings("bool", "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler"),
+    **_settings("duration", "death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
+    **_settings("path", "local_directory", "rmm_log_directory", "pid_file"),
+    **_settings("str", "interface", "host"),
+    **_settings("json", "env", "config"),
 }
 #: Options that are lists of texts; a single text is meant as a list of one (CUDAWorker would iterate it by character).
 LISTS = frozenset({"preload", "preload_nanny"})
@@ -74,30 +81,19 @@ EXCLUDE = (
 )
 
 
-def check_options_of(worker_class: str | type, options: Mapping[str, Any], *, where: str) -> None:
-    """Check options for a class, or for ``"auto"``: there the plan chooses CUDAWorker or Nanny, and one of them must take them.
+def read_worker_options(
+    worker_class: str | type, options: Mapping[str, Any], *, where: str
+) -> dict[str, Any]:
+    """Check and read the options for a class, each value once, before anything starts.
 
-    Raises
-    ------
-    OptionError
-        As `import_worker_class` and `check_worker_options` say.
-    """
-    if worker_class != "auto":
-        check_worker_options(import_worker_class(worker_class), options, where=where)
-    elif options:
-        try:
-            check_worker_options(import_worker_class(NANNY), options, where=where)
-        except OptionError:
-            check_worker_options(import_worker_class(CUDA_WORKER), options, where=where)
-
-
-def check_worker_options(worker_class: type, options: Mapping[str, Any], *, where: str) -> None:
-    """Refuse what this class of workers would not accept.
+    A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. A class of
+    somebody else's gets its options as they are.
 
     Parameters
     ----------
-    worker_class : type
-        CUDAWorker, Nanny, Worker, or any other class; one that takes ``**kwargs`` and is none of these takes everything.
+    worker_class : str or type
+        CUDAWorker, Nanny, Worker, or any other class, which may be given by its path; one that takes ``**kwargs`` and is none of
+        these takes everything. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
     options : Mapping
         The user's ``worker_options``.
     where : str
@@ -106,16 +102,53 @@ def check_worker_options(worker_class: type, options: Mapping[str, Any], *, wher
     Raises
     ------
     OptionError
-        An option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
+        The class can't be imported; or an option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
 
     Examples
     --------
     >>> from distributed import Nanny
-    >>> check_worker_options(Nanny, {"lifetime": "1 hour"}, where="worker_options")
-    >>> check_worker_options(Nanny, {"lifetme": "1 hour"}, where="worker_options")
+    >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
+    {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
+    >>> read_worker_options(Nanny, {"lifetme": "1 hour"}, where="worker_options")
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_options: Nanny has no option 'lifetme'; did you mean 'lifetime'?
     """
+    if worker_class == "auto" and not options:
+        return {}
+    cls = import_worker_class(NANNY if worker_class == "auto" else worker_class)
+    try:
+        is_closed = _check_names(cls, options, where)
+    except OptionError:
+        if worker_class != "auto":
+            raise
+        cls = import_worker_class(CUDA_WORKER)
+        is_closed = _check_names(cls, options, where)
+    is_known = any(is_dasks(base) for base in cls.__mro__)
+    if not is_known and not is_closed:
+        return dict(options)
+    read = {name: _read(name, value, f"{where}: {name}") for name, value in options.items()}
+    if is_cuda_worker(cls):
+        _check_together(options, where)
+    return read if is_known else dict(options)
+
+
+def options_for(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `read_worker_options` has read, as this class accepts it: CUDAWorker needs a text for resources, and no None for some.
+
+    >>> from distributed import Nanny
+    >>> options_for(Nanny, {"resources": {"A": 1.0}})
+    {'resources': {'A': 1.0}}
+    """
+    if not is_cuda_worker(worker_class):
+        return dict(options)
+    found = {name: value for name, value in options.items() if value is not None or name not in NEVER_NONE}
+    if "resources" in found:
+        found["resources"] = " ".join(f"{key}={number!r}" for key, number in found["resources"].items())
+    return found
+
+
+def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> bool:
+    """Whether the class accepts certain options alone; an OptionError if one of these is not among them."""
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
@@ -131,43 +164,12 @@ def check_worker_options(worker_class: type, options: Mapping[str, Any], *, wher
             else:
                 reason = f"has no option {show(name)}{suggest(name, accepted - set(SET_ELSEWHERE))}"
             raise OptionError(f"{where}: {worker_class.__name__} {reason}")
-    if accepted is None and not _is_known(worker_class):
-        return
-    for name, value in options.items():
-        _read(name, value, f"{where}: {name}", cuda=False)
-    if is_cuda_worker(worker_class):
-        _check_together(options, where)
+    return accepted is not None
 
 
-def normalise_worker_options(worker_class: type, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Write options, which `check_worker_options` has passed, as this class reads them.
-
-    A single text for a list becomes a list; ``resources`` becomes a text for CUDAWorker and a dict of floats for every other
-    class, whichever it was; a nested ``worker_class`` is imported; None is left out where CUDAWorker takes no None.
-
-    Examples
-    --------
-    >>> from distributed import Nanny
-    >>> normalise_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"})
-    {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
-    """
-    if not _is_known(worker_class):
-        return dict(options)  # somebody else's class: its options have somebody else's types
-    cuda = is_cuda_worker(worker_class)
-    return {
-        name: _read(name, value, f"worker_options: {name}", cuda=cuda)
-        for name, value in options.items()
-        if not (cuda and value is None and name in NEVER_NONE)
-    }
-
-
-def _is_known(worker_class: type) -> bool:
-    return any(is_dasks(cls) for cls in worker_class.__mro__)
-
-
-def _read(name: str, value: Any, origin: str, *, cuda: bool) -> Any:
-    """One option, checked, as the class reads it."""
+def _read(name: str, value: Any, origin: str) -> Any:
     if name in TYPES:
+        # The value stays as it is: Dask's classes read it as well as we do, and a message shows it as the user wrote it.
         if not (name == "device_memory_limit" and value == "default"):
             convert(TYPES[name], value, origin, "keyword")
     elif name == "worker_class" and isinstance(value, str):
@@ -177,8 +179,7 @@ def _read(name: str, value: Any, origin: str, *, cuda: bool) -> Any:
     elif name in LISTS | COMMA_LISTS | WORD_LISTS:
         return _texts(name, value, origin)
     elif name == "resources":
-        resources = _resources(value, origin)
-        return " ".join(f"{key}={number!r}" for key, number in resources.items()) if cuda else resources
+        return _resources(value, origin)
     return value
 
 
@@ -207,20 +208,27 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
     >>> _resources("A=1,B=2", "worker_options: resources")
     {'A': 1.0, 'B': 2.0}
     """
-    try:
-        if isinstance(value, str):
-            value = dict(pair.split("=") for pair in value.replace(",", " ").split())
-        elif any(isinstance(number, bool) for number in value.values()):
-            raise TypeError
-        found = {str(name): float(number) for name, number in value.items()}
+    pairs: list[Any] | None = None
+    if isinstance(value, str):
+        pairs = [pair.split("=") for pair in value.replace(",", " ").split()]
+    elif isinstance(value, Mapping):
+        pairs = [*value.items()]
+    if pairs is not None and all(len(pair) == 2 for pair in pairs):
+        found = {str(name): _amount(number) for name, number in pairs}
         # CUDAWorker reads a text, in which a name with one of these would be another name
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
-    except (AttributeError, TypeError, ValueError, OverflowError):
-        pass
     raise OptionError(
         f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'
     )
+
+
+def _amount(number: Any) -> float:
+    """The amount of a resource; not a number: nan."""
+    try:
+        return math.nan if isinstance(number, bool) else float(number)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _check_together(options: Mapping[str, Any], where: str) -> None:

@@ -281,6 +281,7 @@ def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
         "memory_limit",
         "cpus",
         "resources",
+        "device_sizes",
     }
     assert all(set(worker) == keys for worker in plan["workers"])
     assert [worker["name"] for worker in plan["workers"] if worker["kind"] == "gpu"] == names

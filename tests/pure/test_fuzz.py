@@ -25,14 +25,13 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.node_pairs import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
-from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.options.table import OPTIONS
-from dask_gpu_mpi.plan.device_memory import device_bytes
+from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
 from dask_gpu_mpi.script.program import Program
 from dask_gpu_mpi.workers.worker_class import import_worker_class
-from dask_gpu_mpi.workers.worker_options import check_options_of
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 from fuzzing import fuzz, near, soon, texts, values, variables
 
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
@@ -52,10 +51,10 @@ def test_memory_limits(limit: Any) -> None:
 
 
 @fuzz
-@given(st.one_of(texts, st.integers(), st.floats(), st.none()))
+@given(values)
 def test_device_memory(value: Any) -> None:
-    found = soon(device_bytes, value, 1 << 36, errors=(ValueError, TypeError))
-    assert found is None or isinstance(found, int)
+    asked = soon(device_options, Options(worker_options={"rmm_pool_size": value}))
+    assert all(0 <= size < 1 << 63 for size in device_sizes(asked, 1 << 36).values())
 
 
 @fuzz
@@ -80,7 +79,7 @@ def test_options_of_a_program(name: str, value: Any) -> None:
     )
 )
 def test_worker_options(options: dict[str, Any]) -> None:
-    soon(lambda: check_options_of("dask_cuda.CUDAWorker", options, where="worker_options"))
+    soon(lambda: read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options"))
 
 
 @fuzz

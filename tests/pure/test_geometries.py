@@ -15,7 +15,7 @@ from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import parse_visible
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -157,7 +157,7 @@ def job(*shapes: Shape) -> list[Inventory]:
 
 
 def plan(*shapes: Shape, **options: Any) -> Plan:
-    return make_plan(job(*shapes), PlacementOptions(**options))
+    return make_plan(job(*shapes), Options(**options))
 
 
 def names(found: Plan) -> list[str | int]:
@@ -185,7 +185,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 JOBS = st.lists(shapes(), min_size=1, max_size=4)
 OPTIONS = st.builds(
-    PlacementOptions,
+    Options,
     cpu_workers=st.sampled_from([0, 0, 1, 2]),
     gpus_per_worker=st.sampled_from([1, 1, 1, 2, 3, 4]),
 )
@@ -200,7 +200,7 @@ def full_groups(inventories: Sequence[Inventory], each: int) -> bool:
 
 @settings(max_examples=300, deadline=None)
 @given(JOBS, OPTIONS)
-def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: PlacementOptions) -> None:
+def test_every_visible_gpu_has_its_one_worker(drawn: list[Shape], options: Options) -> None:
     inventories = job(*drawn)
     each = options.gpus_per_worker
     if not full_groups(inventories, each):
@@ -338,7 +338,7 @@ def test_the_cores_of_a_worker_are_those_of_all_its_gpus() -> None:
 def test_the_table_shows_all_gpus_of_a_worker() -> None:
     table = plan(Shape(gpus=6), gpus_per_worker=2).table()
     assert " 2,5 H200 GPU-02n0-000 " in table
-    many = make_plan(hypothetical_job(20, 1, 4), PlacementOptions(gpus_per_worker=2)).table()
+    many = make_plan(hypothetical_job(20, 1, 4), Options(gpus_per_worker=2)).table()
     assert "20 hosts" in many
     assert " 0-1 GPU " in many
 
@@ -358,7 +358,9 @@ def test_groups_that_are_not_full(shape: Shape, each: int, words: str) -> None:
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     # and where no GPU worker is asked for, nobody minds
-    assert {worker.kind for worker in plan(shape, gpus_per_worker=each, worker_kind="cpu").workers} == {"cpu"}
+    assert {
+        worker.kind for worker in plan(shape, gpus_per_worker=each, worker_class="distributed.Nanny").workers
+    } == {"cpu"}
 
 
 # -- what else holds memory
@@ -373,10 +375,10 @@ def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inv
 
 def test_busy_gpus_can_be_refused() -> None:
     busy = with_gpus(job(Shape(), Shape()), 2, processes=((999, 3 * GIB),))
-    found = make_plan(busy, PlacementOptions())
+    found = make_plan(busy, Options())
     assert sum("in use by other processes" in warning for warning in found.warnings) == 2
     with pytest.raises(PlacementError) as caught:
-        make_plan(busy, PlacementOptions(require_idle_gpus=True))
+        make_plan(busy, Options(require_idle_gpus=True))
     for words in (
         "host n0: GPU 2 (GPU-02n0-0000)",
         "host n1",
@@ -387,25 +389,25 @@ def test_busy_gpus_can_be_refused() -> None:
     assert "\n" not in str(caught.value)
     assert caught.value.exit_code == 2
     # idle GPUs, GPUs that are not used, and a job without GPUs
-    make_plan(job(Shape()), PlacementOptions(require_idle_gpus=True))
-    make_plan(busy, PlacementOptions(require_idle_gpus=True, worker_kind="cpu"))
+    make_plan(job(Shape()), Options(require_idle_gpus=True))
+    make_plan(busy, Options(require_idle_gpus=True, worker_class="distributed.Nanny"))
     busy = with_gpus(job(Shape(ranks=4, seen="own")), 0, processes=((999, GIB),))
-    make_plan(busy, PlacementOptions(require_idle_gpus=True, layout="exclusive"))
+    make_plan(busy, Options(require_idle_gpus=True, layout="exclusive"))
 
 
 def test_the_worst_that_a_rank_saw_counts() -> None:
     one, other = job(Shape(ranks=2))
     (one,) = with_gpus([one], 0, free=30 * GIB)
     (other,) = with_gpus([other], 0, free=20 * GIB, processes=((999, GIB),))
-    gpu = make_plan([one, other], PlacementOptions()).hosts[0].gpus[0]
+    gpu = make_plan([one, other], Options()).hosts[0].gpus[0]
     assert (gpu.free, gpu.busy) == (20 * GIB, GIB)
-    assert make_plan([one, other], PlacementOptions()).hosts[0].gpus[1].free == -1
+    assert make_plan([one, other], Options()).hosts[0].gpus[1].free == -1
 
 
 def test_contexts_that_ranks_have_made() -> None:
     ranks = [replace(rank, contexts=("device 0, UUID 12", "device 3")) for rank in job(Shape(ranks=12))]
     ranks[0] = replace(ranks[0], contexts=())
-    (warning,) = (w for w in make_plan(ranks, PlacementOptions()).warnings if "CUDA context" in w)
+    (warning,) = (w for w in make_plan(ranks, Options()).warnings if "CUDA context" in w)
     assert "rank 1 on n0 (device 0, UUID 12, device 3), rank 2 on n0" in warning
     assert "rank 0" not in warning
     assert "and 3 more" in warning

@@ -17,8 +17,7 @@ from messages_in_code import Message, Source, collect  # noqa: E402
 from source_texts import has_shape  # noqa: E402
 
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS  # noqa: E402
-from dask_gpu_mpi.options.model import Option  # noqa: E402
-from dask_gpu_mpi.options.table import OPTIONS  # noqa: E402
+from dask_gpu_mpi.options.model import OPTIONS, Option  # noqa: E402
 
 #: What this project once called things, and words that make a message hard to read.
 FORBIDDEN = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ import pytest
 from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
-from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
@@ -167,3 +168,15 @@ def test_answers_that_the_rank_keeps_and_those_it_hands_on(agent: AgentProcess) 
     assert agent.exit_text() == "its fork server has died"
     agent._reader.close()
     agent._reader, agent.scratch = before, None
+
+
+def test_the_first_frame_has_the_options_and_the_configuration(
+    agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Configuration] = []
+    monkeypatch.setattr(agent, "_write", sent.append)
+    with dask.config.set({"probe": 1}):
+        agent.configure(Options(comm=object(), interface="ib0"), speaks=False)
+    (frame,) = sent
+    assert frame.options == Options(interface="ib0")  # a communicator can't be sent
+    assert (frame.dask_config["probe"], frame.speaks, frame.mpi_deadline) == (1, False, math.inf)

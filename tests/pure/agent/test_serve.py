@@ -15,7 +15,7 @@ import dask
 import pytest
 
 from dask_gpu_mpi.agent import serve
-from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
@@ -23,13 +23,12 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.relay import configuration
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 
 PLAN = WorkerPlan(
     name="a", rank=3, host="h", kind="cpu", gpu_index=None, device=None, nthreads=1, memory_limit=0, cpus=(), resources={}
 )  # fmt: skip
-SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
+START = Start("tcp://h:1", "tcp", "127.0.0.1", (PLAN,), {})
 SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {}, "token")
 
 
@@ -59,8 +58,8 @@ class Workers:
         self.on_end = on_end
         self.ended = asyncio.Event()
 
-    async def start(self, plans: Any, settings: WorkerSettings) -> None:
-        Bench.now.calls.append(("start workers", plans, settings))
+    async def start(self, start: Start) -> None:
+        Bench.now.calls.append(("start workers", start))
 
     async def follow(self) -> bool:
         await self.ended.wait()
@@ -103,7 +102,7 @@ class Bench:
         monkeypatch.setattr(serve, "StartWatch", Watch)
 
     def agent(self, **options: Any) -> Any:
-        given = configuration(Options(**{"protocol": Protocol.TCP, **options}), speaks=True, mpi_deadline=9.0)
+        given = Configuration(Options(**{"protocol": Protocol.TCP, **options}), mpi_deadline=9.0)
         reader = FrameReader(self.control_out)
         return Agent(
             given, "/scratch", reader, self.reply, Timeline("agent"), own_server=False, tasks_here=False
@@ -263,12 +262,12 @@ def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
         agent._workers.on_end("a", "why")
         agent._workers.ended.set()
 
-    order = (Order.START_WORKERS, (SETTINGS, (PLAN,), {"probe": 5}))
+    order = (Order.START_WORKERS, replace(START, config={"probe": 5}))
     answers = bench.run(order, then=end, log_directory="/logs")
     assert answers == [
         (Answer.READY, 1), (Answer.WORKER_ENDED, "a", "why"), (Answer.WORKERS_ENDED, True), (Answer.WORKERS_CLOSED,)
     ]  # fmt: skip
-    assert bench.calls[0] == ("start workers", (PLAN,), SETTINGS)
+    assert bench.calls[0] == ("start workers", order[1])
     assert bench.logs == [("/logs", "rank-3-h")]
     assert dask.config.get("scheduler-address") == "tcp://h:1"
     assert dask.config.get("probe") == 5
@@ -278,7 +277,7 @@ def test_workers_start_and_their_end_is_told(bench: Bench) -> None:
 def test_no_log_file_without_a_directory_or_workers(
     bench: Bench, plans: Any, log_directory: str | None
 ) -> None:
-    bench.run((Order.START_WORKERS, (SETTINGS, plans, {})), log_directory=log_directory)
+    bench.run((Order.START_WORKERS, replace(START, workers=plans)), log_directory=log_directory)
     assert bench.logs == []
 
 
@@ -286,7 +285,7 @@ def test_no_workers_have_no_end(bench: Bench) -> None:
     async def end(agent: Any) -> None:
         agent._workers.ended.set()
 
-    answers = bench.run((Order.START_WORKERS, (SETTINGS, (), {})), then=end)
+    answers = bench.run((Order.START_WORKERS, replace(START, workers=())), then=end)
     assert answers == [(Answer.READY, 0), (Answer.WORKERS_CLOSED,)]
 
 
@@ -294,7 +293,7 @@ def test_workers_that_were_told_to_close_are_not_lost(bench: Bench) -> None:
     async def close(agent: Any) -> None:
         write_frame(bench.control, (Order.CLOSE_WORKERS, None))
 
-    answers = bench.run((Order.START_WORKERS, (SETTINGS, (PLAN,), {})), then=close)
+    answers = bench.run((Order.START_WORKERS, START), then=close)
     assert answers == [(Answer.READY, 1), (Answer.WORKERS_CLOSED,), (Answer.WORKERS_CLOSED,)]
 
 
@@ -304,7 +303,7 @@ def test_workers_are_held_back_by_their_delay(bench: Bench) -> None:
         await asyncio.sleep(0.4)
         assert bench.calls[0][0] == "start workers"
 
-    bench.run((Order.START_WORKERS, (replace(SETTINGS, delay=0.3), (PLAN,), {})), then=later)
+    bench.run((Order.START_WORKERS, replace(START, delay=0.3)), then=later)
 
 
 def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +325,7 @@ def test_workers_wait_for_ucx(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         await asyncio.sleep(0.02)
         assert bench.calls[0][0] == "start workers"
 
-    bench.run((Order.START_WORKERS, (SETTINGS, (PLAN,), {})), then=later, protocol=Protocol.UCX)
+    bench.run((Order.START_WORKERS, START), then=later, protocol=Protocol.UCX)
     assert calls == ["hide", "stop watching"]
 
 

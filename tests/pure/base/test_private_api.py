@@ -18,7 +18,7 @@ import pytest
 import dask_gpu_mpi
 from dask_gpu_mpi.agent import forkserver
 from dask_gpu_mpi.base.private_api import TABLE, PrivateName
-from dask_gpu_mpi.workers import lifecycle, logs, nannies, restarts
+from dask_gpu_mpi.workers import lifecycle, logs, nannies
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
 #: Of ours, but for the table itself.
@@ -185,7 +185,7 @@ class TestWithout:
         nanny = SimpleNamespace(pid=1)
         nannies.measure_less(nanny)
         nannies.listen_on_tcp(nanny)
-        assert restarts._requested_ends(nanny) == set()
+        assert nannies._requested_ends(nanny) == set()
         assert vars(nanny) == {"pid": 1}
         assert not lifecycle._is_nanny(nanny)
 

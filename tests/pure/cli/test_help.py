@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.cli.options import TOPICS
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS
 
 COMMANDS = list(cli.commands)
 

@@ -36,11 +36,11 @@ def test_dry_run_has_the_options_of_run_and_the_script_as_they_are(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     given = [
+        "--worker-options",
+        '{"a": "b c"}',
         "--interface",
         "lo",
         "--no-dashboard",
-        "--worker-options",
-        '{"a": "b c"}',
         "my.py",
         "-n",
         "--check",

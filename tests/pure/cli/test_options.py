@@ -9,8 +9,7 @@ import pytest
 
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.model import OPTIONS, Options
 
 
 def resolved(*arguments: str) -> tuple[Options | InputError, tuple[str, ...]]:

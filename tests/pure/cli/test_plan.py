@@ -16,7 +16,6 @@ from click.testing import CliRunner
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -84,7 +83,7 @@ def test_what_can_not_be_planned(arguments: tuple[str, ...], says: str) -> None:
 def test_the_plan_of_this_allocation_is_printed_on_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     inventories = [one.inventory for one in (observed(0), observed(1)) if one.inventory is not None]
-    made = make_plan(inventories, PlacementOptions())
+    made = make_plan(inventories, Options())
 
     def plan_of_allocation(options: Any, **_: Any) -> Any:
         given.append(options)
@@ -115,7 +114,7 @@ def test_the_defaults_of_an_allocation() -> None:
 
 
 def test_the_picture(tmp_path: Path) -> None:
-    made = make_plan(hypothetical_job(2, 1, 2), PlacementOptions())
+    made = make_plan(hypothetical_job(2, 1, 2), Options())
     picture = tmp_path / "plan.svg"
     picture.write_text("of another job")
     shape = ("--nodes", "2", "--gpus-per-node", "2", "--svg", str(picture))
@@ -163,7 +162,7 @@ def test_in_colour_on_a_terminal() -> None:
 @pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_plain_where_colour_is_not_wanted(variables: dict[str, str]) -> None:
     text = on_terminal(**variables)
-    made = make_plan(hypothetical_job(1, 1, 2), PlacementOptions())
+    made = make_plan(hypothetical_job(1, 1, 2), Options())
     assert text.replace("\r", "").rstrip("\n") == made.table()
 
 
@@ -173,7 +172,7 @@ def test_plain_into_a_pipe() -> None:
         command, capture_output=True, text=True, timeout=60, env={**os.environ, "TERM": "xterm-256color"}
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.rstrip("\n") == make_plan(hypothetical_job(1, 1, 2), PlacementOptions()).table()
+    assert done.stdout.rstrip("\n") == make_plan(hypothetical_job(1, 1, 2), Options()).table()
 
 
 def test_devices_of_a_hypothetical_allocation() -> None:

@@ -72,8 +72,8 @@ class Agent:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def configure(self, configuration: Any) -> None:
-        self.sent.append(("configure", configuration.speaks))
+    def configure(self, options: Any, *, speaks: bool) -> None:
+        self.sent.append(("configure", speaks))
 
     def send(self, order: str, payload: Any = None) -> None:
         self.sent.append((order, payload))
@@ -88,7 +88,7 @@ def restarts(workers: tuple[Any, ...] = (ONE, OTHER)) -> tuple[AgentRestarts, An
         options=Options(),
         environ={"A": "1"},
         host="h1",
-        start=Start("tls://h:1", "tls", None, workers, {}, {"key": "secret"}),
+        start=Start("tls://h:1", "tls", None, workers, {"key": "secret"}),
     )
     return AgentRestarts(joined), joined.channels
 
@@ -114,7 +114,8 @@ def test_another_agent_is_started_when_it_is_time(monkeypatch: pytest.MonkeyPatc
     assert again.due is None
     again.start_workers()
     orders = [
-        (order, payload if order != Order.START_WORKERS else payload[1:]) for order, payload in agent.sent
+        (order, payload if order != Order.START_WORKERS else (payload.workers, payload.config))
+        for order, payload in agent.sent
     ]
     workers = (Order.START_WORKERS, ((OTHER,), {"key": "secret"}))
     assert orders == [("configure", False), (Order.JOINED, None), workers]

@@ -57,10 +57,9 @@ def test_visible_devices_choose_and_order() -> None:
 
 
 def test_the_rest() -> None:
-    inventory = take_inventory(1, 2, {}, local_directory="/scratch", nvml=Nvml(init=NO_LIBRARY))
+    inventory = take_inventory(1, 2, {}, nvml=Nvml(init=NO_LIBRARY))
     assert (inventory.rank, inventory.world_size, inventory.pid) == (1, 2, os.getpid())
     assert inventory.host == socket.gethostname()
-    assert inventory.local_directory == "/scratch"
     assert inventory.visible is None
     assert inventory.memory > 0
     assert inventory.cpus

@@ -16,8 +16,7 @@ import pytest
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import Option
-from dask_gpu_mpi.options.resolve import parse_text
-from dask_gpu_mpi.options.table import OPTIONS
+from dask_gpu_mpi.options.resolve import resolve
 from resolving import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
@@ -80,8 +79,8 @@ def test_numpy_numbers_are_numbers() -> None:
         ("worker_options", '{"a": [1, null]}', {"a": [1, None]}), ("worker_class", "a.B", "a.B"), ("layout", "shared", "shared"),
     ],
 )  # fmt: skip
-def test_parse_text(name: str, text: str, meaning: Any) -> None:
-    assert parse_text(OPTIONS[name], text) == meaning
+def test_texts_of_the_command_line(name: str, text: str, meaning: Any) -> None:
+    assert getattr(resolve({name: text}, source="command line"), name) == meaning
 
 
 def test_a_message_names_the_flag() -> None:
@@ -89,7 +88,7 @@ def test_a_message_names_the_flag() -> None:
         OptionError,
         match=r"^command line: --nthreads: invalid value 'x' \(expected an integer of 1 or more, or None\)$",
     ):
-        parse_text(OPTIONS["nthreads"], "x")
+        resolve({"nthreads": "x"}, source="command line")
 
 
 @pytest.mark.parametrize(
@@ -214,3 +213,36 @@ def test_where_json_is_malformed() -> None:
 def test_ports_of_the_scheduler() -> None:
     assert [keywords(scheduler_port=port).scheduler_port for port in (0, 65535)] == [0, 65535]
     assert "expected an integer from 0 to 65535, or None" in refused({"scheduler_port": -1})
+
+
+class Strange:
+    """A value of the user's whose conversions fail in ways of their own."""
+
+    def __index__(self) -> int:
+        raise LookupError("a defect")
+
+
+def test_a_defect_of_a_conversion_is_no_invalid_value() -> None:
+    with pytest.raises(LookupError, match="a defect"):
+        keywords(nthreads=Strange())
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def test_endless_values_are_refused_where_they_come_in() -> None:
+    assert "expected an integer below 2**63" in refused({"nthreads": 10**5000})
+    assert "expected an integer below 2**63" in refused({"nthreads": "9" * 5000}, "command line")
+    assert "expected an integer below 2**63" in refused({"memory_limit": 1 << 63})
+    assert "expected less than 2**63 bytes" in refused({"memory_limit": "1e30GB"})
+    assert "at most 100 levels" in refused({"worker_options": {"a": nested(5000)}})
+    for text in ('{"a":' + "[" * 500 + "]" * 500 + "}", '{"a":' * 50_000, '{"a": ' + "9" * 5000 + "}"):
+        assert "expected " in refused({"worker_options": text}, "command line")
+    assert keywords(worker_options={"a": nested(90)}).worker_options == {"a": nested(90)}
+    circle: list[Any] = []
+    circle.append(circle)
+    assert keywords(worker_options={"a": circle}).worker_options == {"a": circle}

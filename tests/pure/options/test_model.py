@@ -37,6 +37,11 @@ def test_worker_kind(cls: Any, kind: str) -> None:
     assert keywords(worker_class=cls).worker_kind == kind
 
 
+@pytest.mark.parametrize(("timeout", "seconds"), [(1.0, 0.5), (4.0, 2.0), (60.0, 2.0)])
+def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) -> None:
+    assert keywords(shutdown_timeout=timeout).grace == seconds
+
+
 def test_worker_kind_of_dasks_own_classes() -> None:
     import distributed
 

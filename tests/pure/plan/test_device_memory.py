@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.sizes import parse_bytes
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, check_device_memory, device_bytes, device_options
-from dask_gpu_mpi.plan.model import PlacementOptions
+from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES, device_bytes, device_options, device_sizes
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -35,15 +35,14 @@ GIB = 1 << 30
         (2e9, 2 * 10**9),
         (3 * GIB, 3 * GIB),
         (0, 0),
-        (None, None),
     ],
 )
-def test_fractions_are_of_the_workers_own_device(value: object, expected: object) -> None:
+def test_fractions_are_of_the_workers_own_device(value: Any, expected: object) -> None:
     assert device_bytes(value, 10 * GIB) == expected
 
 
 @pytest.mark.parametrize("value", [0.5, "0.5", 1.0, 1, "1", "2 GiB", 3 * GIB, "5e9", 2e9])
-def test_sizes_are_read_as_dask_cuda_reads_them(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_read_as_dask_cuda_reads_them(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     utils = pytest.importorskip("dask_cuda.utils", exc_type=ImportError)
     monkeypatch.setattr(utils, "get_device_total_memory", lambda index: 10 * GIB)
     monkeypatch.setattr(utils, "has_device_memory_resource", lambda index=0: True)
@@ -57,17 +56,16 @@ def test_a_pool_is_aligned(fraction: float, memory: int) -> None:
     assert memory * fraction - 256 <= size <= memory
 
 
-def job(*free: int) -> Plan:
-    """A plan of one rank and one GPU of 80 GiB on each host, with so much free."""
-    ranks = [
+def job(*free: int) -> list[Inventory]:
+    """One rank and one GPU of 80 GiB on each host, with so much free."""
+    return [
         replace(rank, gpus=tuple(replace(gpu, free=number) for gpu in rank.gpus))
         for rank, number in zip(hypothetical_job(len(free), 1, 1), free, strict=True)
     ]
-    return make_plan(ranks, PlacementOptions(cpu_workers=1))
 
 
-def check(plan: Plan, **options: Any) -> None:
-    check_device_memory(plan, {rank: options for host in plan.hosts for rank in host.ranks})
+def check(ranks: list[Inventory], **options: Any) -> Plan:
+    return make_plan(ranks, Options(cpu_workers=1, worker_options=options))
 
 
 @pytest.mark.parametrize(
@@ -129,42 +127,81 @@ def test_the_same_trouble_on_many_hosts_is_one_line_with_what_fits_all() -> None
 
 
 def test_ranks_may_ask_for_different_sizes() -> None:
-    plan = job(80 * GIB, 10 * GIB)
-    check_device_memory(plan, {0: {"rmm_pool_size": "70 GiB"}, 1: {"rmm_pool_size": "9 GiB"}})
+    ranks = job(80 * GIB, 10 * GIB)
+    asked = {0: {"rmm_pool_size": "70 GiB"}, 1: {"rmm_pool_size": "9 GiB"}}
+    plan = make_plan(ranks, Options(), device_options=asked)
+    assert [worker.device_sizes["rmm_pool_size"] for worker in plan.workers] == [70 * GIB, 9 * GIB]
+    asked[1] = {"rmm_pool_size": "11 GiB"}
     with pytest.raises(OptionError, match="worker 1-0 on h2"):
-        check_device_memory(plan, {0: {"rmm_pool_size": "70 GiB"}, 1: {"rmm_pool_size": "11 GiB"}})
+        make_plan(ranks, Options(), device_options=asked)
 
 
 @given(
     st.integers(1, 80 * GIB), st.one_of(st.floats(0.01, 1.0), st.integers(2, 100 * GIB), st.just("30 GiB"))
 )
 def test_what_a_message_proposes_does_fit(free: int, size: Any) -> None:
-    plan = job(free)
+    ranks = job(free)
     try:
-        check(plan, rmm_pool_size=size)
+        check(ranks, rmm_pool_size=size)
     except OptionError as error:
         _, _, proposal = str(error).partition("expected '")
         if proposal:
             assert 0 < parse_bytes(proposal.partition("'")[0]) <= free
-            check(plan, rmm_pool_size=proposal.partition("'")[0])
+            check(ranks, rmm_pool_size=proposal.partition("'")[0])
     else:
         assert device_bytes(size, 80 * GIB, 256) <= free
 
 
 def test_the_plan_is_checked_where_it_is_made() -> None:
-    ranks = [replace(rank, device_options={"rmm_pool_size": "81 GiB"}) for rank in hypothetical_job(1, 2, 2)]
+    options = Options(worker_options={"rmm_pool_size": "81 GiB"})
     with pytest.raises(OptionError, match=r"rmm_pool_size of worker 0-0 on h1 \(and 1 more\)"):
-        make_plan(ranks, PlacementOptions())
-    make_plan(ranks, PlacementOptions(worker_kind="cpu"))
+        make_plan(hypothetical_job(1, 2, 2), options)
+    make_plan(hypothetical_job(1, 2, 2), replace(options, worker_class="distributed.Nanny"))
 
 
-def test_only_cudaworkers_options_mean_that() -> None:
-    asked = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True, "nthreads": 2}
-    expected = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True}
-    assert device_options(Options(worker_options=asked)) == expected
-    assert device_options(Options(worker_options=asked, worker_class="dask_cuda.CUDAWorker")) == expected
+def test_the_plan_has_bytes() -> None:
+    asked = {
+        "rmm_pool_size": 0.5,
+        "rmm_maximum_pool_size": "10GB",
+        "rmm_release_threshold": None,
+        "nthreads": 1,
+    }
+    gpu, cpu = check(job(-1), **(asked | {"rmm_pool_size": "8 GB"})).workers
+    assert gpu.device_sizes == {
+        "device_memory_limit": int(0.8 * 80 * GIB),
+        "rmm_pool_size": 8 * 10**9,
+        "rmm_maximum_pool_size": 10**10,
+    }
+    assert cpu.device_sizes == {}
+    (unknown,) = hypothetical_job(1, 1, 1)
+    unknown = replace(unknown, gpus=tuple(replace(gpu, memory=0) for gpu in unknown.gpus))
+    assert check([unknown], **asked).workers[0].device_sizes == {}
+
+
+def test_no_limit_stays_no_limit() -> None:
+    assert device_sizes({"device_memory_limit": None, "rmm_pool_size": 0}, 80 * GIB) == {"rmm_pool_size": 0}
+
+
+def test_options_that_cudaworker_may_have() -> None:
+    asked = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True, "nthreads": 2, "device_memory_limit": None}
+    expected = {"rmm_pool_size": "1 GiB", "rmm_managed_memory": True, "device_memory_limit": None}
+    # a class of the user's may be made from CUDAWorker
+    for cls in ("auto", "dask_cuda.CUDAWorker", "somebody.Else"):
+        assert device_options(Options(worker_options=asked, worker_class=cls)) == expected
     assert device_options(Options(worker_options=asked, worker_class="distributed.Nanny")) == {}
-    assert device_options(Options(worker_options=asked, worker_class="somebody.Else")) == {}
+
+
+def test_a_size_of_numpys_can_be_sent() -> None:
+    numpy = pytest.importorskip("numpy")
+    found = device_options(Options(worker_options={"rmm_pool_size": numpy.int64(1 << 30)}))
+    assert (found, type(found["rmm_pool_size"])) == ({"rmm_pool_size": 1 << 30}, int)
+
+
+@pytest.mark.parametrize(
+    "value", ["much", [1], {}, True, object(), float("nan"), float("inf"), "1e400", 10**400, -1, "1e30GB"]
+)
+def test_what_is_no_size_is_for_the_check_of_worker_options(value: Any) -> None:
+    assert device_options(Options(worker_options={"rmm_pool_size": value})) == {}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +249,7 @@ def test_a_proposal_is_a_round_number(maximum: int, proposed: str) -> None:
 def test_of_several_gpus_the_first_has_the_pool() -> None:
     (rank,) = hypothetical_job(1, 1, 2)
     gpus = tuple(replace(gpu, free=(gpu.index + 1) * GIB) for gpu in rank.gpus)
-    plan = make_plan([replace(rank, gpus=gpus)], PlacementOptions(gpus_per_worker=2))
-    check(plan, rmm_pool_size="1 GiB")
+    ranks = [replace(rank, gpus=gpus)]
+    make_plan(ranks, Options(gpus_per_worker=2, worker_options={"rmm_pool_size": "1 GiB"}))
     with pytest.raises(OptionError, match=r"GPU 0 .*free: 1073741824 bytes"):
-        check(plan, rmm_pool_size="1.5 GiB")
+        make_plan(ranks, Options(gpus_per_worker=2, worker_options={"rmm_pool_size": "1.5 GiB"}))

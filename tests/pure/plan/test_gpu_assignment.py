@@ -60,7 +60,7 @@ def test_partial_overlap_says_who_saw_what() -> None:
         assert words in message
     assert "\n" not in message
     # CPU workers were asked for: nobody minds
-    assert names(plan(inventories, worker_kind="cpu")) == [0, 1, 2]
+    assert names(plan(inventories, worker_class="distributed.Nanny")) == [0, 1, 2]
 
 
 def numa(count: int) -> tuple[Gpu, ...]:
@@ -138,8 +138,8 @@ BUSY = ((77, GIB),)
         ((gpu(0, processes=BUSY), gpu(1)), {}, "GPU-0001"),
         ((gpu(0, processes=BUSY),), {}, "GPU-0000"),
         ((gpu(0, uuid="MIG-a", parent="GPU-0000"),), {}, "MIG-a"),
-        ((gpu(0),), {"worker_kind": "cpu"}, ""),
-        ((gpu(0),), {"has_scheduler": False}, ""),
+        ((gpu(0),), {"worker_class": "distributed.Nanny"}, ""),
+        ((gpu(0),), {"scheduler": False}, ""),
         ((gpu(0, exclusive=True), gpu(1)), {}, "GPU-0001"),
     ],
 )

@@ -28,7 +28,7 @@ def test_gpus_that_only_the_scheduler_sees_are_told() -> None:
 
 def test_a_job_on_cpus_uses_no_gpu() -> None:
     """Where all workers are CPU workers, no GPU is counted, neither as used nor as unused."""
-    assert plan(hypothetical_job(2, 1, 4), worker_kind="cpu").warnings == ()
+    assert plan(hypothetical_job(2, 1, 4), worker_class="distributed.Nanny").warnings == ()
 
 
 def test_a_rank_that_sees_none_starts_none() -> None:

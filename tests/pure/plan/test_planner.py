@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import InputError, PlacementError, WorldTooSmallException
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import synthetic
-from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from inventories import GIB, gpu, names, one_host, plan, rank
 
@@ -70,12 +70,12 @@ def test_warnings_of_the_ranks_are_told_once() -> None:
 
 
 def test_worker_kind() -> None:
-    cpu = plan(hypothetical_job(1, 2, 2), worker_kind="cpu")
+    cpu = plan(hypothetical_job(1, 2, 2), worker_class="distributed.Nanny")
     assert names(cpu) == [0, 1]
     assert cpu.hosts[0].gpus == ()
-    assert names(plan(hypothetical_job(1, 2, 2), worker_kind="gpu")) == ["0-0", "1-1"]
+    assert names(plan(hypothetical_job(1, 2, 2), worker_class="dask_cuda.CUDAWorker")) == ["0-0", "1-1"]
     with pytest.raises(PlacementError, match=r"none of the ranks .* sees a GPU \(ranks 0-3 on h\[1-2\]\)"):
-        plan(hypothetical_job(2, 2, 0), worker_kind="gpu")
+        plan(hypothetical_job(2, 2, 0), worker_class="dask_cuda.CUDAWorker")
 
 
 # -- properties
@@ -132,12 +132,12 @@ def _some(gpus: list[Gpu]) -> st.SearchStrategy[list[Gpu]]:
 
 
 @st.composite
-def all_options(draw: st.DrawFn) -> PlacementOptions:
-    return PlacementOptions(
+def all_options(draw: st.DrawFn) -> Options:
+    return Options(
         layout=draw(st.sampled_from(["shared", "shared", "exclusive"])),
         cpu_workers=draw(st.integers(0, 2)),
         nthreads=draw(st.sampled_from([None, None, 2])),
-        worker_kind=draw(st.sampled_from(["auto", "auto", "cpu", "gpu"])),
+        worker_class=draw(st.sampled_from(["auto", "auto", "distributed.Nanny", "dask_cuda.CUDAWorker"])),
         name=draw(st.sampled_from([None, "x"])),
     )
 
@@ -159,7 +159,7 @@ def overlapping(inventories: list[Inventory], working: set[int]) -> bool:
 @settings(max_examples=300, deadline=None)
 @given(jobs(), all_options())
 def test_every_visible_gpu_has_one_worker_or_the_error_says_who_saw_what(
-    inventories: list[Inventory], options: PlacementOptions
+    inventories: list[Inventory], options: Options
 ) -> None:
     working = set(range(2 if options.layout == "exclusive" else 0, len(inventories)))
     try:
@@ -202,7 +202,7 @@ def test_every_visible_gpu_has_one_worker_or_the_error_says_who_saw_what(
 @settings(max_examples=200, deadline=None)
 @given(jobs(tidy=True), all_options(), st.randoms(use_true_random=False))
 def test_names_memory_and_order(
-    inventories: list[Inventory], options: PlacementOptions, shuffler: random.Random
+    inventories: list[Inventory], options: Options, shuffler: random.Random
 ) -> None:
     shuffled = list(inventories)
     shuffler.shuffle(shuffled)

@@ -28,9 +28,9 @@ def test_layout_exclusive_needs_three_ranks(size: int) -> None:
         (4, {"has_client": False}, 0, [1, 2, 3]),
         (2, {"has_client": False, "scheduler_rank": 1}, 1, [0]),
         # nor for a scheduler that is there already
-        (1, {"has_client": False, "has_scheduler": False}, 0, [0]),
-        (2, {"has_client": False, "has_scheduler": False, "scheduler_rank": 7}, 0, [0, 1]),
-        (3, {"has_scheduler": False}, 0, [0, 2]),
+        (1, {"has_client": False, "scheduler": False}, 0, [0]),
+        (2, {"has_client": False, "scheduler": False, "scheduler_rank": 7}, 0, [0, 1]),
+        (3, {"scheduler": False}, 0, [0, 2]),
         # both on one rank
         (3, {"scheduler_rank": 2, "client_rank": 2}, 2, [0, 1]),
     ],
@@ -51,7 +51,7 @@ def test_layout_exclusive_keeps_ranks_for_what_there_is(
     [
         ({"has_client": False}, "with the scheduler on rank 0 needs at least 2 MPI ranks, found 1"),
         ({"client_rank": 0}, "the scheduler on rank 0 and the client on rank 0 needs at least 2 MPI ranks"),
-        ({"has_scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
+        ({"scheduler": False}, "with the client on rank 1 needs at least 2 MPI ranks"),
     ],
 )
 def test_layout_exclusive_has_a_worker(options: dict[str, Any], said: str) -> None:
@@ -95,7 +95,7 @@ def test_too_few_ranks_name_what_helps() -> None:
     ):
         plan(hypothetical_job(2, 1, 0), scheduler_rank=2)
     with pytest.raises(WorldTooSmallException, match="with client_rank=5 needs at least 6"):
-        plan(hypothetical_job(2, 1, 0), has_scheduler=False, has_client=False, client_rank=5)
+        plan(hypothetical_job(2, 1, 0), scheduler=False, has_client=False, client_rank=5)
     with pytest.raises(PlacementError, match=r"ranks -1-0 answered \(expected ranks 0 to 0\)"):
         plan([rank(-1, 1), rank(0, 1)])
 

@@ -17,7 +17,6 @@ from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import PlacementOptions
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.coordinator import (
     GATHER_FAILURES,
@@ -72,8 +71,8 @@ class Driver:
         layout = changes.pop("layout", "shared")
         job = Job(
             changes.pop("protocol", "tls"),
-            lambda inventories, has_client: make_plan(
-                inventories, PlacementOptions(layout=layout, has_client=has_client)
+            lambda inventories, has_client, device_options: make_plan(
+                inventories, Options(layout=layout), has_client=has_client, device_options=device_options
             ),
             lambda: {"key": "secret"},
             **changes,

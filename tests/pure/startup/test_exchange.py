@@ -17,7 +17,7 @@ from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, St
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
 
 UP = Cluster("tls://h:1", None)
-START = Start("tls://h:1", "tls", None, (), {}, {}, limit=100.0)
+START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
 
 
 class Signals:

@@ -39,7 +39,7 @@ def test_a_cluster_of_our_own() -> None:
     made = job({"key": "secret"}, protocol=Protocol.TLS, cpu_workers=1, name="n")
     assert made.credentials() == {"key": "secret"}
     assert (made.protocol, made.target, made.configured) == ("tls", None, {"a.key"})
-    plan = made.plan(hypothetical_job(1, 2, 0), True)
+    plan = made.plan(hypothetical_job(1, 2, 0), True, {})
     assert all(str(worker.name).startswith("n-") for worker in plan.workers)
 
 
@@ -57,7 +57,7 @@ def test_workers_that_attach_have_names_of_their_own() -> None:
     made = job(scheduler=False, scheduler_address="tcp://10.0.0.9:5", protocol=Protocol.TCP)
     assert made.target is not None
     assert made.target.address == "tcp://10.0.0.9:5"
-    plan = made.plan(hypothetical_job(1, 1, 0), True)
+    plan = made.plan(hypothetical_job(1, 1, 0), True, {})
     assert all(str(worker.name).startswith("join-") for worker in plan.workers)
 
 

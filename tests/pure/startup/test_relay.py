@@ -49,7 +49,7 @@ def relay(**options: Any) -> tuple[Relay, Recorder]:
 
 
 def start(*workers: WorkerPlan) -> Start:
-    return Start("tls://h:1", "tls", "127.0.0.1", workers, {}, {"key": "secret"}, delay=0.5, limit=400.0)
+    return Start("tls://h:1", "tls", "127.0.0.1", workers, {"key": "secret"}, delay=0.5, limit=400.0)
 
 
 def until_reported(rank: Relay, channels: Recorder) -> tuple[Any, ...]:
@@ -64,10 +64,9 @@ def until_reported(rank: Relay, channels: Recorder) -> tuple[Any, ...]:
 def test_the_agent_starts_the_workers_of_its_rank() -> None:
     rank, channels = relay(startup_timeout=300.0)
     rank.on_event(Event(0, Kind.START, start(WORKER)))
-    ((order, (settings, workers, config)),) = channels.sent
-    assert (order, workers, config) == ("workers", (WORKER,), {"key": "secret"})
-    assert (settings.address, settings.delay) == ("tls://h:1", 0.5)
-    assert settings.death_timeout == 400.0
+    ((order, given),) = channels.sent
+    assert (order, given.workers, given.config) == ("workers", (WORKER,), {"key": "secret"})
+    assert (given.address, given.delay) == ("tls://h:1", 0.5)
     assert rank.start is not None
     rank.on_event(Event(None, "ready", [1, []]))
     assert channels.sent[1:] == [(0, Kind.READY, [])]

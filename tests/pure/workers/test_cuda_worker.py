@@ -14,12 +14,12 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers import cuda_worker
-from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, options_of_device, visible_device
+from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_class import is_cuda_worker
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
 
@@ -52,13 +52,14 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
 
 
-def made(memory: dict[str, int] | None = None, /, **options: Any) -> Any:
-    sizes = {"GPU-x": 80 * GB, "GPU-y": 1} if memory is None else memory
-    settings = WorkerSettings("tls://h:1", "tls", "10.0.0.1", 5.0, sizes)
-    given = configuration(
-        Options(worker_class=CUDAWorker, worker_options=options, log_directory="/logs"), speaks=False
+def made(sizes: dict[str, int] | None = None, /, **options: Any) -> Any:
+    start = Start("tls://h:1", "tls", "10.0.0.1", (), {}, beside_gpus=True)
+    plan = replace(PLAN, device_sizes={"device_memory_limit": 64 * GB} if sizes is None else sizes)
+    options = read_worker_options("dask_cuda.CUDAWorker", options, where="worker_options")
+    given = Options(
+        worker_class=CUDAWorker, worker_options=options, log_directory="/logs", startup_timeout=5.0
     )
-    return make_worker(PLAN, settings, given, "/scratch")
+    return make_worker(plan, start, given, "/scratch")
 
 
 def test_it_passes_for_a_cudaworker() -> None:
@@ -148,29 +149,16 @@ def test_the_users_options_win() -> None:
     )
 
 
-def test_a_device_of_unknown_size_has_dask_cudas_default() -> None:
-    assert made({}).given["device_memory_limit"] == "default"
+def test_a_device_of_unknown_size_has_dask_cudas_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: True)
+    given = made({}, rmm_pool_size=0.5).given
+    assert (given["device_memory_limit"], given["rmm_pool_size"]) == ("default", 0.5)
 
 
-def test_sizes_are_of_the_workers_own_device() -> None:
-    options = {
-        "rmm_pool_size": 0.5,
-        "rmm_maximum_pool_size": "10GB",
-        "device_memory_limit": "auto",
-        "nthreads": 1,
-    }
-    sizes = {
-        "rmm_pool_size": 40 * GB,
-        "rmm_maximum_pool_size": 10 * GB,
-        "device_memory_limit": 80 * GB,
-        "nthreads": 1,
-    }
-    assert options_of_device(options, 80 * GB) == sizes
-    assert options_of_device({"rmm_pool_size": 0.5}, 0) == {
-        "rmm_pool_size": 0.5,
-        "device_memory_limit": "default",
-    }
-    assert options["rmm_pool_size"] == 0.5
+def test_sizes_are_the_plans_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_worker, "find_spec", lambda name: True)
+    given = made({"device_memory_limit": 64 * GB, "rmm_pool_size": 40 * GB}, rmm_pool_size=0.5).given
+    assert (given["device_memory_limit"], given["rmm_pool_size"]) == (64 * GB, 40 * GB)
 
 
 @pytest.fixture

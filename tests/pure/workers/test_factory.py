@@ -15,16 +15,16 @@ from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
+from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 CPU = WorkerPlan(
     name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}
 )  # fmt: skip
 GPU = replace(CPU, kind="gpu", gpu_index=0, device="GPU-x")
-SETTINGS = WorkerSettings("tcp://127.0.0.1:1", "tcp", "127.0.0.1", 5.0)
+START = Start("tcp://127.0.0.1:1", "tcp", "127.0.0.1", (), {})
 
 
 def make(
@@ -35,16 +35,15 @@ def make(
     *,
     gpus: bool = False,
     ucx: WorkerUcx = WorkerUcx.OFF,
-    settings: WorkerSettings = SETTINGS,
+    start: Start = START,
     **options: Any,
 ) -> Any:
-    settings = replace(settings, device_memory={"GPU-x": 1} if gpus else {}, transport=Transport(ucx))
-    given = configuration(
-        Options(worker_class=worker_class, worker_options=options, interface="ib0"), speaks=False
-    )
+    start = replace(start, beside_gpus=gpus, transport=Transport(ucx))
+    read = read_worker_options(worker_class, options, where="worker_options")
+    given = Options(worker_class=worker_class, worker_options=read, interface="ib0", startup_timeout=5.0)
 
     async def in_a_loop() -> Any:
-        return make_worker(plan, settings, given, str(scratch))
+        return make_worker(plan, start, given, str(scratch))
 
     return asyncio.run(in_a_loop())
 
@@ -100,8 +99,8 @@ def test_who_offers_ucx(
 def test_ucx_stays_on_loopback_where_the_cluster_is(
     address: str, host: str | None, loopback: bool, tmp_path: Path
 ) -> None:
-    settings = replace(SETTINGS, address=address, host=host)
-    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, settings=settings)
+    start = replace(START, address=address, listen=host)
+    nanny = make(CPU, "distributed.Nanny", tmp_path, ucx=WorkerUcx.ALL, start=start)
     [offer] = [each for each in nanny.worker_kwargs["plugins"] if isinstance(each, UcxBetweenWorkers)]
     assert offer.ways["loopback"] is loopback
 
@@ -151,6 +150,14 @@ def test_a_nanny_as_planned(tmp_path: Path) -> None:
     assert Path(nanny.local_directory).parent == tmp_path
     (label,) = (one for one in nanny.worker_kwargs["plugins"] if isinstance(one, Label))
     assert label.text == "[raised by worker a, rank 0 on host h]"
+
+
+@pytest.mark.parametrize(("limit", "timeout"), [(0.0, 5.0), (400.0, 400.0)])
+def test_workers_wait_for_the_scheduler_as_long_as_the_start_may_take(
+    limit: float, timeout: float, tmp_path: Path
+) -> None:
+    nanny = make(CPU, "distributed.Nanny", tmp_path, start=replace(START, limit=limit))
+    assert nanny.death_timeout == timeout
 
 
 def test_plugins_of_the_user_are_kept(tmp_path: Path) -> None:
@@ -238,5 +245,5 @@ def test_tls_starts_with_any_tornado(
     monkeypatch.setattr(agent.logs, "set_up", lambda *_, **__: None)
     with dask.config.set({}):
         options = Options(protocol=Protocol.TLS, local_directory=str(tmp_path))
-        scratch = agent._configure(configuration(options, speaks=False))
+        scratch, _ = agent._configure(options, {})
     assert Path(scratch).parent == tmp_path

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,12 +18,11 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.startup.relay import configuration
 from dask_gpu_mpi.workers import lifecycle, logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.settings import WorkerSettings
+from dask_gpu_mpi.workers.settings import Start
 
-SETTINGS = WorkerSettings("tcp://h:1", "tcp", "127.0.0.1", 5.0)
+START = Start("tcp://h:1", "tcp", "127.0.0.1", (), {})
 
 
 def plan(name: str, device: str | None = None) -> WorkerPlan:
@@ -85,7 +85,7 @@ class Bench:
         self.given: list[tuple[Any, ...]] = []
         self.ended: list[tuple[str | int, str | None]] = []
         self.ending = 0
-        self.configuration = configuration(Options(shutdown_timeout=shutdown_timeout), speaks=False)
+        self.options = Options(shutdown_timeout=shutdown_timeout)
 
         def make(plan: WorkerPlan, *given: Any) -> Any:
             self.given.append((plan.name, *given))
@@ -100,12 +100,13 @@ class Bench:
         monkeypatch.setattr(lifecycle, "kill_at_once", lambda: None)
         monkeypatch.setattr(logs, "set_ending", set_ending)
         self.workers = Workers(
-            self.configuration, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)
+            self.options, str(scratch), Timeline("agent"), lambda *given: self.ended.append(given)
         )
 
     async def start(self, **served: Any) -> None:
         self.served |= served
-        await self.workers.start([plan(name) for name in served], SETTINGS)
+        self.begun = replace(START, workers=tuple(plan(name) for name in served))
+        await self.workers.start(self.begun)
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def error_of(bench: Bench, error: BaseException, *nannies: Nanny, device: str | 
     async def start() -> None:
         bench.served["a"] = served = Served(*nannies)
         served.error, served.starting = error, 0.1
-        await bench.workers.start([plan("a", device)], SETTINGS)
+        await bench.workers.start(replace(START, workers=(plan("a", device),)))
 
     with pytest.raises(DaskGpuMpiError) as caught:
         asyncio.run(start())
@@ -129,7 +130,7 @@ def test_each_is_made_with_what_the_agent_knows(bench: Bench, tmp_path: Path) ->
         await bench.start(a=Served(Nanny()), b=Served(Nanny(), Nanny()))
 
     asyncio.run(start())
-    assert bench.given == [(name, SETTINGS, bench.configuration, str(tmp_path)) for name in "ab"]
+    assert bench.given == [(name, bench.begun, bench.options, str(tmp_path)) for name in "ab"]
 
 
 def test_they_start_together(bench: Bench) -> None:
@@ -273,7 +274,7 @@ def test_closing_is_silent_polite_and_once(bench: Bench) -> None:
         return first, served.timeout is None
 
     timeout, once = asyncio.run(run())
-    assert bench.configuration.grace == 2.0
+    assert bench.options.grace == 2.0
     assert timeout == pytest.approx(1.6)
     assert once
     assert bench.ending == 2

@@ -11,7 +11,7 @@ import pytest
 from distributed.nanny import Nanny
 from distributed.worker import Worker
 
-from dask_gpu_mpi.workers.signature import TAKEN, accepted_options, sets_itself
+from dask_gpu_mpi.workers.worker_class import TAKEN, accepted_options, sets_itself
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker

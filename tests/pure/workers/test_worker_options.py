@@ -9,11 +9,7 @@ from distributed.worker import Worker
 
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.workers.worker_class import is_cuda_worker
-from dask_gpu_mpi.workers.worker_options import (
-    check_options_of,
-    check_worker_options,
-    normalise_worker_options,
-)
+from dask_gpu_mpi.workers.worker_options import options_for, read_worker_options
 
 cuda_worker = pytest.importorskip("dask_cuda.cuda_worker", exc_type=ImportError)
 CUDAWorker = cuda_worker.CUDAWorker
@@ -22,11 +18,15 @@ CLASSES = [CUDAWorker, Nanny, Worker]
 
 def refused(cls: type, **options: Any) -> str:
     with pytest.raises(OptionError) as caught:
-        check_worker_options(cls, options, where="worker_options")
+        read_worker_options(cls, options, where="worker_options")
     message = str(caught.value)
     assert message.startswith("worker_options: ")
     assert "\n" not in message
     return message
+
+
+def normalised(cls: type, options: dict[str, Any]) -> dict[str, Any]:
+    return options_for(cls, read_worker_options(cls, options, where="worker_options"))
 
 
 @pytest.mark.parametrize("cls", CLASSES)
@@ -54,7 +54,7 @@ def test_what_we_set_ourselves(cls: type, name: str) -> None:
 def test_what_the_class_sets_itself() -> None:
     assert refused(CUDAWorker, data={}).endswith("CUDAWorker sets 'data' itself. Fix: leave it out")
     for cls in (CUDAWorker, Nanny):
-        check_worker_options(cls, {"env": {"A": "1"}}, where="worker_options")
+        read_worker_options(cls, {"env": {"A": "1"}}, where="worker_options")
 
 
 class Picky:
@@ -78,13 +78,13 @@ class MyCUDAWorker(CUDAWorker):  # type: ignore[misc]
 
 
 def test_classes_of_the_users() -> None:
-    check_worker_options(Picky, {"one": 1, "two": "anything"}, where="worker_options")
+    read_worker_options(Picky, {"one": 1, "two": "anything"}, where="worker_options")
     assert refused(Picky, too=1).endswith("Picky has no option 'too'; did you mean 'two'?")
-    check_worker_options(Open, {"whatever": 1, "nthreads": "many"}, where="worker_options")
-    check_worker_options(Mine, {"mine": 1, "lifetime": "1h"}, where="worker_options")
+    read_worker_options(Open, {"whatever": 1, "nthreads": "many"}, where="worker_options")
+    read_worker_options(Mine, {"mine": 1, "lifetime": "1h"}, where="worker_options")
     assert "did you mean 'mine'" in refused(Mine, mines=1)
     assert "has no option 'lifetime'" in refused(Narrow, lifetime="1h")
-    check_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5}, where="worker_options")
+    read_worker_options(MyCUDAWorker, {"rmm_pool_size": 0.5}, where="worker_options")
     assert "did you mean 'rmm_async'" in refused(MyCUDAWorker, rmm_asink=True)
 
 
@@ -93,7 +93,7 @@ def test_options_of_the_class_below_a_nanny() -> None:
         def __init__(self, *args: Any, deep: int = 1, **kwargs: Any) -> None: ...
 
     for cls in (Nanny, CUDAWorker):
-        check_worker_options(cls, {"worker_class": Deep, "deep": 2, "lifetime": "1h"}, where="worker_options")
+        read_worker_options(cls, {"worker_class": Deep, "deep": 2, "lifetime": "1h"}, where="worker_options")
         assert "deep" in refused(cls, deep=2)
 
 
@@ -127,8 +127,7 @@ def test_wrong_types(options: dict[str, Any]) -> None:
     ],
 )  # fmt: skip
 def test_right_types(options: dict[str, Any]) -> None:
-    check_worker_options(CUDAWorker, options, where="worker_options")
-    normalise_worker_options(CUDAWorker, options)
+    options_for(CUDAWorker, read_worker_options(CUDAWorker, options, where="worker_options"))
 
 
 @pytest.mark.parametrize("name", ["preload_argv", "preload_nanny_argv"])
@@ -142,7 +141,7 @@ def test_the_class_below_a_nanny_is_refused_as_any_other() -> None:
     with pytest.raises(
         OptionError, match="the module 'distributed' has no class 'Workr'; did you mean 'distributed.Worker'"
     ):
-        check_worker_options(Nanny, {"worker_class": "distributed.Workr"}, where="worker_options")
+        read_worker_options(Nanny, {"worker_class": "distributed.Workr"}, where="worker_options")
 
 
 def test_a_closed_signature_has_types_as_well() -> None:
@@ -190,7 +189,7 @@ def test_options_that_do_not_go_together(options: dict[str, Any], words: str) ->
     ],
 )
 def test_options_that_do(options: dict[str, Any]) -> None:
-    check_worker_options(CUDAWorker, options, where="worker_options")
+    read_worker_options(CUDAWorker, options, where="worker_options")
 
 
 def test_dask_cuda_refuses_the_same_pairs() -> None:
@@ -214,12 +213,12 @@ def test_dask_cuda_refuses_the_same_pairs() -> None:
 
 
 def test_auto_is_cudaworker_or_nanny() -> None:
-    check_options_of("auto", {"rmm_pool_size": "1GB"}, where="worker_options")
-    check_options_of("auto", {"env": {"A": "1"}}, where="worker_options")
-    check_options_of("distributed.Nanny", {}, where="worker_options")
+    read_worker_options("auto", {"rmm_pool_size": "1GB"}, where="worker_options")
+    read_worker_options("auto", {"env": {"A": "1"}}, where="worker_options")
+    read_worker_options("distributed.Nanny", {}, where="worker_options")
     for cls, options in (("auto", {"rmm_pol": 1}), ("distributed.Nanny", {"rmm_pool_size": 1})):
         with pytest.raises(OptionError, match="has no option"):
-            check_options_of(cls, options, where="worker_options")
+            read_worker_options(cls, options, where="worker_options")
     assert [is_cuda_worker(cls) for cls in (CUDAWorker, MyCUDAWorker, Nanny, Open)] == [
         True,
         True,
@@ -235,28 +234,26 @@ def test_mending_for_cudaworker() -> None:
         "pre_import": "cudf, cupy",
     }  # fmt: skip
     before = json.dumps(options)
-    assert normalise_worker_options(CUDAWorker, options) == {
+    assert normalised(CUDAWorker, options) == {
         "preload": ["a.py"], "preload_argv": ["--one", "a b"], "resources": "FOO=1.0 BAR=0.5",
         "rmm_allocator_external_lib_list": ["cupy", "torch"], "rmm_pool_size": "1GB", "worker_class": Worker,
         "pre_import": ["cudf", "cupy"],
     }  # fmt: skip
     assert json.dumps(options) == before
-    assert normalise_worker_options(MyCUDAWorker, {"resources": {"A": 1}}) == {"resources": "A=1.0"}
-    assert (
-        normalise_worker_options(CUDAWorker, {"preload": None, "preload_argv": None, "resources": None}) == {}
-    )
+    assert normalised(MyCUDAWorker, {"resources": {"A": 1}}) == {"resources": "A=1.0"}
+    assert normalised(CUDAWorker, {"preload": None, "preload_argv": None, "resources": None}) == {}
 
 
 def test_mending_for_others() -> None:
-    assert normalise_worker_options(Nanny, {"preload": "a", "resources": "A=1, B=2"}) == {
+    assert normalised(Nanny, {"preload": "a", "resources": "A=1, B=2"}) == {
         "preload": ["a"],
         "resources": {"A": 1.0, "B": 2.0},
     }
-    assert normalise_worker_options(Worker, {"preload": None, "nthreads": None}) == {
+    assert normalised(Worker, {"preload": None, "nthreads": None}) == {
         "preload": None,
         "nthreads": None,
     }
-    assert normalise_worker_options(Open, {"preload": "a", "resources": "A=1"}) == {
+    assert normalised(Open, {"preload": "a", "resources": "A=1"}) == {
         "preload": "a",
         "resources": "A=1",
     }
