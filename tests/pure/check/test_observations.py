@@ -131,7 +131,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     inventory = observed(0).inventory
     made = SimpleNamespace(inventory=inventory, raises=None, look_for_gpus=None, tmpdir="?", steps=[])
 
-    def take_inventory(*_: Any, look_for_gpus: bool, device_options: Any) -> Any:
+    def take_inventory(*_: Any, look_for_gpus: bool) -> Any:
         made.look_for_gpus = look_for_gpus
         if made.raises is not None:
             raise made.raises

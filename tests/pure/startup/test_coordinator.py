@@ -20,7 +20,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup.coordinator import (
     GATHER_FAILURES,
-    NAMES,
     SHARED,
     Coordinator,
     FailureCoordinator,
@@ -538,7 +537,7 @@ def test_every_shared_option_is_compared() -> None:
     assert set(others) == set(SHARED)
     check_agreement([bare(), bare("b")])
     for name, value in others.items():
-        words = rf"option {re.escape(NAMES.get(name, name))} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
+        words = rf"option {re.escape(SHARED[name])} is .* on rank 0 \(a\) and {re.escape(repr(value))} on rank 1 \(b\)"
         with pytest.raises(InputError, match=words):
             check_agreement([bare(), bare("b", **{name: value})])
 
