@@ -23,6 +23,7 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.sites.launchers import library_name
 
 from .coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckCoordinator
 from .observations import without_rank
@@ -102,7 +103,7 @@ def run_check(
     # The other ranks can't know which step rank 0 was at, and a world of one rank has no other.
     watch = _watch(me, started, show) if rank == 0 else None
     try:
-        me.observe(options, launcher_check.library_name(library), problems)
+        me.observe(options, library_name(library), problems)
         if rank == 0:
             return CheckCoordinator(mailbox, me, options, kernel, expect_gpus, has_client, started).run(show)
         return me.serve(started + REPORT_TIMEOUT + GRACE)

@@ -16,10 +16,10 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Option
+from dask_gpu_mpi.sites.jobscript import SYSTEMS, JobRequest, render, submit, template_cpus
 
 from .help import HelpCommand, help_of
 from .options import click_option, complete_files, fail, parse_run, resolve_texts, usable
-from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 

@@ -1,4 +1,4 @@
-"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.launch`."""
+"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.sites`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def launch(
     Options of `run` come before SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the
     allocation and start no cluster.
     """
-    from dask_gpu_mpi.launch.command import Request
+    from dask_gpu_mpi.sites.command import Request
 
     # Where it is inherited as ignored, all exit codes would be 0.
     signals.signal(signals.SIGCHLD, signals.SIG_DFL)
@@ -156,7 +156,7 @@ def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) ->
 def _allocation(
     environ: dict[str, str], ranks: int | None, ranks_per_node: int | None, hosts: str | None
 ) -> Any:
-    from dask_gpu_mpi.launch import allocation as places
+    from dask_gpu_mpi.sites import allocation as places
 
     _refuse_ranks(environ)
     named = places.parse_hosts(hosts, _read) if hosts is not None else ()
@@ -181,11 +181,11 @@ def _launch(
     dry_run: bool,
 ) -> int:
     from dask_gpu_mpi.base.streams import is_public
-    from dask_gpu_mpi.launch.command import as_text, decide, python_command
-    from dask_gpu_mpi.launch.execute import run_launch
-    from dask_gpu_mpi.launch.launchers import choose_launcher, find_launchers
-    from dask_gpu_mpi.launch.mpi_library import ask_library
-    from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
+    from dask_gpu_mpi.sites.command import as_text, decide, python_command
+    from dask_gpu_mpi.sites.execute import run_launch
+    from dask_gpu_mpi.sites.mpi_library import ask_library
+    from dask_gpu_mpi.sites.requeue import Requeue, job_script, requeue
+    from dask_gpu_mpi.sites.starter import choose_launcher, find_launchers
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
@@ -229,7 +229,7 @@ def _is_here(path: str) -> bool:
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:
-    from dask_gpu_mpi.mpi.launchers import detect, speaks
+    from dask_gpu_mpi.sites.launchers import detect, speaks
 
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError
-
-from . import launchers
+from dask_gpu_mpi.sites import launchers
 
 __all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 

@@ -20,13 +20,14 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi import launcher_check, launchers
+from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.ucx import extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.roles import expected_client
+from dask_gpu_mpi.sites import launchers
 
 from .agent_settings import configuration
 from .channels import Channels

@@ -10,7 +10,6 @@ from typing import Any
 
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi.batch import end_time
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config
 from dask_gpu_mpi.options.model import Options
@@ -18,6 +17,7 @@ from dask_gpu_mpi.plan.model import placement_options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.scaling import configured_keys
+from dask_gpu_mpi.sites.batch import end_time
 
 from .coordinator import Job
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.cli.templates import SYSTEMS, template
-from dask_gpu_mpi.launch.command import START
+from dask_gpu_mpi.sites.command import START
+from dask_gpu_mpi.sites.jobscript import SYSTEMS, template
 from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.launch.command import START
 from dask_gpu_mpi.script import run as module
 from dask_gpu_mpi.script.program import Kind, Program
+from dask_gpu_mpi.sites.command import START
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from dask_gpu_mpi.mpi.launcher_table import scrub
-from dask_gpu_mpi.mpi.launchers import detect
+from dask_gpu_mpi.sites.launcher_table import scrub
+from dask_gpu_mpi.sites.launchers import detect
 
 from .allocation import Allocation
-from .launchers import Starter
 from .mpi_library import MpiLibrary
+from .starter import Starter
 
 __all__ = ["forwarded", "launch_environment"]
 

@@ -12,8 +12,8 @@ from dask_gpu_mpi.errors import LauncherError
 
 from .allocation import Allocation
 from .environment import forwarded, launch_environment
-from .launchers import Starter
 from .mpi_library import MpiLibrary
+from .starter import Starter
 
 __all__ = ["START", "Launch", "Request", "as_text", "decide", "python_command"]
 

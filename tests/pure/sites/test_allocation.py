@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.launch.allocation import Allocation, Host, find_allocation, parse_hosts
+from dask_gpu_mpi.sites.allocation import Allocation, Host, find_allocation, parse_hosts
 
 FILES = {"/nodes": "h1\nh1\nh2\nh2\n", "/empty": "\n"}
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}

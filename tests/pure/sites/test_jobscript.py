@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.cli.templates import SYSTEMS, JobRequest, quote, render, template
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
+from dask_gpu_mpi.sites.jobscript import SYSTEMS, JobRequest, quote, render, template
 from fakebatch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.launch.allocation import Allocation, System
-from dask_gpu_mpi.launch.requeue import Requeue, job_script, pbs_resources, requeue
+from dask_gpu_mpi.sites.allocation import Allocation, System
+from dask_gpu_mpi.sites.requeue import Requeue, job_script, pbs_resources, requeue
 from strangers import links_are_strangers
 
 QSTAT = """Job Id: 42.server
@@ -119,7 +119,7 @@ def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_job_script(tmp_path: Path) -> None:
     script = tmp_path / "42.SC"
-    code = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    code = "import os; from dask_gpu_mpi.sites.requeue import job_script; print(job_script(os.getppid()))"
     script.write_text(f'{sys.executable} -c "{code}"\ntrue\n')
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
     assert done.stdout.strip() == str(script)
@@ -127,7 +127,7 @@ def test_job_script(tmp_path: Path) -> None:
 
 
 def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
-    ask = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    ask = "import os; from dask_gpu_mpi.sites.requeue import job_script; print(job_script(os.getppid()))"
     script = tmp_path / "job.sh"
     for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
         script.write_text(f"#!/bin/bash\n{command}\ntrue\n")

@@ -11,10 +11,10 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launch.allocation import Allocation, Host
-from dask_gpu_mpi.launch.command import START, Launch, Request, as_text, decide, python_command
-from dask_gpu_mpi.launch.launchers import Kind, Starter
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.allocation import Allocation, Host
+from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, python_command
+from dask_gpu_mpi.sites.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.starter import Kind, Starter
 
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
 TWO = (Host("h1", 1), Host("h2", 1))

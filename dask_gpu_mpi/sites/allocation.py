@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi.launchers import number
+from dask_gpu_mpi.sites.launchers import number
 
 __all__ = ["Allocation", "Host", "System", "find_allocation", "parse_hosts", "spread"]
 

@@ -20,6 +20,7 @@ __all__ = [
     "alone_on_host",
     "detect",
     "first_on_host",
+    "library_name",
     "number",
     "scrub",
     "speaks",
@@ -150,3 +151,14 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
             f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
         )
     return int(text)
+
+
+def library_name(version: str) -> str:
+    r"""The first few words, on one line.
+
+    >>> library_name("Open MPI v5.0.11, package: Open MPI user@host")
+    'Open MPI v5.0.11'
+    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...\0")
+    'MPICH Version: 5.0.2'
+    """
+    return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())

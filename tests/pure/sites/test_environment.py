@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.launch.allocation import Allocation, Host, System
-from dask_gpu_mpi.launch.environment import forwarded, launch_environment
-from dask_gpu_mpi.launch.launchers import Kind, Starter
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.allocation import Allocation, Host, System
+from dask_gpu_mpi.sites.environment import forwarded, launch_environment
+from dask_gpu_mpi.sites.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.starter import Kind, Starter
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}

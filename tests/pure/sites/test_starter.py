@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launch.allocation import Allocation, System
-from dask_gpu_mpi.launch.launchers import Found, Starter, choose_launcher, find_launchers
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.allocation import Allocation, System
+from dask_gpu_mpi.sites.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.starter import Found, Starter, choose_launcher, find_launchers
 
 OPEN_MPI, MPICH = MpiLibrary("Open MPI v5.0.11, package: ..."), MpiLibrary("MPICH Version:      5.0.2")
 INTEL = MpiLibrary("Intel(R) MPI Library 2021.18 for Linux* OS")

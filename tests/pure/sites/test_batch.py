@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.mpi import batch
-from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.sites import batch
+from dask_gpu_mpi.sites.batch import end_time
 
 NOW = 1_000_000.0
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.mpi.launcher_check import library_name
-from dask_gpu_mpi.mpi.launcher_table import scrub
+
+from .launchers import library_name, scrub
 
 __all__ = ["Family", "MpiLibrary", "ask_library", "family_of_library"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.safe_paths import open_to_append
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.mpi.launchers import number
+from dask_gpu_mpi.sites.launchers import number
 
 from .allocation import TITLES, Allocation
 
