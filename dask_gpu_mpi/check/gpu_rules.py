@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dask_gpu_mpi.base.hostlist import counted, ranks_text
 from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND, RESET_COMMAND
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 
-from .observations import GPUS_ON_NODE, Observations
+from .observations import Observations
 from .report import LEAVE_OUT, Evidence, Finding, problems, split_fix
 
 __all__ = ["check_gpus"]

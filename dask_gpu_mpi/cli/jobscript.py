@@ -16,7 +16,8 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Option
-from dask_gpu_mpi.sites.jobscript import SYSTEMS, JobRequest, render, submit, template_cpus
+from dask_gpu_mpi.sites.batch import SYSTEMS, JobRequest, batch_system
+from dask_gpu_mpi.sites.jobscript import render, submit
 
 from .help import HelpCommand, help_of
 from .options import click_option, complete_files, fail, parse_run, resolve_texts, usable
@@ -166,11 +167,11 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
                 f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
                 f"(expected at most {_LARGEST} in the whole job)"
             )
-    if system == "pbs" and not values.get("cpus_per_node"):
-        say(f"--cpus-per-node is not set: the job requests {template_cpus('pbs.pbs')} cores of each node")
     job = JobRequest(
         system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
     )
+    if remark := batch_system(system).remark(job):
+        say(remark)
     _check_workers(job)
     return job
 

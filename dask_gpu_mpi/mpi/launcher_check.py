@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name, number
+from dask_gpu_mpi.sites.batch import number
+from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
 
 __all__ = ["check_library", "cross_check", "is_mpich_before_5", "wait_for_rank_0_to_report"]
 

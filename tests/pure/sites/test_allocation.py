@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.allocation import Allocation, Host, find_allocation, parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Host, find_allocation
+from dask_gpu_mpi.sites.plain import parse_hosts
 
 FILES = {"/nodes": "h1\nh1\nh2\nh2\n", "/empty": "\n"}
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
@@ -79,11 +80,11 @@ def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
     environ = {"FLUX_URI": "local:///run/flux/local", **SLURM}
     assert find_allocation(environ).system == "slurm"
     answers = {"jobid": "f42", "size": "3"}
-    found = find_allocation(environ, flux=lambda name: answers[name])
+    found = find_allocation(environ, ask=lambda command: answers[command[-1]])
     assert found == Allocation("flux", 3, 3, job="f42", requeue_as="f42")
     for size in ("", "0", "²", "1" * 5000):
         answers["size"] = size
-        assert find_allocation(environ, flux=lambda name: answers[name]).nodes == 1
+        assert find_allocation(environ, ask=lambda command: answers[command[-1]]).nodes == 1
 
 
 def test_parts_that_no_job_of_slurm_has() -> None:

@@ -74,7 +74,7 @@ def test_command_of_the_batch_system(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     if "sleep" in program:
         monkeypatch.setattr(batch, "COMMAND_TIMEOUT", 0.3)
-    assert batch._ask(["flux", "job", "timeleft"]) == printed
+    assert batch.output_of(["flux", "job", "timeleft"]) == printed
 
 
 def test_time_to_answer_is_short_against_a_start() -> None:

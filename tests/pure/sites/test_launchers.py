@@ -4,8 +4,7 @@ import pytest
 
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites import launchers
-from dask_gpu_mpi.sites.launcher_table import LAUNCHERS, Launcher
-from dask_gpu_mpi.sites.launchers import detect, scrub
+from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher, detect, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample
