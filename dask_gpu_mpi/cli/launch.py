@@ -88,10 +88,10 @@ def launch(
     program: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Start MPI ranks and run SCRIPT on the cluster that they become: in a job of Slurm, PBS, LSF or Flux, or on this machine.
+    """Start MPI ranks and run SCRIPT on the cluster that they become.
 
-    Options of `run` come before SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the
-    allocation and start no cluster.
+    In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
+    script's exit code. `launch check` and `launch plan` look at the allocation and start no cluster.
     """
     from dask_gpu_mpi.sites.command import Request
 

@@ -50,6 +50,7 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "pbs": ("PBS_",),
     "lsf": ("LSB_", "LSF_", "LS_"),
     "flux": ("FLUX_",),
+    "sge": ("SGE_",),
 }
 #: Modules of the systems that are no batch systems.
 _PLAIN = {"hosts": "plain", "local": "plain"}

@@ -18,10 +18,12 @@ from importlib import resources
 
 from dask_gpu_mpi.errors import InputError
 
-from .batch import BatchSystem, JobRequest, batch_system
+from .batch import SYSTEMS, BatchSystem, JobRequest, batch_system
 
-__all__ = ["quote", "render", "submit", "template"]
+__all__ = ["SCRIPTED", "quote", "render", "submit", "template"]
 
+#: The batch systems for which there are job scripts.
+SCRIPTED = tuple(name for name in SYSTEMS if batch_system(name).templates)
 #: Seconds that the batch system gets to take a job.
 SUBMIT_TIMEOUT = 60.0
 

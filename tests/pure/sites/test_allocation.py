@@ -10,10 +10,22 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Host, find_allocation
 from dask_gpu_mpi.sites.plain import parse_hosts
 
-FILES = {"/nodes": "h1\nh1\nh2\nh2\n", "/empty": "\n"}
+FILES = {
+    "/pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
+    "/nodes": "h1\nh1\nh2\nh2\n",
+    "/empty": "\n",
+}
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
 PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "/nodes", "NCPUS": "8"}
 LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "/nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
+
+SGE = {
+    "SGE_TASK_ID": "undefined",
+    "JOB_ID": "42",
+    "PE_HOSTFILE": "/pe",
+    "NSLOTS": "20",
+    "ENVIRONMENT": "BATCH",
+}
 
 
 def read(path: str) -> str:
@@ -58,6 +70,11 @@ def two(ranks: int) -> tuple[Host, ...]:
         (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
         (LSF, None, Allocation("lsf", 2, 2, two(1), "42", "42")),
         (LSF | {"LSB_JOBINDEX": "3"}, 4, Allocation("lsf", 2, 4, two(2), "42_3", "42_3")),
+        # a line for each queue of a node
+        (SGE, None, Allocation("sge", 2, 2, two(1), "42", "42")),
+        (SGE | {"SGE_TASK_ID": "3"}, 4, Allocation("sge", 2, 4, two(2), "42_3", "42_3")),
+        (SGE | {"PE_HOSTFILE": ""}, None, Allocation("sge", 1, 1, job="42", requeue_as="42")),
+        ({"SGE_ROOT": "/opt/sge", "JOB_ID": "42"}, None, Allocation("local", 1, 1)),  # a login node
     ],
 )
 def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
@@ -107,6 +124,7 @@ def test_nodes_of_the_command_line_win() -> None:
             r"PBS_NODEFILE=/gone: can't be read .*Fix: run `launch` inside the job",
         ),
         (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: names no node"),
+        (SGE | {"PE_HOSTFILE": "/empty"}, "PE_HOSTFILE=/empty: names no node"),
         (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
     ],
 )

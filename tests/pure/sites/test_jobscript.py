@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
-from dask_gpu_mpi.sites.batch import SYSTEMS, JobRequest, batch_system
-from dask_gpu_mpi.sites.jobscript import quote, render, template
+from dask_gpu_mpi.sites.batch import JobRequest, batch_system
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render, template
 from fakebatch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHERS = [(system, launcher) for system in SYSTEMS for launcher in batch_system(system).templates]
+LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
 
@@ -176,7 +176,7 @@ def test_directives(system: str, words: list[str], expected: list[str]) -> None:
 
 
 def test_a_job_without_gpus() -> None:
-    for system in SYSTEMS:
+    for system in SCRIPTED:
         made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
         assert "gpu" not in "".join(directives(made, batch_system(system).prefix)).replace("dask-gpu-mpi", "")
         assert "export DGM_EXPECT_GPUS" not in made

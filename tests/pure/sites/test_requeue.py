@@ -111,6 +111,11 @@ def test_lsf_requeues_by_the_exit_code(tmp_path: Path) -> None:
     assert requeue(job("lsf", logs=str(tmp_path / "file")), {}, Commands()) == 1
 
 
+def test_grid_engine_requeues_by_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    given = job("sge", limit=2, logs=str(tmp_path / "logs"))
+    assert [requeue(given, {}, Commands()) for _ in range(3)] == [99, 99, 1]
+
+
 @pytest.mark.parametrize(("system", "name"), [("flux", "Flux"), ("local", "this machine")])
 def test_nobody_to_requeue(system: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert requeue(job(system), {}, Commands()) is None
