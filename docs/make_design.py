@@ -51,14 +51,14 @@ TIP = (
 #: The rooms from top to bottom, as import-linter holds them (pyproject.toml).
 LAYERS = (
     ("cli",),
-    ("cluster", "check", "launch"),
+    ("cluster", "check"),
     ("script", "startup"),
     ("agent",),
     ("workers", "diagnostics", "gang"),
     ("plan", "mpi"),
     ("machine",),
     ("network",),
-    ("options",),
+    ("options", "sites"),
     ("base",),
 )
 

@@ -24,9 +24,9 @@ PAGE = ROOT / "docs" / "messages.md"
 #: Which modules' messages are about what: the longest beginning that fits.
 TOPICS = {
     "Options and the command line": (
-        "cli", "options", "launch/allocation", "workers/worker_options", "script/program", "base/sizes",
+        "cli", "options", "sites/plain", "sites/jobscript", "workers/worker_options", "script/program", "base/sizes",
     ),
-    "Launcher and MPI": ("mpi", "launch", "script/child_processes"),
+    "Launcher and MPI": ("mpi", "sites", "script/child_processes"),
     "Start-up": ("startup", "agent", "cluster/start", "base/failures", "__main__"),
     "GPUs and placement": (
         "plan", "machine", "workers/cuda_worker", "workers/worker_class", "agent/cuda_keepalive", "startup/transport",
@@ -35,7 +35,7 @@ TOPICS = {
         "network", "startup/reachability", "startup/connecting", "agent/dashboard_gate", "base/tally", "base/plain_data",
     ),
     "Workers": ("workers",),
-    "The run and the end": ("cluster", "script", "launch/requeue", "launch/execute", "agent/handle"),
+    "The run and the end": ("cluster", "script", "sites/execute", "agent/handle"),
     "The lines of check": ("check", "base/versions"),
     "Watching a job: top, report": ("diagnostics", "cluster/report"),
     "Gang tasks: spmd": ("gang",),

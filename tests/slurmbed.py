@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.launch.command import START
+from dask_gpu_mpi.sites.command import START
 from harness import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
 from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 

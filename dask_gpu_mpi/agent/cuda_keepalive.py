@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 from dask_gpu_mpi.machine.nvml import driver_is_installed
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
-from dask_gpu_mpi.mpi.launchers import first_on_host, scrub
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.sites.launchers import first_on_host, scrub
 
 __all__ = ["CudaKeepalive", "may_be_kept_up", "may_use_cuda", "start_cuda_keepalive"]
 

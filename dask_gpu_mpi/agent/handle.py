@@ -22,8 +22,8 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.mpi.launchers import scrub
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.sites.launchers import scrub
 
 from .cuda_keepalive import may_use_cuda
 from .orders import Answer, Configuration, Order

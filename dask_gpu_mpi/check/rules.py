@@ -18,9 +18,10 @@ from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, count_pairs
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
+from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 from dask_gpu_mpi.startup.transport import choose_transport
 
-from .observations import GPUS_ON_NODE, Observations
+from .observations import Observations
 from .report import LEAVE_OUT, Evidence, Finding, Level, merge, problems, split_fix
 from .version_rules import check_known_issues, check_versions
 

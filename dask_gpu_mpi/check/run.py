@@ -17,6 +17,7 @@ from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.sites.launchers import library_name
 from dask_gpu_mpi.startup.bringup import planner, report_only
 from dask_gpu_mpi.startup.exchange import FLUSH, until_over
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
@@ -127,7 +128,7 @@ def run_check(
         context.deadline = started + REPORT_TIMEOUT
         me = CheckingRank(options, channels, context)
         try:
-            me.register(launcher_check.library_name(library), problems)
+            me.register(library_name(library), problems)
             if rank != COORDINATOR:
                 return int(until_over(channels, context, None, me))
             coordinator = CheckCoordinator(

@@ -22,7 +22,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.pdeathsig import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
-from dask_gpu_mpi.mpi.launchers import scrub
+from dask_gpu_mpi.sites.launchers import scrub
 
 __all__ = ["UcxOrder", "UcxPairs", "UcxPeer", "UcxResult", "UcxTrial"]
 

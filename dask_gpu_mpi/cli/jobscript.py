@@ -16,10 +16,11 @@ from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Option
+from dask_gpu_mpi.sites.batch import JobRequest, batch_system
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, submit
 
 from .help import HelpCommand, help_of
 from .options import click_option, complete_files, fail, parse_run, resolve_texts, usable
-from .templates import SYSTEMS, JobRequest, render, submit, template_cpus
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 
@@ -71,7 +72,7 @@ def _clicks(function: Any) -> Any:
 
 
 def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    return [name for name in SYSTEMS if name.startswith(begun)]
+    return [name for name in SCRIPTED if name.startswith(begun)]
 
 
 @help_of(
@@ -82,7 +83,7 @@ def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list
     ),
 )
 @click.command(cls=HelpCommand)
-@click.argument("system", metavar="|".join(SYSTEMS), shell_complete=_complete_systems)
+@click.argument("system", metavar="|".join(SCRIPTED), shell_complete=_complete_systems)
 @_clicks
 @click.option(
     "-o",
@@ -123,7 +124,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
     Parameters
     ----------
     system : str
-        A name in `SYSTEMS`.
+        A name in `SCRIPTED`.
     program : sequence of str
         The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
     given : mapping
@@ -136,9 +137,9 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
     InputError
         GPUs of the job would have no worker, or the program's options can't be used.
     """
-    if system not in SYSTEMS:
+    if system not in SCRIPTED:
         raise OptionError(
-            f"command line: unknown batch system {show(system)} (expected one of {', '.join(SYSTEMS)})"
+            f"command line: unknown batch system {show(system)} (expected one of {', '.join(SCRIPTED)})"
         )
     values: dict[str, Any] = _configured()
     for name, value in given.items():
@@ -166,11 +167,11 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
                 f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
                 f"(expected at most {_LARGEST} in the whole job)"
             )
-    if system == "pbs" and not values.get("cpus_per_node"):
-        say(f"--cpus-per-node is not set: the job requests {template_cpus('pbs.pbs')} cores of each node")
     job = JobRequest(
         system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
     )
+    if remark := batch_system(system).remark(job):
+        say(remark)
     _check_workers(job)
     return job
 

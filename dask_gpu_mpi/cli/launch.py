@@ -1,10 +1,9 @@
-"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.launch`."""
+"""The command ``launch``; what it decides and does is in `dask_gpu_mpi.sites`."""
 
 from __future__ import annotations
 
 import os
 import signal as signals
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +17,7 @@ from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_pa
 
 __all__ = ["launch"]
 
-#: Seconds for `flux getattr` and `squeue`.
+#: Seconds for a command of the batch system, such as `flux getattr` and `squeue`.
 ASK_TIMEOUT = 20.0
 
 
@@ -89,12 +88,12 @@ def launch(
     program: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Start MPI ranks and run SCRIPT on the cluster that they become: in a job of Slurm, PBS, LSF or Flux, or on this machine.
+    """Start MPI ranks and run SCRIPT on the cluster that they become.
 
-    Options of `run` come before SCRIPT. Exits with the script's exit code. `launch check` and `launch plan` look at the
-    allocation and start no cluster.
+    In a job of Slurm, PBS, LSF, Flux or Grid Engine, or on this machine. Options of `run` come before SCRIPT. Exits with the
+    script's exit code. `launch check` and `launch plan` look at the allocation and start no cluster.
     """
-    from dask_gpu_mpi.launch.command import Request
+    from dask_gpu_mpi.sites.command import Request
 
     # Where it is inherited as ignored, all exit codes would be 0.
     signals.signal(signals.SIGCHLD, signals.SIG_DFL)
@@ -156,18 +155,19 @@ def run_options(parameters: Sequence[click.Parameter], given: dict[str, Any]) ->
 def _allocation(
     environ: dict[str, str], ranks: int | None, ranks_per_node: int | None, hosts: str | None
 ) -> Any:
-    from dask_gpu_mpi.launch import allocation as places
+    from dask_gpu_mpi.sites.batch import find_allocation
+    from dask_gpu_mpi.sites.plain import parse_hosts
 
     _refuse_ranks(environ)
-    named = places.parse_hosts(hosts, _read) if hosts is not None else ()
-    return places.find_allocation(
+    named = parse_hosts(hosts, _read) if hosts is not None else ()
+    return find_allocation(
         environ,
         ranks=ranks,
         # what --hosts says of each node is as much the user's
         ranks_per_node=None if named else ranks_per_node,
         hosts=named,
         read=_read,
-        flux=_flux,
+        ask=_ask,
     )
 
 
@@ -181,11 +181,10 @@ def _launch(
     dry_run: bool,
 ) -> int:
     from dask_gpu_mpi.base.streams import is_public
-    from dask_gpu_mpi.launch.command import as_text, decide, python_command
-    from dask_gpu_mpi.launch.execute import run_launch
-    from dask_gpu_mpi.launch.launchers import choose_launcher, find_launchers
-    from dask_gpu_mpi.launch.mpi_library import ask_library
-    from dask_gpu_mpi.launch.requeue import Requeue, job_script, requeue
+    from dask_gpu_mpi.sites.batch import Requeue
+    from dask_gpu_mpi.sites.command import as_text, decide, python_command
+    from dask_gpu_mpi.sites.execute import run_command, run_launch
+    from dask_gpu_mpi.sites.starter import ask_library, choose_launcher, find_launchers
 
     try:
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
@@ -194,7 +193,7 @@ def _launch(
             "launch: the working directory was deleted (expected one in which the ranks can start). Fix: cd to another"
         ) from None
     library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
-    found = find_launchers(environ, library, sys.executable, slurm=where.system == "slurm", named=launcher)
+    found = find_launchers(environ, library, sys.executable, own=where.batch.launcher, named=launcher)
     starter, meeting = choose_launcher(where, library, found, launcher=launcher, mpi=mpi)
     commands = decide(
         request,
@@ -206,7 +205,7 @@ def _launch(
         python=sys.executable,
         cwd=cwd,
         root=os.geteuid() == 0,
-        job_end=_slurm_end(where.requeue_as, environ) if where.system == "slurm" else "",
+        told=where.batch.told(environ, where, _ask),
         is_public=not dry_run and is_public(environ),
     )
     if dry_run:
@@ -215,9 +214,9 @@ def _launch(
         return 0
     if restarts is None:
         return run_launch(commands, environ)
-    # With 0 restarts as well: LSF must not requeue then.
-    job = Requeue(where, restarts, job_script(os.getppid()), commands.logs)
-    return run_launch(commands, environ, lambda: requeue(job, environ))
+    # With 0 restarts as well: a batch system that requeues by the exit code must not do so then.
+    job = Requeue(where, restarts, where.batch.job_script(), commands.logs)
+    return run_launch(commands, environ, lambda: where.batch.requeue(job, environ, run_command))
 
 
 def _is_here(path: str) -> bool:
@@ -229,7 +228,7 @@ def _is_here(path: str) -> bool:
 
 
 def _refuse_ranks(environ: dict[str, str]) -> None:
-    from dask_gpu_mpi.mpi.launchers import detect, speaks
+    from dask_gpu_mpi.sites.launchers import detect, speaks
 
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:
@@ -245,37 +244,7 @@ def _read(path: str) -> str:
     return Path(path).read_text(encoding="utf-8")
 
 
-def _ask(*command: str, **environ: str) -> str:
-    try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=ASK_TIMEOUT,
-        )
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+def _ask(command: Sequence[str]) -> str:
+    from dask_gpu_mpi.sites.batch import output_of
 
-
-def _flux(attribute: str) -> str:
-    return _ask("flux", "getattr", attribute)
-
-
-def _slurm_end(job: str, environ: dict[str, str]) -> str:
-    """The end of the job, in seconds since the epoch; of parts that end at different times, the first."""
-    if environ.get("SLURM_JOB_END_TIME"):
-        return ""
-    return earliest(_ask("squeue", "-h", "-j", job, "-o", "%e", SLURM_TIME_FORMAT="standard").split())
-
-
-def earliest(ends: Sequence[str]) -> str:
-    """The first of these moments, which squeue has printed, in seconds since the epoch; empty: one of them is none."""
-    from datetime import datetime
-
-    try:
-        return str(int(min(map(datetime.fromisoformat, ends)).timestamp()))
-    except (ValueError, TypeError, OverflowError):  # no limit, no answer, or none of squeue's
-        return ""
+    return output_of(command, ASK_TIMEOUT)

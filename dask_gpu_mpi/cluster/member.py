@@ -19,9 +19,9 @@ from dask_gpu_mpi.agent.orders import Answer
 from dask_gpu_mpi.base.signal_actions import is_ours
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import ClusterLostError
-from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.script import exit_codes, outcome
+from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE
 

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.printable import text_of
 from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.machine.visible_devices import NO_GPU
-from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.sites.batch import end_time
 
 from .job_facts import JobFacts, RunWarning
 

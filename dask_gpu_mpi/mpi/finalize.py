@@ -15,9 +15,9 @@ import os
 import time
 
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.sites.launchers import alone_on_host
 
 from .launcher_check import is_mpich_before_5
-from .launchers import alone_on_host
 
 __all__ = ["finalize", "finalize_at_exit"]
 

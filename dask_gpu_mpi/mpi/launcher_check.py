@@ -1,4 +1,4 @@
-"""Whether the launcher and the MPI library match, and the message where they do not; what an MPI library calls itself."""
+"""Whether the launcher and the MPI library match, and the message where they do not."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections.abc import Mapping
 
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.sites.batch import number
+from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
 
-from .launchers import Launched, all_launched, detect, number
-
-__all__ = ["check_library", "cross_check", "is_mpich_before_5", "library_name", "wait_for_rank_0_to_report"]
+__all__ = ["check_library", "cross_check", "is_mpich_before_5", "wait_for_rank_0_to_report"]
 
 #: Seconds that rank 0 has to report, before other ranks may report or exit.
 RANK_0_GRACE = 2.0
@@ -124,17 +124,6 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
         return False
     time.sleep(RANK_0_GRACE)
     return launched.local_rank not in (0, None)
-
-
-def library_name(version: str) -> str:
-    r"""The first few words, on one line.
-
-    >>> library_name("Open MPI v5.0.11, package: Open MPI user@host")
-    'Open MPI v5.0.11'
-    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...\0")
-    'MPICH Version: 5.0.2'
-    """
-    return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())
 
 
 def is_mpich_before_5(version: str) -> bool:

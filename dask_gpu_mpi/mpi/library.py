@@ -16,11 +16,11 @@ from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, lacks_rdma, load_library
+from dask_gpu_mpi.sites.launchers import all_on_one_host
 
 from . import launcher_check, loopback, openmpi
 from .finalize import finalize_at_exit
 from .launcher_watchdog import look_after_launcher
-from .launchers import all_on_one_host
 from .loopback import closed_to_others
 from .openmpi import fewer_components
 

@@ -7,21 +7,15 @@ and they carry their number in their environment.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.sites import launchers
 
-from . import launchers
+__all__ = ["first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
 
-__all__ = ["allocated_hosts", "first_process", "is_child_of", "launched_as", "neighbours", "started_here"]
-
-#: The daemons that start ranks on a host, and their variable of how many: of MPICH and its relatives, and of Open MPI.
-HYDRA, OPENMPI = "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE"
-DAEMONS = {
-    **dict.fromkeys(("hydra_pmi_proxy", "pmi_proxy"), HYDRA),
-    **dict.fromkeys(("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted"), OPENMPI),
-}
+#: The daemons that start ranks on a host, and their variable of how many.
+DAEMONS = {daemon: each.local_size for each in launchers.LAUNCHERS for daemon in each.daemons}
 
 
 def neighbours(pid: int) -> dict[int, str]:
@@ -164,15 +158,3 @@ def is_child_of(pid: int) -> bool:
     except psutil.Error:
         pass
     return False
-
-
-def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
-    """The hosts of the batch job as its environment names them; empty where it does not."""
-    environ = os.environ if environ is None else environ
-    if found := environ.get("SLURM_JOB_NODELIST"):
-        return found
-    try:
-        lines = Path(environ.get("PBS_NODEFILE", "")).read_text(errors="replace").split()
-    except (OSError, ValueError):
-        return ""
-    return ", ".join(dict.fromkeys(lines))

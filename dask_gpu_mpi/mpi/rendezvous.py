@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.sites.batch import allocated_hosts
 
-from .local_ranks import allocated_hosts, neighbours
+from .local_ranks import neighbours
 from .sealing import Channel, ForeignMessageError, KeyPair
 from .wire import FIND_STRANGERS, DroppedMessages, Wire
 

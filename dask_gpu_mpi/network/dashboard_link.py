@@ -7,6 +7,8 @@ import secrets
 from collections.abc import Mapping
 from urllib.parse import parse_qs, urlsplit
 
+from dask_gpu_mpi.sites.batch import login_host
+
 __all__ = ["TOKEN", "add_token", "link_template", "make_token", "ssh_line"]
 
 #: Name of the token in the link.
@@ -16,13 +18,6 @@ DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
 #: Bytes of a token.
 SIZE = 32
 
-#: By the variable that tells a job of a batch system: where it has the name of the host that the job was submitted on.
-SUBMIT_HOSTS = {
-    "SLURM_JOB_ID": "SLURM_SUBMIT_HOST",
-    "PBS_JOBID": "PBS_O_HOST",
-    "LSB_JOBID": "LSB_SUB_HOST",
-    "FLUX_JOB_ID": "",  # tells none
-}
 #: What is pasted into a shell must be a name, and no option of ssh.
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -94,10 +89,9 @@ def ssh_line(link: str, node: str, environ: Mapping[str, str]) -> str:
     'ssh -N -L 8787:127.0.0.1:8787 -J login2 n1'
     """
     target, name = urlsplit(link), node.partition("#")[0]
-    systems = [submit_host for job, submit_host in SUBMIT_HOSTS.items() if environ.get(job)]
-    if not systems or target.hostname != "localhost" or not _HOST.fullmatch(name):
+    login = login_host(environ)
+    if login is None or target.hostname != "localhost" or not _HOST.fullmatch(name):
         return ""
-    login = next((environ[variable] for variable in systems if environ.get(variable)), "")
     # who submits from within an allocation has the node itself, perhaps by its long name
     is_other = _HOST.fullmatch(login) and login.partition(".")[0] != name.partition(".")[0]
     jump = f"-J {login} " if is_other else ""

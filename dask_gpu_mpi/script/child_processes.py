@@ -9,8 +9,8 @@ from typing import Any
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi import launchers
 from dask_gpu_mpi.mpi.local_ranks import is_child_of
+from dask_gpu_mpi.sites import launchers
 
 from .cluster_file import ClusterFile
 from .exec_as_child import ExecAsChild

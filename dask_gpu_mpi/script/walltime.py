@@ -14,7 +14,7 @@ from typing import Any
 from dask_gpu_mpi.base.signal_actions import action_before, install, is_ours
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.sites.batch import end_time
 
 __all__ = ["Walltime"]
 

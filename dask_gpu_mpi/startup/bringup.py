@@ -26,8 +26,7 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.mpi import launcher_check, launchers
-from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
 from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
@@ -40,6 +39,8 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.scaling import configured_keys
+from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.sites.batch import end_time
 
 from .coordinator import Coordinator, FailureCoordinator, Job, MakePlan, Phase, shared_options
 from .exchange import FLUSH, until_over

@@ -138,7 +138,7 @@ OUTER = (
     + """
 import subprocess
 from distributed import Client
-from dask_gpu_mpi.mpi.launchers import scrub
+from dask_gpu_mpi.sites.launchers import scrub
 client = Client()
 tell(outer=client.scheduler.address)
 tell(code=subprocess.run(sys.argv[1:], env=scrub(os.environ), timeout=90).returncode)

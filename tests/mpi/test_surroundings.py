@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusters import COMMAND, TELL, facts, only_our_lines
-from dask_gpu_mpi.mpi.launchers import scrub
+from dask_gpu_mpi.sites.launchers import scrub
 from harness import ROOT, CompletedJob, Mpi
 
 GONE = """

@@ -16,27 +16,31 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
 from dask_gpu_mpi.check.version_rules import known_bad
-from dask_gpu_mpi.cli.launch import earliest
-from dask_gpu_mpi.launch.allocation import find_allocation, parse_hosts
-from dask_gpu_mpi.launch.command import Request, decide
-from dask_gpu_mpi.launch.environment import forwarded, launch_environment
-from dask_gpu_mpi.launch.launchers import Starter, kind_of_launcher
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary, parse_answer
-from dask_gpu_mpi.launch.requeue import pbs_resources
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.mounts import parse_mountinfo
 from dask_gpu_mpi.machine.nvml import gpu_health, list_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.machine.visible_devices import parse_visible
-from dask_gpu_mpi.mpi.batch import end_time
-from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5, library_name
-from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS
-from dask_gpu_mpi.mpi.launchers import all_on_one_host, detect, first_on_host, speaks
-from dask_gpu_mpi.mpi.local_ranks import allocated_hosts
+from dask_gpu_mpi.mpi.launcher_check import cross_check, is_mpich_before_5
 from dask_gpu_mpi.mpi.openmpi import SETTING
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.network.ucx import without_gpu_transports
+from dask_gpu_mpi.sites.batch import allocated_hosts, end_time, find_allocation
+from dask_gpu_mpi.sites.command import Request, decide, launch_environment
+from dask_gpu_mpi.sites.launchers import (
+    LAUNCHERS,
+    all_on_one_host,
+    detect,
+    first_on_host,
+    forwarded,
+    library_name,
+    speaks,
+)
+from dask_gpu_mpi.sites.pbs import resources
+from dask_gpu_mpi.sites.plain import parse_hosts
+from dask_gpu_mpi.sites.slurm import earliest
+from dask_gpu_mpi.sites.starter import MpiLibrary, Starter, kind_of_launcher, parse_answer
 from fuzzing import fuzz, near, soon, texts, values, variables
 from mock_nvml import Nvml, device
 
@@ -135,7 +139,7 @@ STARTERS = ("srun", "flux", "jsrun", "pals", "openmpi", "hydra", "intel")
 )
 def test_allocations(environ: dict[str, str], nodes: str, size: str, kind: Any, ranks: int | None) -> None:
     def commands() -> None:
-        found = find_allocation(environ, ranks=ranks, read=lambda _: nodes, flux=lambda _: size)
+        found = find_allocation(environ, ranks=ranks, read=lambda _: nodes, ask=lambda _: size)
         assert found.nodes > 0 < found.ranks
         assert str(found)
         library, starter = MpiLibrary("Open MPI v5"), Starter(kind, f"/bin/{kind}")
@@ -176,7 +180,7 @@ def test_ends_that_squeue_prints(text: str) -> None:
     )
 )
 def test_jobs_that_qstat_prints(text: str) -> None:
-    assert all(option.startswith("-") for option in soon(pbs_resources, text))
+    assert all(option.startswith("-") for option in soon(resources, text))
 
 
 @fuzz

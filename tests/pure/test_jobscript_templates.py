@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.cli.templates import SYSTEMS, template
-from dask_gpu_mpi.launch.command import START
+from dask_gpu_mpi.sites.batch import batch_system
+from dask_gpu_mpi.sites.command import START
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, template
 from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +19,7 @@ TEMPLATES = sorted((ROOT / "jobscripts").iterdir())
 
 
 def system_of(path: Path) -> str:
-    return next(system for system, row in SYSTEMS.items() if path.name in row.templates.values())
+    return next(system for system in SCRIPTED if path.name in batch_system(system).templates.values())
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def test_template_is_a_short_script(path: Path) -> None:
 
 def test_every_template_has_its_launcher_and_is_in_the_package() -> None:
     assert {path.name for path in TEMPLATES} == {
-        name for row in SYSTEMS.values() for name in row.templates.values()
+        name for system in SCRIPTED for name in batch_system(system).templates.values()
     }
     for path in TEMPLATES:
         assert template(path.name) == path.read_text()

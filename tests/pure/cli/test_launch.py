@@ -8,10 +8,10 @@ import shlex
 import dask
 import pytest
 
-from dask_gpu_mpi.cli.launch import earliest
 from dask_gpu_mpi.cli.main import main
-from dask_gpu_mpi.launch.command import START
-from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, scrub
+from dask_gpu_mpi.sites.command import START
+from dask_gpu_mpi.sites.launchers import LAUNCHERS, scrub
+from dask_gpu_mpi.sites.slurm import earliest
 
 BATCH = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "FLUX_URI")
 

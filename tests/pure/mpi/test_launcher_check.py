@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.launcher_check import check_library, cross_check
-from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, Launcher
+from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample

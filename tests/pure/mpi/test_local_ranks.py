@@ -16,8 +16,9 @@ import pytest
 
 from dask_gpu_mpi.mpi import local_ranks
 from dask_gpu_mpi.mpi import start_watchdog as startwatch
-from dask_gpu_mpi.mpi.local_ranks import allocated_hosts, first_process, launched_as, neighbours, started_here
+from dask_gpu_mpi.mpi.local_ranks import first_process, launched_as, neighbours, started_here
 from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.sites.batch import allocated_hosts
 
 RANKS = 4
 DAEMON = """

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.launch.command import START
 from dask_gpu_mpi.script import run as module
 from dask_gpu_mpi.script.program import Kind, Program
+from dask_gpu_mpi.sites.command import START
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -397,7 +397,7 @@ def test_main_stays_for_threads(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.MODULE, Kind.FOLDER])
 def test_without_pythons_own_function(
-    tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_programs(tmp_path, "import sys\nprint(__name__, sys.argv[1:])\n")
     monkeypatch.chdir(tmp_path)

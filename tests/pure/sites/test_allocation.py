@@ -7,12 +7,25 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.launch.allocation import Allocation, Host, find_allocation, parse_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Host, find_allocation
+from dask_gpu_mpi.sites.plain import parse_hosts
 
-FILES = {"/nodes": "h1\nh1\nh2\nh2\n", "/empty": "\n"}
+FILES = {
+    "/pe": "h1 8 all.q@h1 UNDEFINED\nh2 8 all.q@h2 UNDEFINED\nh1 4 gpu.q@h1 UNDEFINED\n",
+    "/nodes": "h1\nh1\nh2\nh2\n",
+    "/empty": "\n",
+}
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
 PBS = {"PBS_JOBID": "42.server", "PBS_NODEFILE": "/nodes", "NCPUS": "8"}
 LSF = {"LSB_JOBID": "42", "LSB_DJOB_HOSTFILE": "/nodes", "LSB_DJOB_NUMPROC": "4", "LSB_JOBINDEX": "0"}
+
+SGE = {
+    "SGE_TASK_ID": "undefined",
+    "JOB_ID": "42",
+    "PE_HOSTFILE": "/pe",
+    "NSLOTS": "20",
+    "ENVIRONMENT": "BATCH",
+}
 
 
 def read(path: str) -> str:
@@ -57,6 +70,11 @@ def two(ranks: int) -> tuple[Host, ...]:
         (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
         (LSF, None, Allocation("lsf", 2, 2, two(1), "42", "42")),
         (LSF | {"LSB_JOBINDEX": "3"}, 4, Allocation("lsf", 2, 4, two(2), "42_3", "42_3")),
+        # a line for each queue of a node
+        (SGE, None, Allocation("sge", 2, 2, two(1), "42", "42")),
+        (SGE | {"SGE_TASK_ID": "3"}, 4, Allocation("sge", 2, 4, two(2), "42_3", "42_3")),
+        (SGE | {"PE_HOSTFILE": ""}, None, Allocation("sge", 1, 1, job="42", requeue_as="42")),
+        ({"SGE_ROOT": "/opt/sge", "JOB_ID": "42"}, None, Allocation("local", 1, 1)),  # a login node
     ],
 )
 def test_find_allocation(environ: dict[str, str], ranks: int | None, expected: Allocation) -> None:
@@ -79,11 +97,11 @@ def test_flux_is_a_job_only_where_its_instance_is_one() -> None:
     environ = {"FLUX_URI": "local:///run/flux/local", **SLURM}
     assert find_allocation(environ).system == "slurm"
     answers = {"jobid": "f42", "size": "3"}
-    found = find_allocation(environ, flux=lambda name: answers[name])
+    found = find_allocation(environ, ask=lambda command: answers[command[-1]])
     assert found == Allocation("flux", 3, 3, job="f42", requeue_as="f42")
     for size in ("", "0", "²", "1" * 5000):
         answers["size"] = size
-        assert find_allocation(environ, flux=lambda name: answers[name]).nodes == 1
+        assert find_allocation(environ, ask=lambda command: answers[command[-1]]).nodes == 1
 
 
 def test_parts_that_no_job_of_slurm_has() -> None:
@@ -106,6 +124,7 @@ def test_nodes_of_the_command_line_win() -> None:
             r"PBS_NODEFILE=/gone: can't be read .*Fix: run `launch` inside the job",
         ),
         (LSF | {"LSB_DJOB_HOSTFILE": "/empty"}, "LSB_DJOB_HOSTFILE=/empty: names no node"),
+        (SGE | {"PE_HOSTFILE": "/empty"}, "PE_HOSTFILE=/empty: names no node"),
         (SLURM | {"SLURM_JOB_NUM_NODES": "two"}, "invalid SLURM_JOB_NUM_NODES='two'"),
     ],
 )

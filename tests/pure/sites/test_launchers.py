@@ -3,9 +3,8 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi import launchers
-from dask_gpu_mpi.mpi.launcher_table import LAUNCHERS, Launcher
-from dask_gpu_mpi.mpi.launchers import detect, scrub
+from dask_gpu_mpi.sites import launchers
+from dask_gpu_mpi.sites.launchers import LAUNCHERS, Launcher, detect, scrub
 
 SRUN = next(launcher for launcher in LAUNCHERS if launcher.name == "srun").sample
 OPEN_MPI = LAUNCHERS[0].sample

@@ -11,10 +11,9 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launch.allocation import Allocation, Host
-from dask_gpu_mpi.launch.command import START, Launch, Request, as_text, decide, python_command
-from dask_gpu_mpi.launch.launchers import Kind, Starter
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.batch import Allocation, Host
+from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, python_command
+from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
 TWO = (Host("h1", 1), Host("h2", 1))
@@ -27,7 +26,7 @@ ALWAYS = "--kill-on-bad-exit=0 --wait=30"
 
 def made(
     where: Allocation,
-    kind: Kind,
+    kind: str,
     mpi: str = "",
     *,
     environ: dict[str, str] | None = None,
@@ -113,7 +112,7 @@ def made(
         (Allocation("local", 1, 4), "hydra", "", "-n 4 -bind-to none"),
     ],
 )
-def test_options_of_the_launcher(where: Allocation, kind: Kind, mpi: str, expected: str) -> None:
+def test_options_of_the_launcher(where: Allocation, kind: str, mpi: str, expected: str) -> None:
     words = made(where, kind, mpi).run
     assert shlex.join(words[: words.index("/v/python")]) == f"{kind} {expected}"
 
@@ -136,7 +135,7 @@ def test_step_beside_the_shell_of_an_interactive_job() -> None:
         (Allocation("lsf", 2, 3, UNEVEN), "jsrun", "", "jsrun can't start 3 ranks on 2 nodes"),
     ],
 )
-def test_refused(where: Allocation, kind: Kind, mpi: str, message: str) -> None:
+def test_refused(where: Allocation, kind: str, mpi: str, message: str) -> None:
     with pytest.raises(LauncherError, match=message):
         made(where, kind, mpi)
 
@@ -226,7 +225,7 @@ def test_commands_that_leave_no_mark(command: str) -> None:
     ],
 )
 def test_who_is_told_of_signals(
-    where: Allocation, kind: Kind, environ: dict[str, str], end: bool, warning: bool
+    where: Allocation, kind: str, environ: dict[str, str], end: bool, warning: bool
 ) -> None:
     launch = made(where, kind, environ=environ)
     assert (launch.forwards_end, launch.forwards_warning) == (end, warning)
@@ -294,7 +293,7 @@ def test_notes_are_one_line_each() -> None:
 
 
 @pytest.mark.parametrize("kind", ["srun", "hydra", "openmpi"])
-def test_ranks_on_other_nodes_are_told_that_others_may_read_their_output(kind: Kind) -> None:
+def test_ranks_on_other_nodes_are_told_that_others_may_read_their_output(kind: str) -> None:
     launch = made(SLURM, kind, is_public=True, check=True)
     assert launch.environment[PUBLIC] == "1"
     # Open MPI forwards nothing by itself

@@ -17,7 +17,7 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 
 from .command import Launch
 
-__all__ = ["Runner", "run_launch"]
+__all__ = ["Runner", "run_command", "run_launch"]
 
 #: Signals that end a job, and those before its walltime.
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -29,6 +29,8 @@ HEARD_ITSELF = 1.0
 LINGER = 3.0
 #: Seconds between two looks at the child, should a SIGCHLD be lost.
 POLL = 1.0
+#: Seconds for a command of the batch system.
+COMMAND_TIMEOUT = 60.0
 #: si_code of signals that the kernel has sent (sigaction(2)): of SIGINT, a terminal's Ctrl-C to the whole foreground group.
 SI_KERNEL = 0x80
 
@@ -172,3 +174,25 @@ def _is_our_mark(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISREG(status.st_mode) and is_ours(status)
+
+
+def run_command(command: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a command of the batch system; exit code 127 if it can't be run, or does not answer in time."""
+    try:
+        return subprocess.run(
+            command,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=COMMAND_TIMEOUT,
+            preexec_fn=_unblock_signals,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return subprocess.CompletedProcess(list(command), 127, "", str(error))
+
+
+def _unblock_signals() -> None:
+    """In the child: `Runner` has blocked them in this process."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, set())

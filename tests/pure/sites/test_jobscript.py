@@ -18,13 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.cli.main import cli
-from dask_gpu_mpi.cli.templates import SYSTEMS, JobRequest, quote, render, template
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
+from dask_gpu_mpi.sites.batch import JobRequest, batch_system
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render, template
 from fakebatch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]
-LAUNCHERS = [(system, launcher) for system, row in SYSTEMS.items() for launcher in row.templates]
+LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
 
@@ -64,9 +65,9 @@ def asked(system: str, *words: str, program: tuple[str, ...] = ("my.py",)) -> st
 @pytest.mark.parametrize(("system", "launcher"), LAUNCHERS)
 def test_script_is_the_template_but_for_directives_and_settings(system: str, launcher: str) -> None:
     made = asked(system, "--launcher", launcher) if launcher != "auto" else asked(system)
-    name = SYSTEMS[system].templates[launcher]
+    name = batch_system(system).templates[launcher]
     new = set(made.splitlines()) - set(template(name).splitlines())
-    prefix = SYSTEMS[system].prefix
+    prefix = batch_system(system).prefix
     kinds = (
         re.escape(prefix),
         r"# 2 nodes, 4 GPUs and 1 MPI ranks",
@@ -169,15 +170,15 @@ def test_module_that_can_not_be_loaded_ends_the_job(batch: FakeBatch) -> None:
     ],
 )
 def test_directives(system: str, words: list[str], expected: list[str]) -> None:
-    found = directives(asked(system, *words), SYSTEMS[system].prefix)
+    found = directives(asked(system, *words), batch_system(system).prefix)
     assert set(expected) <= set(found)
     assert len({re.split("[= ]", line.replace("-l ", "-l", 1))[0] for line in found}) == len(found)
 
 
 def test_a_job_without_gpus() -> None:
-    for system, row in SYSTEMS.items():
+    for system in SCRIPTED:
         made = command(system, "--nodes", "2", "--gpus-per-node", "0", "--time", "00:10:00", "--", "my.py")
-        assert "gpu" not in "".join(directives(made, row.prefix)).replace("dask-gpu-mpi", "")
+        assert "gpu" not in "".join(directives(made, batch_system(system).prefix)).replace("dask-gpu-mpi", "")
         assert "export DGM_EXPECT_GPUS" not in made
 
 
@@ -364,7 +365,7 @@ def test_hostile_values_arrive_unchanged(
         assert ran.rows[-1]["env"]["SETUP_RAN"] == "yes"
         assert {path.name for path in set(batch.directory.iterdir()) - before} == {"record", "logs"}
         # nothing that a batch system takes for a directive of its own
-        prefix = SYSTEMS[system].prefix
+        prefix = batch_system(system).prefix
         assert render(job).count(f"\n{prefix}") == len(directives(render(job), prefix))
         assert "\r" not in render(job)  # sbatch refuses scripts with line breaks of DOS
 

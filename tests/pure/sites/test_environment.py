@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.launch.allocation import Allocation, Host, System
-from dask_gpu_mpi.launch.environment import forwarded, launch_environment
-from dask_gpu_mpi.launch.launchers import Kind, Starter
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.batch import Allocation, Host
+from dask_gpu_mpi.sites.command import launch_environment
+from dask_gpu_mpi.sites.launchers import forwarded
+from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
 SLURM = {"SLURM_JOB_ID": "42", "SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
@@ -15,8 +15,8 @@ SIGNAL = {"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR1"}
 
 def changes(
     environ: dict[str, str],
-    system: System = "local",
-    kind: Kind = "hydra",
+    system: str = "local",
+    kind: str = "hydra",
     *,
     nodes: int = 2,
     library: str = "MPICH Version: 5.0.2",
@@ -71,7 +71,7 @@ def test_cray_leaves_gpus_to_dask() -> None:
 
 
 @pytest.mark.parametrize("system", ["slurm", "lsf", "flux"])
-def test_signal_before_the_walltime(system: System) -> None:
+def test_signal_before_the_walltime(system: str) -> None:
     assert changes({}, system, "srun") == SIGNAL
     assert changes({"DASK_GPU_MPI__WALLTIME_SIGNAL": "USR2"}, system, "srun") == {}
 
@@ -101,7 +101,7 @@ def test_signal_before_the_walltime(system: System) -> None:
         ({"SLURM_GPUS": "a100:4,h100:2"}, "openmpi", {"SLURM_CPU_BIND": "none", "SLURM_GPUS": "2"}),
     ],
 )
-def test_slurm(more: dict[str, str], kind: Kind, expected: dict[str, str | None]) -> None:
+def test_slurm(more: dict[str, str], kind: str, expected: dict[str, str | None]) -> None:
     assert changes(SLURM | more, "slurm", kind) == expected | SIGNAL
 
 
@@ -123,3 +123,16 @@ def test_open_mpi_forwards_what_is_not_of_one_node() -> None:
     }
     assert forwarded(environ) == ["DASK_GPU_MPI__INTERFACE", "MINE", "PATH", "PBS_JOBID", "VIRTUAL_ENV"]
     assert forwarded({"CUDA_VISIBLE_DEVICES": ""}) == ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_open_mpi_forwards_nothing_of_a_job_of_grid_engine() -> None:
+    """Most of its variables have no prefix; outside of Grid Engine these names are the user's."""
+    job = {
+        "SGE_TASK_ID": "undefined",
+        "JOB_ID": "42",
+        "PE_HOSTFILE": "/spool/pe",
+        "NSLOTS": "8",
+        "QUEUE": "q",
+    }
+    assert forwarded({**job, "MINE": "1"}) == ["MINE"]
+    assert forwarded({"QUEUE": "q"}) == ["QUEUE"]

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
 
-from .allocation import Allocation
-from .environment import forwarded, launch_environment
-from .launchers import Starter
-from .mpi_library import MpiLibrary
+from .batch import Allocation
+from .launchers import CRAY, detect, scrub
+from .starter import MpiLibrary, Starter
 
-__all__ = ["START", "Launch", "Request", "as_text", "decide", "python_command"]
+__all__ = ["START", "Launch", "Request", "as_text", "decide", "launch_environment", "python_command"]
 
 #: Runs our command line as ``-m dask_gpu_mpi`` does, but imports nothing from the working directory, where others may have put a
 #: module. Not by -P or PYTHONSAFEPATH: the script, and what it starts, would inherit that.
@@ -81,7 +80,7 @@ def decide(
     python: str,
     cwd: str,
     root: bool = False,
-    job_end: str = "",
+    told: Mapping[str, str] | None = None,
     is_public: bool = False,
 ) -> Launch:
     """The commands of a job.
@@ -96,8 +95,8 @@ def decide(
         The Python that runs `launch`, and its working directory.
     root : bool
         Whether this is the superuser.
-    job_end : str
-        When Slurm ends the job, in seconds since the epoch: its older versions do not set it for `session.on_walltime`.
+    told : mapping, optional
+        Variables that the batch system's commands have told (`BatchSystem.told`).
     is_public : bool
         Whether others may read the output of `launch`, which ranks on other nodes can't find out.
 
@@ -106,25 +105,20 @@ def decide(
     LauncherError
         The launcher can't start this job.
     """
-    if allocation.parts and (starter.kind != "srun" or mpi.startswith("pmix")):
-        how = f"srun --mpi={mpi}" if starter.kind == "srun" else os.path.basename(starter.path)
-        raise LauncherError(
-            f"launch: heterogeneous jobs of Slurm can't be started by {how} (expected srun and MPICH). Fix: a homogeneous job"
-        )
-    changes = launch_environment(environ, allocation, library, starter, root=root)
-    if job_end:
-        changes["SLURM_JOB_END_TIME"] = job_end
+    batch, launcher = allocation.batch, starter.launcher
+    launcher.check(allocation, starter.path, mpi)
+    changes = launch_environment(environ, allocation, library, starter, root=root) | dict(told or {})
     if is_public:
         changes[PUBLIC] = "1"
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
-    if request.signal and starter.kind != "flux":
+    if request.signal and not launcher.sends_signal:
         raise LauncherError(
             f"launch: --signal {request.signal}: {starter.kind} sends none (expected flux). Fix: have the batch system send it: "
             "sbatch --signal, bsub -wa"
         )
-    launcher = [starter.path, *_launcher_options(allocation, starter, mpi, after)]
+    start = [starter.path, *launcher.options(allocation, after, mpi)]
     if request.signal:
-        launcher.append(f"--signal={request.signal}")
+        start.append(f"--signal={request.signal}")
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
@@ -134,7 +128,7 @@ def decide(
         own = ("--log-directory", logs)
     inner = (*python_command(request, environ, python, cwd, bound), "-c", START)
     expect = () if request.expect_gpus is None else (f"--expect-gpus={request.expect_gpus}",)
-    check = (*launcher, *inner, "check", *expect, *request.options, *request.program)
+    check = (*start, *inner, "check", *expect, *request.options, *request.program)
     match request.command:
         case "run":
             words: tuple[str, ...] = own
@@ -142,102 +136,53 @@ def decide(
             words = expect
         case _:
             words = ()
-    run = (*launcher, *inner, request.command, *words, *request.options, *request.program)
-    batch = environ.get("ENVIRONMENT") == "BATCH"
+    run = (*start, *inner, request.command, *words, *request.options, *request.program)
     return Launch(
         environment=changes,
         check=check if request.check else (),
         run=run,
         logs=logs,
         make=logs if request.container else "",
-        # Open MPI's mpirun exits with 0 when it has lost a daemon
         mark=os.path.join(logs, "ended")
-        if logs and request.command == "run" and starter.kind == "openmpi" and allocation.nodes > 1
+        if logs and request.command == "run" and launcher.may_lose_nodes and allocation.nodes > 1
         else "",
-        # Slurm sends TERM to the ranks itself, and srun would kill them for it; LSF sends every signal to all processes.
-        forwards_end=allocation.system != "lsf" and not (starter.kind == "srun" and batch),
-        forwards_warning=allocation.system != "lsf",
-        lingers=allocation.system == "slurm" and batch and starter.kind != "srun",
-        requeues_by_code=allocation.system == "lsf",
+        forwards_end=not batch.signals_all and not launcher.is_ended(environ),
+        forwards_warning=not batch.signals_all,
+        lingers=batch.lingers(environ, own_launcher=starter.kind == batch.launcher),
+        requeues_by_code=batch.requeues_by_code,
     )
 
 
-def _launcher_options(
-    allocation: Allocation, starter: Starter, mpi: str, environ: Mapping[str, str]
-) -> list[str]:
-    """One rank on each node, unless others are requested; all cores and GPUs of its node for each."""
-    ranks, per_node, nodes = allocation.ranks, allocation.ranks_per_node, allocation.nodes
-    match starter.kind:
-        case "srun":
-            return _srun(allocation, mpi, environ)
-        case "flux":
-            size = f"--ntasks={ranks}" if ranks % nodes else f"--tasks-per-node={per_node}"
-            meet = ["-o", f"pmi={mpi}"] if mpi else []
-            return [
-                "run",
-                f"--nodes={nodes}",
-                size,
-                *("--exclusive", "-o", "cpu-affinity=off", "-o", "gpu-affinity=off"),
-                *meet,
-            ]
-        case "jsrun":
-            if ranks % nodes:
-                raise LauncherError(
-                    f"launch: jsrun can't start {ranks} ranks on {nodes} nodes (expected a multiple of {nodes})"
-                )
-            sets = "ALL_HOSTS" if allocation.whole else nodes
-            return f"-n {sets} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
-        case "pals":
-            return ["-n", f"{ranks}", "--ppn", f"{per_node}", "--cpu-bind", "none"]
-        case "openmpi":
-            return _open_mpi(allocation, environ)
-        case "hydra" | "intel" as kind:
-            where = []
-            if allocation.hosts and kind == "hydra":
-                where = ["-hosts", _named(allocation)]
-            elif allocation.hosts:  # Intel's -hosts takes no numbers
-                where = ["-hosts", ",".join(host.name for host in allocation.hosts), "-ppn", f"{per_node}"]
-            elif allocation.system == "slurm":
-                where = ["-ppn", f"{per_node}"]
-            return ["-n", f"{ranks}", *where, "-bind-to", "none"]
+def launch_environment(
+    environ: Mapping[str, str], allocation: Allocation, library: MpiLibrary, starter: Starter, *, root: bool
+) -> dict[str, str | None]:
+    """The variables to set, or (None) to unset, before the launcher starts.
 
-
-def _srun(allocation: Allocation, mpi: str, environ: Mapping[str, str]) -> list[str]:
-    options = [f"--mpi={mpi}"] if mpi else []
-    options.append("--cpu-bind=none")
-    if allocation.parts:
-        options.append(f"--het-group=0-{allocation.parts - 1}")
-    else:
-        options += [
-            f"--nodes={allocation.nodes}",
-            f"--ntasks={allocation.ranks}",
-            f"--ntasks-per-node={allocation.ranks_per_node}",
-        ]
-    if environ.get("ENVIRONMENT") != "BATCH":
-        options.append("--overlap")  # the shell of `salloc` or `srun --pty` may be a step, which has the node
-    # when a rank has died, not while all end, which would change the exit code
-    return [*options, "--kill-on-bad-exit=0", "--wait=30"]
-
-
-def _open_mpi(allocation: Allocation, environ: Mapping[str, str]) -> list[str]:
-    options = ["-np", f"{allocation.ranks}"]
-    if allocation.hosts:  # a node that is named once would count for all its cores
-        options += ["--host", _named(allocation), "--map-by", "slot"]
-    elif allocation.system == "slurm":
-        options += ["--map-by", f"ppr:{allocation.ranks_per_node}:node"]
-    else:
-        options += [
-            "--map-by",
-            "slot:OVERSUBSCRIBE",
-        ]  # ranks wait rather than compute: there may be more than cores
-    options += ["--bind-to", "none"]
-    if allocation.system != "local":
-        options += [word for name in forwarded(environ) for word in ("-x", name)]
-    return options
-
-
-def _named(allocation: Allocation) -> str:
-    return ",".join(f"{host.name}:{host.ranks}" for host in allocation.hosts)
+    Parameters
+    ----------
+    root : bool
+        Whether this is the superuser, whom Open MPI refuses.
+    """
+    batch, launcher = allocation.batch, starter.launcher
+    changes: dict[str, str | None] = {}
+    # a shell that is a rank itself, as in `srun --pty bash`: what it starts must not be
+    if detect(environ) is not None:
+        changes.update(dict.fromkeys(sorted(environ.keys() - scrub(environ).keys())))
+    changes |= launcher.environment(root=root)
+    if library.family == "cray":
+        changes |= CRAY
+    if scratch := environ.get("DGM_SCRATCH"):
+        changes["DASK_GPU_MPI__LOCAL_DIRECTORY"] = scratch
+    if batch.sends_signal:
+        changes["DASK_GPU_MPI__WALLTIME_SIGNAL"] = environ.get("DASK_GPU_MPI__WALLTIME_SIGNAL") or "USR1"
+    changes |= batch.environment(
+        environ, allocation, own_launcher=starter.kind == batch.launcher, copies=launcher.copies
+    )
+    return {
+        name: value
+        for name, value in changes.items()
+        if (name in environ if value is None else environ.get(name) != value)
+    }
 
 
 def python_command(

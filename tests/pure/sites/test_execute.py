@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.launch import execute
-from dask_gpu_mpi.launch.command import Launch
-from dask_gpu_mpi.launch.execute import run_launch
+from dask_gpu_mpi.sites import execute
+from dask_gpu_mpi.sites.command import Launch
+from dask_gpu_mpi.sites.execute import run_launch
 from strangers import links_are_strangers
 
 LAUNCH = """
 import os, sys
-from dask_gpu_mpi.launch.command import Launch
-from dask_gpu_mpi.launch.execute import run_launch
+from dask_gpu_mpi.sites.command import Launch
+from dask_gpu_mpi.sites.execute import run_launch
 python = (sys.executable, "-c")
 check, run = ((*python, text) if text else () for text in sys.argv[1:3])
 def requeue():
@@ -241,8 +241,8 @@ def test_mark_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, p
 
 def test_command_that_can_not_be_started() -> None:
     from dask_gpu_mpi.errors import LauncherError
-    from dask_gpu_mpi.launch.command import Launch
-    from dask_gpu_mpi.launch.execute import run_launch
+    from dask_gpu_mpi.sites.command import Launch
+    from dask_gpu_mpi.sites.execute import run_launch
 
     with pytest.raises(LauncherError, match="launch: could not start /gone/mpirun: No such file"):
         run_launch(Launch({}, (), ("/gone/mpirun",)), dict(os.environ))

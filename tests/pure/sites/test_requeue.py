@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.launch.allocation import Allocation, System
-from dask_gpu_mpi.launch.requeue import Requeue, job_script, pbs_resources, requeue
+from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
+from dask_gpu_mpi.sites.execute import run_command
+from dask_gpu_mpi.sites.pbs import job_script, resources
 from strangers import links_are_strangers
 
 QSTAT = """Job Id: 42.server
@@ -42,8 +43,12 @@ class Commands:
         )
 
 
-def job(system: System, limit: int = 10, **given: str) -> Requeue:
+def job(system: str, limit: int = 10, **given: str) -> Requeue:
     return Requeue(Allocation(system, 2, 2, job="42", requeue_as="40_3"), limit, **given)
+
+
+def requeue(job: Requeue, environ: Mapping[str, str], run: Run = run_command) -> int | None:
+    return job.allocation.batch.requeue(job, environ, run)
 
 
 def test_slurm(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,8 +99,8 @@ def test_pbs_submits_a_job_of_the_same_shape(capsys: pytest.CaptureFixture[str])
     assert "the job script was not found" in err
 
 
-def test_pbs_resources_of_no_answer() -> None:
-    assert pbs_resources("") == []
+def test_resources_of_no_answer() -> None:
+    assert resources("") == []
 
 
 def test_lsf_requeues_by_the_exit_code(tmp_path: Path) -> None:
@@ -106,8 +111,13 @@ def test_lsf_requeues_by_the_exit_code(tmp_path: Path) -> None:
     assert requeue(job("lsf", logs=str(tmp_path / "file")), {}, Commands()) == 1
 
 
+def test_grid_engine_requeues_by_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    given = job("sge", limit=2, logs=str(tmp_path / "logs"))
+    assert [requeue(given, {}, Commands()) for _ in range(3)] == [99, 99, 1]
+
+
 @pytest.mark.parametrize(("system", "name"), [("flux", "Flux"), ("local", "this machine")])
-def test_nobody_to_requeue(system: System, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nobody_to_requeue(system: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert requeue(job(system), {}, Commands()) is None
     assert f"not requeued: {name} requeues no job" in capsys.readouterr().err
 
@@ -119,7 +129,7 @@ def test_command_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_job_script(tmp_path: Path) -> None:
     script = tmp_path / "42.SC"
-    code = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    code = "import os; from dask_gpu_mpi.sites.pbs import job_script; print(job_script(os.getppid()))"
     script.write_text(f'{sys.executable} -c "{code}"\ntrue\n')
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
     assert done.stdout.strip() == str(script)
@@ -127,7 +137,7 @@ def test_job_script(tmp_path: Path) -> None:
 
 
 def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
-    ask = "import os; from dask_gpu_mpi.launch.requeue import job_script; print(job_script(os.getppid()))"
+    ask = "import os; from dask_gpu_mpi.sites.pbs import job_script; print(job_script(os.getppid()))"
     script = tmp_path / "job.sh"
     for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
         script.write_text(f"#!/bin/bash\n{command}\ntrue\n")

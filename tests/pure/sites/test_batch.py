@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.mpi import batch
-from dask_gpu_mpi.mpi.batch import end_time
+from dask_gpu_mpi.sites import batch
+from dask_gpu_mpi.sites.batch import SYSTEMS, batch_system, end_time
 
 NOW = 1_000_000.0
 
@@ -44,6 +46,10 @@ def qstat(limit: str, used: str | None) -> str:
         ({"PBS_JOBID": "7.server"}, {}, None),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "42.5\n"}, NOW + 42.5),
         ({"FLUX_JOB_ID": "f1"}, {"flux": "0\n"}, None),
+        # a job within a job: the first end counts
+        ({"FLUX_JOB_ID": "f1", "SLURM_JOB_END_TIME": "1000060"}, {"flux": "42"}, NOW + 42),
+        ({"FLUX_JOB_ID": "f1", "SLURM_JOB_END_TIME": "1000060"}, {"flux": "99"}, NOW + 60),
+        ({"FLUX_JOB_ID": "f1", "SLURM_JOB_END_TIME": "1000060"}, {"flux": "0"}, NOW + 60),
     ],
 )
 def test_the_end(environ: dict[str, str], answers: dict[str, str], expected: float | None) -> None:
@@ -74,8 +80,30 @@ def test_command_of_the_batch_system(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     if "sleep" in program:
         monkeypatch.setattr(batch, "COMMAND_TIMEOUT", 0.3)
-    assert batch._ask(["flux", "job", "timeleft"]) == printed
+    assert batch.output_of(["flux", "job", "timeleft"]) == printed
 
 
 def test_time_to_answer_is_short_against_a_start() -> None:
     assert 1 < batch.COMMAND_TIMEOUT < 20
+
+
+def test_only_the_module_of_the_system_is_loaded() -> None:
+    """Each file that a rank opens counts on a parallel file system."""
+    code = """
+import sys
+from dask_gpu_mpi.sites.batch import SYSTEMS, end_time, login_host
+environ = {"SLURM_JOB_ID": "1", "SLURM_SUBMIT_HOST": "login"}
+assert (login_host(environ), end_time(environ)) == ("login", None)
+print([name for name in (*SYSTEMS, "plain") if f"dask_gpu_mpi.sites.{name}" in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['slurm']\n", done.stderr
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_each_system_is_complete(name: str) -> None:
+    system = batch_system(name)
+    assert system.title
+    assert system.job_variable.startswith(SYSTEMS[name])
+    assert bool(system.templates) == bool(system.prefix and system.submit and system.job_id)
+    assert {*system.default_launchers, *system.mpi_launchers} <= {*system.templates}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary, ask_library, parse_answer
+from dask_gpu_mpi.sites.starter import MpiLibrary, ask_library, parse_answer
 
 
 def test_ask_library() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.launch.allocation import Allocation, System
-from dask_gpu_mpi.launch.launchers import Found, Starter, choose_launcher, find_launchers
-from dask_gpu_mpi.launch.mpi_library import MpiLibrary
+from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.starter import Found, MpiLibrary, Starter, choose_launcher, find_launchers
 
 OPEN_MPI, MPICH = MpiLibrary("Open MPI v5.0.11, package: ..."), MpiLibrary("MPICH Version:      5.0.2")
 INTEL = MpiLibrary("Intel(R) MPI Library 2021.18 for Linux* OS")
@@ -20,7 +19,7 @@ COMMANDS = {name: f"/usr/bin/{name}" for name in ("srun", "flux", "jsrun")}
 ALL = Found(COMMANDS, BOTH, frozenset({"none", "pmi2", "pmix", "pmix_v4"}))
 
 
-def choose(system: System, library: MpiLibrary, found: Found = ALL, **given: str) -> tuple[str, str]:
+def choose(system: str, library: MpiLibrary, found: Found = ALL, **given: str) -> tuple[str, str]:
     starter, mpi = choose_launcher(Allocation(system, 2, 2), library, found, **given)
     return starter.path, mpi
 
@@ -44,7 +43,7 @@ def choose(system: System, library: MpiLibrary, found: Found = ALL, **given: str
     ],
 )
 def test_launcher_of_the_batch_system_or_of_the_library(
-    system: System, library: MpiLibrary, expected: tuple[str, str]
+    system: str, library: MpiLibrary, expected: tuple[str, str]
 ) -> None:
     assert choose(system, library) == expected
 
@@ -127,16 +126,16 @@ def test_find_launchers(tmp_path: Path) -> None:
     environ = {"PATH": f"{tmp_path}/site/bin:{tmp_path}/broken/bin:{tmp_path}/wheel/bin"}
     library = MpiLibrary("", str(tmp_path / "library" / "lib" / "libmpi.so.40"))
     python = str(tmp_path / "wheel" / "bin" / "python")
-    found = find_launchers(environ, library, python, slurm=True, ask=ask)
+    found = find_launchers(environ, library, python, own="srun", ask=ask)
     assert found.commands == {"srun": str(tmp_path / "site" / "bin" / "srun")}
     assert [(one.kind, Path(one.path).parent.parent.name) for one in found.mpiruns] == [
         ("hydra", "wheel"),
         ("openmpi", "library"),
         ("openmpi", "site"),
     ]
-    assert found.srun_mpi is not None
-    assert {"none", "pmi2", "pmix", "pmix_v4"} <= found.srun_mpi
-    assert find_launchers(environ, library, python, slurm=False, ask=ask).srun_mpi is None
+    assert found.plugins is not None
+    assert {"none", "pmi2", "pmix", "pmix_v4"} <= found.plugins
+    assert find_launchers(environ, library, python, ask=ask).plugins is None
 
 
 @pytest.mark.parametrize("named", ["path", "name"])
@@ -144,9 +143,7 @@ def test_launcher_that_the_user_has_named_is_found(tmp_path: Path, named: str) -
     (tmp_path / "orterun").touch(0o755)
     name = {"path": str(tmp_path / "orterun"), "name": "orterun"}[named]
     environ = {"PATH": "/gone" if named == "path" else str(tmp_path)}
-    found = find_launchers(
-        environ, MpiLibrary(""), "/gone/python", slurm=False, named=name, ask=lambda *_: "OpenRTE"
-    )
+    found = find_launchers(environ, MpiLibrary(""), "/gone/python", named=name, ask=lambda *_: "OpenRTE")
     assert found.commands == {name: str(tmp_path / "orterun")}
     assert found.mpiruns == (Starter("openmpi", str(tmp_path / "orterun")),)
     assert choose("pbs", OPEN_MPI, found, launcher=name) == (str(tmp_path / "orterun"), "")
@@ -156,5 +153,5 @@ def test_launchers_are_really_asked(tmp_path: Path) -> None:
     for name, text in (("mpirun", "echo 'mpirun (Open MPI) 5.0.11'"), ("mpiexec", "exit 1")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
-    found = find_launchers({"PATH": str(tmp_path)}, MpiLibrary(""), "/gone/python", slurm=False)
+    found = find_launchers({"PATH": str(tmp_path)}, MpiLibrary(""), "/gone/python")
     assert found.mpiruns == (Starter("openmpi", str(tmp_path / "mpirun")),)

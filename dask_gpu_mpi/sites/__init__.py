@@ -1,0 +1,1 @@
+"""Batch systems and launchers: a class for each; job scripts; and the command ``launch``."""

@@ -1,0 +1,520 @@
+"""Batch systems: what `launch`, `jobscript` and the ranks need to know of each, and in which of them this process runs.
+
+Each system is a module of this package with one class, below `BatchSystem`. docs/how-to/add-a-batch-system.md adds one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dask_gpu_mpi.base.safe_paths import open_to_append
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError, LauncherError
+
+__all__ = [
+    "SYSTEMS",
+    "Allocation",
+    "Ask",
+    "BatchSystem",
+    "Host",
+    "JobRequest",
+    "Requeue",
+    "Run",
+    "allocated_hosts",
+    "as_hosts",
+    "batch_system",
+    "count_hosts",
+    "end_time",
+    "find_allocation",
+    "gpus_on_node",
+    "login_host",
+    "number",
+    "output_of",
+    "spread",
+    "systems_of",
+]
+
+#: The batch systems, and what the names of their variables begin with. A module is loaded only if there is such a variable, so
+#: that a rank opens few files. If there are variables of several systems, the first one counts.
+SYSTEMS: Mapping[str, tuple[str, ...]] = {
+    "slurm": ("SLURM_", "SLURMD_"),
+    "pbs": ("PBS_",),
+    "lsf": ("LSB_", "LSF_", "LS_"),
+    "flux": ("FLUX_",),
+    "sge": ("SGE_",),
+}
+#: Modules of the systems that are no batch systems.
+_PLAIN = {"hosts": "plain", "local": "plain"}
+#: Seconds that a command of the batch system gets to answer during a start.
+COMMAND_TIMEOUT = 5.0
+
+#: Runs a command and returns what it prints; empty if it can't be run or fails.
+Ask = Callable[[Sequence[str]], str]
+#: Runs a command of the batch system in an environment.
+Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node, and how many ranks it gets."""
+
+    name: str
+    ranks: int
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of this job."""
+
+    #: The batch system's name; ``hosts``: the nodes of the command line; ``local``: no batch system, this machine alone.
+    system: str
+    nodes: int
+    #: All MPI ranks.
+    ranks: int
+    #: The nodes by name, if the launcher must be told them. Slurm's and Flux's launchers know them.
+    hosts: tuple[Host, ...] = ()
+    #: The job's number, as its log folder is called; empty: no batch system.
+    job: str = ""
+    #: The number of this job, or of this task of an array, for the batch system's commands.
+    requeue_as: str = ""
+    #: Parts of a heterogeneous job of Slurm; 0: it is none.
+    parts: int = 0
+    #: Whether these are all nodes of the job.
+    whole: bool = True
+
+    @property
+    def batch(self) -> BatchSystem:
+        """The batch system."""
+        return batch_system(self.system)
+
+    @property
+    def ranks_per_node(self) -> int:
+        """The ranks of the node that has most."""
+        return -(-self.ranks // self.nodes)
+
+    def __str__(self) -> str:
+        """One line for the user."""
+        job = f" job {self.job}" if self.job else ""
+        nodes, ranks = (
+            f"{self.nodes} node{'s' * (self.nodes > 1)}",
+            f"{self.ranks} MPI rank{'s' * (self.ranks > 1)}",
+        )
+        return f"{self.batch.title}{job}: {nodes}, {ranks}"
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """A job that may be run again."""
+
+    allocation: Allocation
+    #: How often, in all.
+    limit: int
+    #: The job script (`BatchSystem.job_script`); empty: unknown, or not needed.
+    script: str = ""
+    #: Folder for the count of restarts, if the batch system counts none.
+    logs: str = ""
+
+    def may_restart(self, count: int) -> bool:
+        """Whether the limit allows another restart; reports it if not."""
+        if count < self.limit:
+            return True
+        say(f"launch: not requeued: {count} restarts so far (--requeue {self.limit})")
+        return False
+
+    def rerun(self, run: Run, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Run the command that runs the job again; report it if that fails."""
+        done = run(command, environ)
+        if done.returncode:
+            why = " ".join((done.stderr or done.stdout).split())
+            say(
+                f"launch: not requeued: {' '.join(done.args[:2])} exited with code {done.returncode}: {why[:300] or 'no output'}"
+            )
+
+    def by_exit_code(self) -> int | None:
+        """The batch system runs the job again for its exit code, without a limit: the lines of a file count.
+
+        Returns
+        -------
+        int or None
+            1 if the job must not run again; None: it may.
+        """
+        # the folder may be that of many jobs
+        file = Path(self.logs or ".", f"{self.allocation.job}.restarts")
+        try:
+            with open(
+                open_to_append(file, make=True, readable=True), "a+", encoding="ascii", errors="replace"
+            ) as lines:
+                lines.write("75\n")
+                lines.seek(0)
+                count = len(lines.readlines())
+        except OSError as error:
+            say(
+                f"launch: not requeued: {file} can't be written ({error.strerror}), so restarts can't be counted"
+            )
+            return 1
+        return None if self.may_restart(count - 1) else 1
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What a job script is to ask for and run.
+
+    Attributes
+    ----------
+    system : str
+        A name in `SYSTEMS`.
+    program : tuple of str
+        The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
+    nodes, gpus_per_node, ranks_per_node : int
+        Hosts, GPUs and MPI ranks of each.
+    seconds : int
+        The walltime.
+    cpus_per_node : int or None
+        Cores of each host, which PBS has to be told; None: as the template has it.
+    account, queue : str or None
+        Account (project, bank) and queue (partition); None: the user's defaults.
+    launcher : str or None
+        One of the system's; None: its first.
+    mpi : str or None
+        How launcher and MPI library find each other (``srun --mpi``, ``flux run -o pmi``); None: as the library needs.
+    modules, directives : tuple of str
+        Modules to load; options of the batch system to add as they are.
+    setup, container, scratch : str or None
+        File to source; Apptainer image to run in; node-local directory.
+    """
+
+    system: str
+    program: tuple[str, ...]
+    nodes: int
+    gpus_per_node: int
+    seconds: int
+    ranks_per_node: int = 1
+    cpus_per_node: int | None = None
+    account: str | None = None
+    queue: str | None = None
+    launcher: str | None = None
+    mpi: str | None = None
+    modules: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    setup: str | None = None
+    container: str | None = None
+    scratch: str | None = None
+
+    @property
+    def walltime(self) -> str:
+        """``HH:MM:SS``."""
+        return f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}"
+
+
+class BatchSystem:
+    """What is different from one batch system to the next. A subclass overrides what applies to it.
+
+    The attributes and methods below are all there is: nothing else in the package knows a batch system by its name.
+    """
+
+    # -- the job
+
+    #: As the command line and the log call it.
+    title = ""
+    #: Whether its jobs may be parts of another batch system's job.
+    is_inner = False
+    #: Its variable that each job has; empty: none.
+    job_variable = ""
+    #: Its variable of the host on which the job was submitted; empty: none.
+    login_variable = ""
+    #: Its variable of the number of GPUs that the job has on this node; empty: none.
+    gpus_variable = ""
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        """The nodes of the job that this environment belongs to; None: it belongs to none.
+
+        `read` returns the text of a file.
+        """
+        return None
+
+    def hosts(self, environ: Mapping[str, str]) -> str:
+        """The nodes of the job, as the environment of a rank has them, for messages; empty: it does not."""
+        return ""
+
+    def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
+        """The moment at which the job will be ended, in seconds since the epoch; None: unknown."""
+        return None
+
+    # -- `launch`
+
+    #: Its own launcher (`launchers.Launcher.kind`), which `launch` prefers; empty: it has none.
+    launcher = ""
+    #: Whether any mpirun reads the job's nodes from its variables, so that they need not be listed.
+    tells_mpirun = False
+    #: Whether there is no other node.
+    is_one_node = False
+    #: Whether a job can request a signal before its walltime.
+    sends_signal = False
+    #: Whether it sends each signal to all processes of the job, on all nodes.
+    signals_all = False
+    #: Whether it runs a job again for its exit code alone. A cancelled job must then end with another code.
+    requeues_by_code = False
+    #: Variables that ranks on other nodes need, though most of the batch system's must not be copied there.
+    forwarded: frozenset[str] = frozenset()
+    #: Its variables that must not be copied to other nodes, besides those of its prefixes.
+    not_forwarded: frozenset[str] = frozenset()
+
+    def environment(
+        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+    ) -> dict[str, str | None]:
+        """The variables to set, or (None) to unset, before the launcher starts.
+
+        Parameters
+        ----------
+        own_launcher : bool
+            Whether the batch system's own launcher starts the ranks.
+        copies : bool
+            Whether the launcher copies this node's variables to all nodes.
+        """
+        return {}
+
+    def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
+        """Variables for the ranks that only a command of the batch system tells."""
+        return {}
+
+    def lingers(self, environ: Mapping[str, str], *, own_launcher: bool) -> bool:
+        """Whether the remains of a cancelled job on other nodes may clean up only as long as `launch` lives."""
+        return False
+
+    def job_script(self) -> str:
+        """The script of this job, if it takes the script to run the job again; empty: it does not, or it is unknown."""
+        return ""
+
+    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+        """Run the job again; report it if that is not possible.
+
+        Returns
+        -------
+        int or None
+            What to exit with; None: 75.
+        """
+        say(f"launch: not requeued: {self.title} requeues no job. Fix: start it again")
+        return None
+
+    # -- `jobscript`
+
+    #: The beginning of a line with an option of the batch system.
+    prefix = ""
+    #: The file in ``jobscripts/`` by launcher; the first launcher is the default. Empty: there are no job scripts.
+    templates: Mapping[str, str] = {}
+    #: Those of the launchers above that `launch` would choose anyway.
+    default_launchers: tuple[str, ...] = ()
+    #: Those of the launchers above that accept ``--mpi``.
+    mpi_launchers: tuple[str, ...] = ()
+    #: The command that reads a script from its standard input.
+    submit: tuple[str, ...] = ()
+    #: A regular expression of its answer, with the job's number as its group.
+    job_id = ""
+    #: Whether the environment of a job has the number of ranks on a node.
+    tells_ranks = True
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        """Of a request: value by the beginning of the option; None removes the line."""
+        return {}
+
+    def remark(self, job: JobRequest) -> str:
+        """A line for the user about a request that leaves something open; empty: there is none."""
+        return ""
+
+
+def batch_system(name: str) -> BatchSystem:
+    """A batch system by its name: `SYSTEMS`, ``hosts`` or ``local``."""
+    module = importlib.import_module(f"{__package__}.{_PLAIN.get(name, name)}")
+    system: BatchSystem = getattr(module, name.upper())
+    return system
+
+
+def systems_of(environ: Mapping[str, str]) -> list[BatchSystem]:
+    """The batch systems whose variables are in this environment, the innermost first. It need not be a job's."""
+    found = [
+        batch_system(name)
+        for name, prefixes in SYSTEMS.items()
+        if any(variable.startswith(prefixes) for variable in environ)
+    ]
+    return sorted(found, key=lambda system: not system.is_inner)
+
+
+def find_allocation(
+    environ: Mapping[str, str],
+    *,
+    ranks: int | None = None,
+    ranks_per_node: int | None = None,
+    hosts: Sequence[Host] = (),
+    read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
+    ask: Ask = lambda command: "",
+) -> Allocation:
+    """The job that this environment belongs to, with its ranks.
+
+    Parameters
+    ----------
+    environ : mapping
+        The environment of a batch script, or of an interactive shell.
+    ranks : int, optional
+        All MPI ranks (``-n``). Default: as many on each node as the job has requested for it, else one.
+    ranks_per_node : int, optional
+        The ranks of each node, where `ranks` is not set.
+    hosts : sequence of Host
+        Nodes to use instead of the batch system's (``--hosts``).
+    read : callable
+        Returns the text of a file.
+    ask : callable
+        Returns what a command prints.
+
+    Raises
+    ------
+    InputError
+        A variable or a file of the batch system can't be used.
+    """
+    if hosts:
+        found = Allocation("hosts", len(hosts), sum(host.ranks for host in hosts), tuple(hosts))
+    else:
+        jobs = (system.allocation(environ, read, ask) for system in systems_of(environ))
+        found = next(filter(None, jobs), Allocation("local", 1, 1))
+    if ranks is None and ranks_per_node is not None:
+        ranks = found.nodes * ranks_per_node
+    if ranks is None:
+        return found
+    names = [host.name for host in found.hosts]
+    return replace(
+        found,
+        nodes=min(ranks, found.nodes),
+        ranks=ranks,
+        hosts=spread(ranks, names) if names else (),
+        whole=ranks >= found.nodes,
+    )
+
+
+def spread(ranks: int, hosts: Sequence[str]) -> tuple[Host, ...]:
+    """Ranks over nodes, as evenly as possible; nodes without a rank are left out.
+
+    >>> [(host.name, host.ranks) for host in spread(5, ["a", "b", "c"])]
+    [('a', 2), ('b', 2), ('c', 1)]
+    """
+    share, more = divmod(ranks, len(hosts))
+    return tuple(
+        Host(name, share + (index < more)) for index, name in enumerate(hosts) if share + (index < more)
+    )
+
+
+def count_hosts(
+    environ: Mapping[str, str],
+    name: str,
+    read: Callable[[str], str],
+    words: Callable[[str], list[str]] = str.split,
+) -> Counter[str]:
+    """The nodes in a file that a variable names, and how often each is there.
+
+    `words` returns the nodes in the text of the file: mostly there is a line for each rank or core.
+
+    Raises
+    ------
+    InputError
+        The file can't be used.
+    """
+    path = environ[name]
+    try:
+        found = Counter(words(read(path)))
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"environment: {name}={path}: can't be read ({error}). Fix: run `launch` inside the job"
+        ) from None
+    if not found or not all(map(str.isprintable, found)):
+        raise InputError(f"environment: {name}={path}: names no node. Fix: run `launch` inside the job")
+    return found
+
+
+def as_hosts(counted: Mapping[str, int]) -> tuple[Host, ...]:
+    """The nodes as an allocation has them."""
+    return tuple(Host(name, count) for name, count in counted.items())
+
+
+def end_time(
+    environ: Mapping[str, str], *, now: Callable[[], float] = time.time, ask: Ask | None = None
+) -> float | None:
+    """The moment at which the job will be ended: the first one, should it be a job within a job.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment.
+    now : callable
+        Seconds since the epoch.
+    ask : callable, optional
+        Runs a command and returns what it prints, ``""`` if it can't be run or fails.
+
+    Returns
+    -------
+    float or None
+        Seconds since the epoch; None: unknown.
+    """
+    ends = [system.end_time(environ, now, ask or output_of) for system in systems_of(environ)]
+    return min((end for end in ends if end is not None), default=None)
+
+
+def login_host(environ: Mapping[str, str]) -> str | None:
+    """The host on which the job was submitted; empty: unknown; None: this is no job of a batch system."""
+    jobs = [system for system in systems_of(environ) if environ.get(system.job_variable)]
+    names = (environ.get(system.login_variable, "") for system in jobs)
+    return next(filter(None, names), "") if jobs else None
+
+
+def allocated_hosts(environ: Mapping[str, str] | None = None) -> str:
+    """The nodes of the batch job as its environment has them; empty if it does not."""
+    environ = os.environ if environ is None else environ
+    return next(filter(None, (system.hosts(environ) for system in systems_of(environ))), "")
+
+
+def gpus_on_node(environ: Mapping[str, str]) -> int:
+    """GPUs that the batch system has allocated on this node; 0: unknown.
+
+    >>> gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}), gpus_on_node({})
+    (4, 0)
+    """
+    counts = [environ.get(system.gpus_variable, "") for system in systems_of(environ)]
+    return next((int(count) for count in counts if re.fullmatch(r"[0-9]{1,9}", count)), 0)
+
+
+def number(environ: Mapping[str, str], name: str) -> int | None:
+    """A number that a launcher or a batch system has set; None: it is not set; raises LauncherError if it is no number."""
+    text = environ.get(name, "").strip()
+    if not text:
+        return None
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise LauncherError(
+            f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
+        )
+    return int(text)
+
+
+def output_of(command: Sequence[str], timeout: float | None = None) -> str:
+    """What a command prints; empty if it can't be run, fails, or does not answer in time."""
+    if shutil.which(command[0]) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",  # of what users have called their jobs
+            timeout=COMMAND_TIMEOUT if timeout is None else timeout,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,59 @@
+"""Flux, whose instance may itself be a job of another batch system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from .batch import Allocation, Ask, BatchSystem, JobRequest
+
+__all__ = ["FLUX"]
+
+
+class Flux(BatchSystem):
+    """Its commands tell what the job has; it runs no job again."""
+
+    title = "Flux"
+    is_inner = True
+    job_variable = "FLUX_JOB_ID"
+    launcher = "flux"
+    sends_signal = True
+
+    prefix = "# flux: "
+    templates: Mapping[str, str] = {"flux": "flux.sh"}
+    default_launchers = ("flux",)
+    mpi_launchers = ("flux",)
+    submit = ("flux", "batch")
+    job_id = r"(?<!\S)([fƒ]\w+)(?!\S)"
+    tells_ranks = False
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        # On a login node or below `flux start` there may be an instance that is no job.
+        if not environ.get("FLUX_URI") or not (job := ask(["flux", "getattr", "jobid"]).strip()):
+            return None
+        if not job.isprintable():
+            return None
+        size = ask(["flux", "getattr", "size"]).strip()
+        nodes = int(size) if re.fullmatch(r"[1-9][0-9]{0,8}", size) else 1
+        return Allocation("flux", nodes, nodes, job=job, requeue_as=job)
+
+    def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
+        if not environ.get(self.job_variable):
+            return None
+        left = ask(["flux", "job", "timeleft"]).strip()
+        known = re.fullmatch(r"[0-9]{1,15}(\.[0-9]{1,15})?", left)
+        # flux prints 0 for a job without a limit as well as for one that has ended
+        return now() + float(left) if known and float(left) else None
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        return {
+            "--nodes=": str(job.nodes),
+            "--time-limit=": f"{job.seconds}s",
+            "--bank=": job.account,
+            "--queue=": job.queue,
+        }
+
+
+FLUX = Flux()

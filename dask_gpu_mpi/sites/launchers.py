@@ -1,0 +1,650 @@
+"""Launchers: a class for each, with the variables of its ranks and how `launch` starts ranks by it.
+
+Which launcher started this process, and as which rank, is read from the environment. MPI is the authority on rank and world size;
+see `dask_gpu_mpi.mpi.launcher_check` where the two disagree.
+
+A child process must not have the variables of a rank: an MPI library in it would join the job as a rank that already exists.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dask_gpu_mpi.errors import LauncherError
+
+from .batch import SYSTEMS, Allocation, number, systems_of
+
+__all__ = [
+    "BY_COMMAND",
+    "CRAY",
+    "LAUNCHERS",
+    "MPIRUNS",
+    "Family",
+    "Launched",
+    "Launcher",
+    "all_launched",
+    "all_on_one_host",
+    "alone_on_host",
+    "detect",
+    "first_on_host",
+    "forwarded",
+    "in_batch_script",
+    "library_name",
+    "scrub",
+    "speaks",
+]
+
+#: MPI libraries whose ranks are started by the same launchers.
+Family = Literal["openmpi", "mpich", "intel", "cray", "other"]
+
+#: Dask moves the data, not Cray's MPI.
+CRAY: Mapping[str, str | None] = {"MPICH_GPU_SUPPORT_ENABLED": "0"}
+
+#: A shell's and a login's own, and what is true on one node only.
+_ONE_NODE = (
+    "_ CUDA_VISIBLE_DEVICES DISPLAY ENVIRONMENT HOME HOST HOSTNAME KRB5CCNAME LOGNAME MAIL OLDPWD PWD SHELL SHLVL TERM "
+    "TMPDIR TMP TEMP USER XAUTHORITY"
+)
+NOT_FORWARDED = frozenset(_ONE_NODE.split())
+#: Of launchers and sessions.
+_OTHERS = "BASH_ DBUS_ HYDRA_ HYDI_ OMPI_ PALS_ PMI_ PMIX_ PRTE_ SSH_ XDG_"
+NOT_FORWARDED_PREFIXES = (
+    *_OTHERS.split(),
+    *(prefix for prefixes in SYSTEMS.values() for prefix in prefixes),
+)
+
+#: What launchers that have no class here set (``prterun``, ALPS).
+_FOREIGN = ("PMIX_", "PMI_", "PMI2_", "ALPS_")
+#: Slurm's numbers of steps that no srun has made: the batch script's, an interactive shell's and their like (slurm.h).
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+#: What a launcher that speaks PMI-1 or PMI-2 sets: without descriptor, port and rank nobody can join by it. Not every name that
+#: begins so is its own: a bank's ``PMI_RATE`` is not.
+PMI = (
+    "PMI_RANK PMI_SIZE PMI_FD PMI_PORT PMI_ID PMI_SPAWNED PMI_HOSTNAME PMI_JOBID PMI_KVS PMI_KVSNAME PMI_APPNUM PMI_DOMAIN "
+    "PMI_LOCAL_RANK PMI_LOCAL_SIZE PMI_UNIVERSE_SIZE PMI_PROCESS_MAPPING PMI_CONTROL_FD PMI_CONTROL_PORT PMI_SHARED_SECRET "
+    "PMI_VERSION PMI_SUBVERSION PMI_TOTALVIEW PMI2_*"
+)
+#: The same of PMIx: a client needs the name space, the rank and the address of a server.
+PMIX = (
+    "PMIX_NAMESPACE PMIX_RANK PMIX_ID PMIX_SERVER_* PMIX_SYSTEM_TMPDIR PMIX_HOSTNAME PMIX_VERSION PMIX_BFROP_BUFFER_TYPE "
+    "PMIX_GDS_MODULE PMIX_PTL_MODULE PMIX_SECURITY_MODE PMIX_DSTORE_* PMIX_PARAM_FILE_PASSED PMIX_KEEPALIVE_PIPE PMIX_LAUNCHER_* "
+    "PMIX_MCA_ess PMIX_MCA_ess_* PMIX_MCA_prte PMIX_MCA_prte_* PMIX_MCA_plm PMIX_MCA_plm_* PMIX_MCA_pmix PMIX_MCA_pmix_* "
+    "PMIX_MCA_pmixclient PMIX_MCA_pmixclient_* PMIX_MCA_ptl PMIX_MCA_ptl_*"
+)
+
+
+class Launcher:
+    """What is different from one launcher to the next. A subclass sets its variables, and overrides what applies to it."""
+
+    # -- its ranks
+
+    #: As messages call it.
+    name = ""
+    #: Variable of the rank in the world.
+    rank = ""
+    #: Variables of the world size: the first one that is set counts. None may be set.
+    size: tuple[str, ...] = ()
+    #: Variable of the rank on its host.
+    local_rank = ""
+    #: Variable of the number of ranks on this host; empty: it has none.
+    local_size = ""
+    #: The variable that only this launcher sets: without it, it was another one that speaks the same protocol.
+    mark = ""
+    #: What a rank had (rank 1 of 4, the second on its host), for tests.
+    sample: Mapping[str, str] = {}
+    #: Names of the variables by which a process knows which rank it is, ``*`` at the end of a prefix that is its own: in the
+    #: environment of a child they are harmful. What users set to configure it, or an MPI library, is not among them.
+    scrubbed = ""
+    #: Whether the variables are certainly this process's own. Slurm's are the launcher daemon's under any mpirun.
+    sure = True
+    #: Processes of its own that start the ranks on a host, and do not mind if a rank ends with exit code 0 before ``MPI_Init``.
+    daemons: tuple[str, ...] = ()
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        """Whether it has started this process, or one around it, as a rank: its variables are here."""
+        return True
+
+    def is_alone(self, environ: Mapping[str, str]) -> bool:
+        """Whether this rank is certainly the only one on its host."""
+        return bool(self.local_size) and environ.get(self.local_size) == "1"
+
+    def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
+        """Whether all ranks, of which there are `size` (None: unknown), are certainly on this host."""
+        return bool(self.local_size) and size is not None and number(environ, self.local_size) == size
+
+    # -- `launch`
+
+    #: Its name for `launch`, which is the name of its command if it is a batch system's own; empty: `launch` does not use it.
+    kind = ""
+    #: A regular expression of what the ``--version`` of an mpirun or mpiexec prints; empty: it has another command.
+    version = ""
+    #: MPI libraries whose ranks this mpirun starts.
+    families: tuple[Family, ...] = ()
+    #: How it and an MPI library find each other, by the library's family (``srun --mpi``). Others have the site's default.
+    meets: Mapping[str, str] = {}
+    #: Whether it sends a signal before the walltime (``--signal``).
+    sends_signal = False
+    #: Whether it copies this node's variables to all nodes.
+    copies = True
+    #: Whether its exit code may be 0 after it has lost a node.
+    may_lose_nodes = False
+
+    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+        """The values that are possible for `meets` here; None: unknown."""
+        return None
+
+    def preferred(self, path: str) -> bool:
+        """Whether this file is a better choice than others of this launcher."""
+        return False
+
+    def environment(self, *, root: bool) -> dict[str, str | None]:
+        """The variables to set, or (None) to unset, before it starts; `root`: for the superuser."""
+        return {}
+
+    def is_ended(self, environ: Mapping[str, str]) -> bool:
+        """Whether the batch system itself ends its ranks, so that no SIGTERM must be forwarded to it."""
+        return False
+
+    def check(self, allocation: Allocation, path: str, mpi: str) -> None:
+        """Refuse a job that it can't start.
+
+        Raises
+        ------
+        LauncherError
+            It can't start this job.
+        """
+        if allocation.parts:
+            raise _can_not_start_parts(os.path.basename(path))
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        """Its options: one rank on each node, unless others are requested; all cores and GPUs of its node for each."""
+        raise NotImplementedError
+
+
+def _can_not_start_parts(how: str) -> LauncherError:
+    return LauncherError(
+        f"launch: heterogeneous jobs of Slurm can't be started by {how} (expected srun and MPICH). Fix: a homogeneous job"
+    )
+
+
+def _with_ranks(allocation: Allocation) -> str:
+    return ",".join(f"{host.name}:{host.ranks}" for host in allocation.hosts)
+
+
+class OpenMpi(Launcher):
+    """Open MPI: it copies no variables to other nodes by itself, and its exit code may be 0 after it has lost a node."""
+
+    name = "Open MPI's mpirun"
+    rank = "OMPI_COMM_WORLD_RANK"
+    size = ("OMPI_COMM_WORLD_SIZE",)
+    local_rank = "OMPI_COMM_WORLD_LOCAL_RANK"
+    local_size = "OMPI_COMM_WORLD_LOCAL_SIZE"
+    mark = "OMPI_COMM_WORLD_RANK"
+    sample: Mapping[str, str] = {
+        "OMPI_COMM_WORLD_RANK": "1",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_FILE_LOCATION": "/tmp/ompi.4794/1/0",
+        "PMIX_NAMESPACE": "prterun-host-4794@1",
+        "PMIX_RANK": "1",
+        "PMIX_SERVER_URI41": "prterun-host-4794@0.0;tcp4://127.0.0.1:33807",
+        "PRTE_LAUNCHED": "1",
+    }
+    # Its settings stay: of the library, the wrappers' compilers, leave to run as root (without it a child's MPI_Init fails in
+    # a container), where a relocated installation lies. But it passes some identity as settings (MCA), too.
+    scrubbed = (
+        "OMPI_COMM_WORLD_* OMPI_WORLD_* OMPI_UNIVERSE_SIZE OMPI_APP_CTX_NUM_PROCS OMPI_NUM_APP_CTX OMPI_FIRST_RANKS "
+        "OMPI_ARGV OMPI_COMMAND OMPI_FILE_LOCATION OMPI_PARENT_PORT OMPI_TOOL_NAME OMPI_LIBDIR_LOC OPAL_USER_PARAMS_GIVEN "
+        "OMPI_MCA_ess OMPI_MCA_ess_* OMPI_MCA_orte OMPI_MCA_orte_* OMPI_MCA_prte OMPI_MCA_prte_* OMPI_MCA_pmix OMPI_MCA_pmix_* "
+        "OMPI_MCA_schizo OMPI_MCA_schizo_* OMPI_MCA_plm OMPI_MCA_plm_* OMPI_MCA_num_procs OMPI_MCA_initial_wdir "
+        "OMPI_MCA_cpu_type OMPI_MCA_PREFIXES OMPI_MCA_shmem_RUNTIME_* ORTE_SCHIZO_DETECTION PRTE_LAUNCHED PRTE_SHARED_FS "
+        "PRTE_MCA_ess PRTE_MCA_ess_* PRTE_MCA_prte PRTE_MCA_prte_* PRTE_MCA_plm PRTE_MCA_plm_* PRTE_MCA_pmix PRTE_MCA_pmix_* "
+        "PRTE_MCA_pmixclient PRTE_MCA_pmixclient_* PRTE_MCA_ptl PRTE_MCA_ptl_* " + PMIX
+    )
+
+    kind = "openmpi"
+    version = r"Open MPI|OpenRTE|PRRTE|prterun"
+    families: tuple[Family, ...] = ("openmpi", "other")
+    daemons = ("prterun", "prted", "mpirun", "mpiexec", "orterun", "orted")
+    copies = False
+    may_lose_nodes = True
+
+    def environment(self, *, root: bool) -> dict[str, str | None]:
+        return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        options = ["-np", f"{allocation.ranks}"]
+        if allocation.hosts:  # a node that is named once would count for all its cores
+            options += ["--host", _with_ranks(allocation), "--map-by", "slot"]
+        elif allocation.batch.tells_mpirun:
+            options += ["--map-by", f"ppr:{allocation.ranks_per_node}:node"]
+        else:
+            # ranks wait rather than compute: there may be more than cores
+            options += ["--map-by", "slot:OVERSUBSCRIBE"]
+        options += ["--bind-to", "none"]
+        if not allocation.batch.is_one_node:
+            options += [word for name in forwarded(environ) for word in ("-x", name)]
+        return options
+
+
+class Mvapich2(Launcher):
+    """MVAPICH2: `launch` knows its mpirun as Hydra."""
+
+    name = "MVAPICH2's mpirun"
+    rank = "MV2_COMM_WORLD_RANK"
+    size = ("MV2_COMM_WORLD_SIZE",)
+    local_rank = "MV2_COMM_WORLD_LOCAL_RANK"
+    local_size = "MV2_COMM_WORLD_LOCAL_SIZE"
+    mark = "MV2_COMM_WORLD_RANK"
+    sample: Mapping[str, str] = {
+        "MV2_COMM_WORLD_RANK": "1",
+        "MV2_COMM_WORLD_SIZE": "4",
+        "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    }
+    scrubbed = (
+        "MV2_COMM_WORLD_* MPISPAWN_* MPIRUN_RANK MPIRUN_NPROCS MPIRUN_ID MPIRUN_HOST MPIRUN_HOSTIP MPIRUN_PORT "
+        "MPIRUN_CHECK_PORT MPIRUN_MPD MPIRUN_PROCESSES MPIRUN_COMM_MULTIPLE"
+    )
+
+
+class Hydra(Launcher):
+    """Hydra: MPICH and its relatives."""
+
+    name = "the mpiexec of MPICH or Intel MPI (Hydra)"
+    rank = "PMI_RANK"
+    size = ("PMI_SIZE",)
+    local_rank = "MPI_LOCALRANKID"
+    local_size = "MPI_LOCALNRANKS"
+    # srun --mpi=pmi2, PALS and Flux speak PMI as well, without this one
+    mark = "MPI_LOCALRANKID"
+    sample: Mapping[str, str] = {
+        "PMI_RANK": "1",
+        "PMI_SIZE": "4",
+        "PMI_FD": "9",
+        "MPI_LOCALRANKID": "1",
+        "MPI_LOCALNRANKS": "2",
+        "HYDI_CONTROL_FD": "7",
+    }
+    scrubbed = (
+        "HYDI_CONTROL_FD HYDRA_CONTROL_FD MPI_LOCALRANKID MPI_LOCALNRANKS I_MPI_MPIRUN I_MPI_HYDRA_UUID I_MPI_INFO_* "
+        "I_MPI_RANK_* " + PMI
+    )
+
+    kind = "hydra"
+    version = r"HYDRA|MVAPICH"
+    families: tuple[Family, ...] = ("mpich", "intel", "cray", "other")
+    daemons = ("hydra_pmi_proxy", "pmi_proxy")
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        where: list[str] = []
+        if allocation.hosts:
+            where = self.host_options(allocation)
+        elif allocation.batch.tells_mpirun:
+            where = ["-ppn", f"{allocation.ranks_per_node}"]
+        return ["-n", f"{allocation.ranks}", *where, "-bind-to", "none"]
+
+    def host_options(self, allocation: Allocation) -> list[str]:
+        """The nodes by name."""
+        return ["-hosts", _with_ranks(allocation)]
+
+
+class Intel(Hydra):
+    """Intel MPI's Hydra, whose ``-hosts`` accepts no numbers. Its ranks have the same variables."""
+
+    kind = "intel"
+    version = r"Intel\(R\) MPI"
+    families: tuple[Family, ...] = ("mpich", "intel", "other")
+
+    def host_options(self, allocation: Allocation) -> list[str]:
+        names = ",".join(host.name for host in allocation.hosts)
+        return ["-hosts", names, "-ppn", f"{allocation.ranks_per_node}"]
+
+    def preferred(self, path: str) -> bool:
+        """Its mpirun is a shell script around mpiexec.hydra, and passes no signal on."""
+        return os.path.basename(path) == "mpiexec.hydra"
+
+
+class Pals(Launcher):
+    """PALS of HPE Cray."""
+
+    name = "PALS (mpiexec)"
+    rank = "PALS_RANKID"
+    size = ("PMI_SIZE", "PALS_SIZE")
+    local_rank = "PALS_LOCAL_RANKID"
+    mark = "PALS_RANKID"
+    sample: Mapping[str, str] = {
+        "PALS_RANKID": "1",
+        "PALS_LOCAL_RANKID": "1",
+        "PALS_APID": "af1c",
+        "PMI_SIZE": "4",
+        "PMI_RANK": "1",
+    }
+    scrubbed = (
+        "PALS_RANKID PALS_LOCAL_RANKID PALS_LOCAL_SIZE PALS_SIZE PALS_TASKID PALS_NODEID PALS_APID PALS_APINFO PALS_FD "
+        "PALS_SPOOL_DIR PALS_STARTUP_BARRIER ALPS_APP_* " + PMI
+    )
+
+    kind = "pals"
+    version = r"\Ampiexec version \d"
+    families: tuple[Family, ...] = ("mpich", "cray", "other")
+
+    def environment(self, *, root: bool) -> dict[str, str | None]:
+        return dict(CRAY)
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        return ["-n", f"{allocation.ranks}", "--ppn", f"{allocation.ranks_per_node}", "--cpu-bind", "none"]
+
+
+class Jsrun(Launcher):
+    """jsrun of LSF at sites with IBM's JSM."""
+
+    name = "jsrun"
+    rank = "JSM_NAMESPACE_RANK"
+    size = ("JSM_NAMESPACE_SIZE",)
+    local_rank = "JSM_NAMESPACE_LOCAL_RANK"
+    mark = "JSM_NAMESPACE_RANK"
+    sample: Mapping[str, str] = {
+        "JSM_NAMESPACE_RANK": "1",
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+    }
+    scrubbed = "JSM_NAMESPACE_* JSM_JSRUN JSM_JSRUN_* LSF_PM_* " + PMIX
+
+    kind = "jsrun"
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        ranks, nodes = allocation.ranks, allocation.nodes
+        if ranks % nodes:
+            raise LauncherError(
+                f"launch: jsrun can't start {ranks} ranks on {nodes} nodes (expected a multiple of {nodes})"
+            )
+        sets = "ALL_HOSTS" if allocation.whole else nodes
+        per_node = allocation.ranks_per_node
+        return f"-n {sets} -r 1 -a {per_node} -c ALL_CPUS -g ALL_GPUS -b none".split()
+
+
+class FluxRun(Launcher):
+    """``flux run``."""
+
+    name = "flux run"
+    rank = "FLUX_TASK_RANK"
+    size = ("FLUX_JOB_SIZE",)
+    local_rank = "FLUX_TASK_LOCAL_ID"
+    mark = "FLUX_TASK_RANK"
+    sample: Mapping[str, str] = {
+        "FLUX_TASK_RANK": "1",
+        "FLUX_JOB_SIZE": "4",
+        "FLUX_TASK_LOCAL_ID": "1",
+        "PMI_RANK": "1",
+        "PMI_FD": "5",
+    }
+    scrubbed = (
+        "FLUX_TASK_RANK FLUX_TASK_LOCAL_ID FLUX_JOB_SIZE FLUX_JOB_NNODES FLUX_KVS_NAMESPACE FLUX_PMI_LIBRARY_PATH "
+        + PMI
+    )
+
+    kind = "flux"
+    sends_signal = True
+    meets: Mapping[str, str] = {"openmpi": "pmix"}  # others speak Flux's own PMI
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        ranks, nodes = allocation.ranks, allocation.nodes
+        size = f"--ntasks={ranks}" if ranks % nodes else f"--tasks-per-node={allocation.ranks_per_node}"
+        free = ("--exclusive", "-o", "cpu-affinity=off", "-o", "gpu-affinity=off")
+        meet = ["-o", f"pmi={mpi}"] if mpi else []
+        return ["run", f"--nodes={nodes}", size, *free, *meet]
+
+
+def in_batch_script(environ: Mapping[str, str]) -> bool:
+    """Whether this is a script of Slurm's sbatch, and no shell of salloc or srun."""
+    return environ.get("ENVIRONMENT") == "BATCH"
+
+
+class Srun(Launcher):
+    """srun of Slurm. Its variables are in all processes of a step, also in the daemons of an mpirun."""
+
+    name = "srun"
+    rank = "SLURM_PROCID"
+    size = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    local_rank = "SLURM_LOCALID"
+    mark = "SLURM_STEP_ID"
+    sample: Mapping[str, str] = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_LOCALID": "1",
+        "SLURM_STEP_NODELIST": "h[1-2]",
+    }
+    # With SLURM_STEP_ID in it and no PMI, Open MPI 4 takes a child for a rank of srun and aborts. The job's shape, which
+    # sbatch sets too, stays.
+    scrubbed = (
+        "SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_GTIDS SLURM_STEPID SLURM_STEP_* SLURM_TASK_PID "
+        "SLURM_SRUN_COMM_HOST SLURM_SRUN_COMM_PORT SLURM_LAUNCH_NODE_IPADDR SLURM_MPI_TYPE SLURM_PMI_FD SLURM_PMI2_* "
+        "SLURM_PMIX_MAPPING_SERV SLURM_PMIXP_* " + PMI + " " + PMIX
+    )
+    sure = False
+
+    kind = "srun"
+    meets: Mapping[str, str] = {"openmpi": "pmix", "mpich": "pmi2", "intel": "pmi2"}
+
+    def has_started(self, environ: Mapping[str, str]) -> bool:
+        """A step that srun has made: the batch script's, an interactive shell's and their like have special numbers."""
+        return (number(environ, self.mark) or 0) < _FIRST_SPECIAL_STEP
+
+    def is_alone(self, environ: Mapping[str, str]) -> bool:
+        # "1(x8)", by the hosts of the step
+        return bool(re.fullmatch(r"1(\(x\d+\))?", environ.get("SLURM_STEP_TASKS_PER_NODE", "")))
+
+    def has_one_host(self, environ: Mapping[str, str], size: int | None) -> bool:
+        return environ.get("SLURM_STEP_NUM_NODES") == "1"
+
+    def plugins(self, path: str, ask: Callable[[Sequence[str]], str]) -> frozenset[str] | None:
+        listed = ask([path, "--mpi=list"])
+        return frozenset(re.findall(r"\w+", listed.partition("are...")[2])) or None
+
+    def is_ended(self, environ: Mapping[str, str]) -> bool:
+        """Slurm sends SIGTERM to the ranks, which srun would kill if it got one as well."""
+        return in_batch_script(environ)
+
+    def check(self, allocation: Allocation, path: str, mpi: str) -> None:
+        if allocation.parts and mpi.startswith("pmix"):
+            raise _can_not_start_parts(f"srun --mpi={mpi}")
+
+    def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
+        options = [f"--mpi={mpi}"] if mpi else []
+        options.append("--cpu-bind=none")
+        if allocation.parts:
+            options.append(f"--het-group=0-{allocation.parts - 1}")
+        else:
+            options += [
+                f"--nodes={allocation.nodes}",
+                f"--ntasks={allocation.ranks}",
+                f"--ntasks-per-node={allocation.ranks_per_node}",
+            ]
+        if not in_batch_script(environ):
+            options.append(
+                "--overlap"
+            )  # the shell of `salloc` or `srun --pty` may be a step, which has the node
+        # when a rank has died, not while all end, which would change the exit code
+        return [*options, "--kill-on-bad-exit=0", "--wait=30"]
+
+
+class Pmi(Launcher):
+    """What no other class fits: many launchers speak PMI."""
+
+    name = "a launcher that speaks PMI"
+    rank = "PMI_RANK"
+    size = ("PMI_SIZE",)
+    local_rank = "PMI_LOCAL_RANK"
+    mark = "PMI_RANK"
+    sample: Mapping[str, str] = {"PMI_RANK": "1", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}
+    scrubbed = PMI
+    sure = False
+
+
+OPEN_MPI, HYDRA, INTEL, PALS = OpenMpi(), Hydra(), Intel(), Pals()
+#: Innermost first: an mpirun runs inside a batch job's step, and never the other way round.
+LAUNCHERS: tuple[Launcher, ...] = (OPEN_MPI, Mvapich2(), HYDRA, PALS, Jsrun(), FluxRun(), Srun(), Pmi())
+#: Each mpirun and mpiexec that `launch` knows, in the order in which what ``--version`` prints is compared. If several of them
+#: start the ranks of a library, the last one is the best, except for a launcher of the library's own.
+MPIRUNS: tuple[Launcher, ...] = (OPEN_MPI, INTEL, HYDRA, PALS)
+#: The batch systems' own launchers, by their command.
+BY_COMMAND: Mapping[str, Launcher] = {each.kind: each for each in LAUNCHERS if each.kind and not each.version}
+
+_PATTERNS = frozenset(" ".join(launcher.scrubbed for launcher in LAUNCHERS).split())
+_SCRUBBED = frozenset(name for name in _PATTERNS if not name.endswith("*"))
+_SCRUBBED_PREFIXES = tuple(name.removesuffix("*") for name in _PATTERNS if name.endswith("*"))
+
+
+def scrub(environ: Mapping[str, str]) -> dict[str, str]:
+    """Copy an environment without anything by which an MPI library would take a child for a rank of the job.
+
+    The job's own variables (``SLURM_JOB_ID``, ``PBS_NODEFILE``, ...) and the user's settings of MPI libraries stay.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of a rank.
+
+    Returns
+    -------
+    dict
+        That of a child, in which ``MPI_Init`` makes a world of one.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _SCRUBBED and not name.startswith(_SCRUBBED_PREFIXES)
+    }
+
+
+@dataclass(frozen=True)
+class Launched:
+    """The launcher that started this process, and what its variables are here."""
+
+    launcher: Launcher
+    #: This process's.
+    rank: int
+    #: The world's; None if the launcher does not set it.
+    size: int | None
+    #: This process's on its host. Never a GPU index: it may count GPUs that this process can't see.
+    local_rank: int | None
+    #: The variable that has `size`.
+    size_variable: str = ""
+
+    @property
+    def name(self) -> str:
+        """The launcher's name."""
+        return self.launcher.name
+
+    def __str__(self) -> str:
+        """Rank, size and local rank in one short line."""
+        size = "?" if self.size is None else self.size
+        local = "?" if self.local_rank is None else self.local_rank
+        return f"{self.name}: rank {self.rank} of {size}, local rank {local}"
+
+
+def detect(environ: Mapping[str, str]) -> Launched | None:
+    """The innermost launcher that started this process as one of its ranks.
+
+    Parameters
+    ----------
+    environ : Mapping
+        The environment of the process.
+
+    Returns
+    -------
+    Launched or None
+        None if no launcher did: a shell of a batch job is none.
+
+    Raises
+    ------
+    LauncherError
+        A variable of the launcher is no number.
+    """
+    return next(iter(all_launched(environ)), None)
+
+
+def alone_on_host(environ: Mapping[str, str]) -> bool:
+    """Whether this is the only rank on its host, as far as the launcher sets it; also True without a launcher."""
+    launched = detect(environ)
+    if launched is None or launched.size == 1:
+        return True
+    return launched.launcher.is_alone(environ)
+
+
+def all_on_one_host(environ: Mapping[str, str]) -> bool:
+    """Whether all ranks are on this host, as far as every launcher that has left its variables here sets that.
+
+    True also without a launcher; False where there may be one that has no class here.
+    """
+    launched = all_launched(environ)
+    if not launched:
+        return not any(name.startswith(_FOREIGN) for name in environ)
+    # The last one fits where others do: many speak PMI.
+    named = [each for each in launched if each.launcher is not LAUNCHERS[-1]] or launched
+    return all(each.size == 1 or each.launcher.has_one_host(environ, each.size) for each in named)
+
+
+def first_on_host(environ: Mapping[str, str]) -> bool:
+    """Whether this is the first rank of its host; False where the launcher does not set it."""
+    launched = detect(environ)
+    return alone_on_host(environ) or (launched is not None and launched.local_rank == 0)
+
+
+def speaks(environ: Mapping[str, str]) -> bool:
+    """Whether this rank reports for all ranks where they can't communicate: rank 0 of the launcher, or no launcher."""
+    launched = detect(environ)
+    return launched is None or not launched.rank
+
+
+def all_launched(environ: Mapping[str, str]) -> list[Launched]:
+    """Every launcher that has left its variables here, the innermost first."""
+    found = []
+    for launcher in LAUNCHERS:
+        rank = number(environ, launcher.rank) if launcher.mark in environ else None
+        if rank is None or not launcher.has_started(environ):
+            continue
+        variable = next((name for name in launcher.size if environ.get(name)), "")
+        size = number(environ, variable) if variable else None
+        found.append(Launched(launcher, rank, size, number(environ, launcher.local_rank), variable))
+    return found
+
+
+def forwarded(environ: Mapping[str, str]) -> list[str]:
+    """The names of the variables that Open MPI, which forwards nothing by itself, must set on other nodes.
+
+    These are all that other launchers would copy, except what is true on one node only.
+    """
+    kept, systems = scrub(environ), systems_of(environ)
+    needed = frozenset[str]().union(*(system.forwarded for system in systems))
+    left = NOT_FORWARDED.union(*(system.not_forwarded for system in systems))
+    return sorted(
+        name
+        for name in kept
+        if name in needed
+        or (name == "CUDA_VISIBLE_DEVICES" and not kept[name])  # no GPU, on any node
+        or (
+            re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)
+            and name not in left
+            and not name.startswith(NOT_FORWARDED_PREFIXES)
+        )
+    )
+
+
+def library_name(version: str) -> str:
+    r"""The first few words, on one line.
+
+    >>> library_name("Open MPI v5.0.11, package: Open MPI user@host")
+    'Open MPI v5.0.11'
+    >>> library_name("MPICH Version:      5.0.2\nMPICH Release date: ...\0")
+    'MPICH Version: 5.0.2'
+    """
+    return " ".join(version.replace("\0", "").partition("\n")[0].partition(",")[0].split())

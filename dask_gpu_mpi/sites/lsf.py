@@ -1,0 +1,60 @@
+"""LSF of IBM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .batch import Allocation, Ask, BatchSystem, Host, JobRequest, Requeue, Run, count_hosts
+
+__all__ = ["LSF"]
+
+_HOSTS = "LSB_DJOB_HOSTFILE"
+_SCRIPT = "lsf.bsub"
+
+
+class Lsf(BatchSystem):
+    """It requeues by the exit code (``bsub -Q 75``), and sends signals to all processes of a job."""
+
+    title = "LSF"
+    job_variable = "LSB_JOBID"
+    login_variable = "LSB_SUB_HOST"
+    launcher = "jsrun"
+    sends_signal = True
+    signals_all = True
+    requeues_by_code = True
+
+    prefix = "#BSUB "
+    templates: Mapping[str, str] = dict.fromkeys(("auto", "jsrun", "mpirun", "mpiexec"), _SCRIPT)
+    default_launchers = ("auto",)
+    submit = ("bsub",)
+    job_id = r"Job <(\d+)> is submitted.*"
+    tells_ranks = False
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        if not environ.get(_HOSTS):
+            return None
+        # a line for each slot, which is a core mostly
+        hosts = tuple(Host(name, 1) for name in count_hosts(environ, _HOSTS, read))
+        job = environ.get(self.job_variable, "")
+        if (index := environ.get("LSB_JOBINDEX", "0")) != "0":  # all tasks of an array have one number
+            job += f"_{index}"
+        return Allocation("lsf", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
+
+    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+        return job.by_exit_code()
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        minutes = -(-job.seconds // 60)  # LSF knows no seconds
+        return {
+            "-n ": str(job.nodes * job.ranks_per_node),
+            "-R ": f'"span[ptile={job.ranks_per_node}]"',
+            "-gpu ": f'"num={job.gpus_per_node}:mode=shared:j_exclusive=yes"' if job.gpus_per_node else None,
+            "-W ": f"{minutes // 60:02}:{minutes % 60:02}",
+            "-P ": job.account,
+            "-q ": job.queue,
+        }
+
+
+LSF = Lsf()

@@ -1,0 +1,158 @@
+"""PBS: OpenPBS, PBS Pro, and Torque as far as it is like them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from dask_gpu_mpi.base.streams import say
+
+from .batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, as_hosts, count_hosts, number
+
+__all__ = ["PBS", "job_script", "resources"]
+
+#: Counts the jobs that PBS has been given for one another: it counts no restarts.
+COUNT = "DGM_RESTART"
+SHELLS = {"bash", "sh", "dash", "ksh", "mksh", "zsh", "csh", "tcsh", "busybox"}
+_NODES = "PBS_NODEFILE"
+_SCRIPT = "pbs.pbs"
+_KEPT = (("Resource_List.(select|place|walltime|filesystems)", "-l{0}={1}"), ("Account_Name", "-A{1}"))
+
+
+class Pbs(BatchSystem):
+    """It sends no signal before the walltime, counts no restarts, and its command tells when the job ends."""
+
+    title = "PBS"
+    job_variable = "PBS_JOBID"
+    login_variable = "PBS_O_HOST"
+    #: `session.on_walltime` asks for the end of this job on the client's rank.
+    forwarded = frozenset({"PBS_JOBID"})
+
+    prefix = "#PBS "
+    templates: Mapping[str, str] = {"mpirun": _SCRIPT, "mpiexec": _SCRIPT, "pals": "pbs-pals.pbs"}
+    default_launchers = ("pals",)
+    submit = ("qsub",)
+    job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        if not environ.get(_NODES):
+            return None
+        lines = count_hosts(environ, _NODES, read)  # for each rank (mpiprocs)
+        if environ.get("PBS_NUM_PPN"):  # Torque: for each core (ppn)
+            lines = Counter(dict.fromkeys(lines, 1))
+        job = environ.get(self.job_variable, "")
+        return Allocation("pbs", len(lines), lines.total(), as_hosts(lines), job=job, requeue_as=job)
+
+    def hosts(self, environ: Mapping[str, str]) -> str:
+        try:
+            lines = Path(environ.get(_NODES, "")).read_text(errors="replace").split()
+        except (OSError, ValueError):
+            return ""
+        return ", ".join(dict.fromkeys(lines))
+
+    def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
+        if not (job := environ.get(self.job_variable)):
+            return None
+        try:
+            found = json.loads(ask(["qstat", "-f", "-F", "json", job]) or "{}")
+            (described,) = found["Jobs"].values()
+            limit = _seconds(described["Resource_List"]["walltime"])
+            used = _seconds(described.get("resources_used", {}).get("walltime", "0"))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+        return now() + limit - used
+
+    def environment(
+        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+    ) -> dict[str, str | None]:
+        changes: dict[str, str | None] = {}
+        if environ.get("OMP_NUM_THREADS") == environ.get("NCPUS"):  # PBS's: all cores, for each worker
+            changes["OMP_NUM_THREADS"] = None
+        # this node's UUIDs; empty: the job has no GPU
+        if allocation.nodes > 1 and environ.get("CUDA_VISIBLE_DEVICES"):
+            changes["CUDA_VISIBLE_DEVICES"] = None
+        return changes
+
+    def job_script(self) -> str:
+        return job_script(os.getppid())
+
+    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+        """Submit a new job like this one."""
+        count = number(environ, COUNT) or 0
+        if not job.may_restart(count):
+            return None
+        if not job.script:
+            say("launch: not requeued: the job script was not found. Fix: submit it again")
+            return None
+        after = {**environ, COUNT: str(count + 1)}
+        kept = resources(run(["qstat", "-fw", job.allocation.requeue_as], environ).stdout)
+        names = ",".join(sorted(key for key in after if key.startswith(("DGM_", "DASK_"))))
+        queue = ["-q", environ["PBS_O_QUEUE"]] if environ.get("PBS_O_QUEUE") else []
+        job.rerun(run, ["qsub", *queue, *kept, "-v", names, job.script], after)
+        return None
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        cpus = job.cpus_per_node or _template_cpus()
+        chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
+        return {
+            "-l select=": f"{chunk}:ngpus={job.gpus_per_node}" if job.gpus_per_node else chunk,
+            "-l walltime=": job.walltime,
+            "-A ": job.account,
+            "-q ": job.queue,
+        }
+
+    def remark(self, job: JobRequest) -> str:
+        if job.cpus_per_node:
+            return ""
+        return f"--cpus-per-node is not set: the job requests {_template_cpus()} cores of each node"
+
+
+def _template_cpus() -> int:
+    """The cores of a node that the template requests."""
+    from .jobscript import template
+
+    found = re.search(r"^#PBS -l select=\S*:ncpus=(\d+)", template(_SCRIPT), re.MULTILINE)
+    assert found is not None, f"{_SCRIPT} requests no cores"
+    return int(found[1])
+
+
+def _seconds(text: str) -> float:
+    """``HH:MM:SS``, ``MM:SS`` or seconds, as PBS writes durations; ValueError if it is none."""
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9}){0,2}", str(text)):
+        raise ValueError(text)
+    total = 0.0
+    for part in str(text).split(":"):
+        total = total * 60 + float(part)
+    return total
+
+
+def resources(described: str) -> list[str]:
+    """Options of qsub for a job like this one, from ``qstat -fw``: what was requested of it on the command line."""
+    found = []
+    for pattern, option in _KEPT:
+        for match in re.finditer(rf"^ *{pattern} = (.*)$", described, re.MULTILINE):
+            found.append(option.format(match[1], match[match.lastindex or 1].strip()))
+    return found
+
+
+def job_script(parent: int) -> str:
+    """The script that the nearest shell above runs, from this parent on (`timeout` may be between); empty: there is none."""
+    import psutil
+
+    try:
+        process = psutil.Process(parent)
+        above = (process, *process.parents())
+        # by the program: the name of a process that is a script is the script's
+        words = next((each.cmdline() for each in above if os.path.basename(each.exe()) in SHELLS), [])
+    except psutil.Error:
+        return ""
+    return next((word for word in words[1:] if word[:1] not in ("", "-") and os.path.isfile(word)), "")
+
+
+PBS = Pbs()

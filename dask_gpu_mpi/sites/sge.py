@@ -1,0 +1,54 @@
+"""Grid Engine (SGE, Univa, Altair and Open Grid Scheduler): qsub(1), sge_pe(5).
+
+There is no job script for it: the name of a parallel environment, how many slots it gives each node, and the name of a GPU
+resource are the site's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from .batch import Allocation, Ask, BatchSystem, Host, Requeue, Run, count_hosts
+
+__all__ = ["SGE"]
+
+_HOSTS = "PE_HOSTFILE"
+_OWN = "ARC JOB_ID JOB_NAME JOB_SCRIPT NHOSTS NQUEUES NSLOTS PE PE_HOSTFILE QUEUE REQNAME REQUEST RESTARTED"
+#: Grid Engine runs a job again that ends with this exit code.
+AGAIN = 99
+
+
+class Sge(BatchSystem):
+    """It requeues by the exit code, and the variables of a job have no common prefix."""
+
+    title = "Grid Engine"
+    job_variable = "SGE_TASK_ID"
+    login_variable = "SGE_O_HOST"
+    not_forwarded = frozenset(_OWN.split())
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        # set in each job; "undefined" outside of an array
+        if not (task := environ.get(self.job_variable)):
+            return None
+        job = environ.get("JOB_ID", "")
+        if task != "undefined":
+            job += f"_{task}"
+        if not environ.get(_HOSTS):  # without a parallel environment
+            return Allocation("sge", 1, 1, job=job, requeue_as=job)
+        # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot is a core mostly
+        names = count_hosts(environ, _HOSTS, read, _nodes)
+        hosts = tuple(Host(name, 1) for name in names)
+        return Allocation("sge", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
+
+    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+        code = job.by_exit_code()
+        return AGAIN if code is None else code
+
+
+def _nodes(text: str) -> list[str]:
+    return [line.split()[0] for line in text.splitlines() if line.strip()]
+
+
+SGE = Sge()

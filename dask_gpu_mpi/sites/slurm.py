@@ -1,0 +1,145 @@
+"""Slurm: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES"."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from dask_gpu_mpi.errors import InputError
+
+from .batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, number
+from .launchers import in_batch_script
+
+__all__ = ["GPUS_ON_NODE", "SLURM"]
+
+#: The number of GPUs that a step has on this node (srun(1), sbatch(1)).
+GPUS_ON_NODE = "SLURM_GPUS_ON_NODE"
+#: Parts of a heterogeneous job (MAX_HET_JOB_COMPS in slurm.h: 128).
+MOST_PARTS = 128
+_JOB_END = "SLURM_JOB_END_TIME"
+_MPIRUN = "slurm-mpirun.sbatch"
+
+
+class Slurm(BatchSystem):
+    """Its jobs may be heterogeneous, requeued by a command, and give their ranks the GPUs of a task alone."""
+
+    title = "Slurm"
+    job_variable = "SLURM_JOB_ID"
+    login_variable = "SLURM_SUBMIT_HOST"
+    gpus_variable = GPUS_ON_NODE
+    launcher = "srun"
+    tells_mpirun = True
+    sends_signal = True
+    #: `session.on_walltime` needs the end of this job on the client's rank.
+    forwarded = frozenset({_JOB_END})
+
+    prefix = "#SBATCH "
+    templates: Mapping[str, str] = {"srun": "slurm.sbatch", "mpirun": _MPIRUN, "mpiexec": _MPIRUN}
+    default_launchers = ("srun",)
+    mpi_launchers = ("srun",)
+    submit = ("sbatch", "--parsable")
+    job_id = r"(\d+)(?:;.*)?"
+
+    def allocation(
+        self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
+    ) -> Allocation | None:
+        job = environ.get(self.job_variable)
+        if not job:
+            return None
+        parts = number(environ, "SLURM_HET_SIZE") or 0
+        if parts > MOST_PARTS:
+            raise InputError(
+                f"environment: SLURM_HET_SIZE={parts}: too many (expected at most {MOST_PARTS}). Fix: run `launch` inside the job"
+            )
+        if parts:
+            nodes = sum(
+                number(environ, f"SLURM_JOB_NUM_NODES_HET_GROUP_{part}") or 1 for part in range(parts)
+            )
+        else:
+            nodes = number(environ, "SLURM_JOB_NUM_NODES") or number(environ, "SLURM_NNODES") or 1
+        per_node = number(environ, "SLURM_NTASKS_PER_NODE") or 1
+        task = environ.get("SLURM_ARRAY_TASK_ID", "")
+        requeue_as = f"{environ.get('SLURM_ARRAY_JOB_ID') or job}_{task}" if task else job
+        return Allocation("slurm", nodes, nodes * per_node, job=job, requeue_as=requeue_as, parts=parts)
+
+    def hosts(self, environ: Mapping[str, str]) -> str:
+        return environ.get("SLURM_JOB_NODELIST", "")
+
+    def end_time(self, environ: Mapping[str, str], now: Callable[[], float], ask: Ask) -> float | None:
+        found = environ.get(_JOB_END, "")
+        return float(found) if re.fullmatch(r"[0-9]{1,15}", found) else None
+
+    def told(self, environ: Mapping[str, str], allocation: Allocation, ask: Ask) -> dict[str, str]:
+        """The end of the job, which older versions of Slurm do not set; of parts that end at different times, the first."""
+        if environ.get(_JOB_END):
+            return {}
+        # not in a form that the user has chosen for squeue
+        command = ["env", "SLURM_TIME_FORMAT=standard", "squeue"]
+        end = earliest(ask([*command, "-h", "-j", allocation.requeue_as, "-o", "%e"]).split())
+        return {_JOB_END: end} if end else {}
+
+    def environment(
+        self, environ: Mapping[str, str], allocation: Allocation, *, own_launcher: bool, copies: bool
+    ) -> dict[str, str | None]:
+        """Undo GPUs per task, which hide the GPUs of a node from its ranks; give mpirun's daemons all cores and GPUs."""
+        changes: dict[str, str | None] = {}
+        on_node = _count(environ, GPUS_ON_NODE) or 0
+        per_node = _count(environ, "SLURM_GPUS_PER_NODE")
+        if "SLURM_GPUS_PER_TASK" in environ:
+            changes |= dict.fromkeys(("SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_NTASKS_PER_GPU"))
+            # A step of srun has all GPUs of the job, of which nodes may have different numbers.
+            if on_node and not own_launcher:
+                changes["SLURM_GPUS_PER_NODE"], per_node = str(on_node), on_node
+        changes["SLURM_GPU_BIND"] = None
+        if own_launcher:
+            return changes
+        changes["SLURM_CPU_BIND"] = "none"
+        if per_node is not None and per_node > on_node:
+            changes["SLURM_GPUS_PER_NODE"] = None
+        if copies:
+            return changes | {"CUDA_VISIBLE_DEVICES": None}
+        if per_node is not None and per_node < on_node:
+            # of an exclusive job this node has all GPUs, others by srun those that were requested
+            visible = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[:per_node]
+            changes |= {GPUS_ON_NODE: str(per_node), "CUDA_VISIBLE_DEVICES": ",".join(visible)}
+            on_node = per_node
+        if (total := _count(environ, "SLURM_GPUS")) is not None:  # its daemons are on the other nodes
+            changes["SLURM_GPUS"] = str(total - on_node)
+        return changes
+
+    def lingers(self, environ: Mapping[str, str], *, own_launcher: bool) -> bool:
+        return in_batch_script(environ) and not own_launcher
+
+    def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:
+        if job.may_restart(number(environ, "SLURM_RESTART_COUNT") or 0):
+            job.rerun(run, ["scontrol", "requeue", job.allocation.requeue_as], environ)
+        return None
+
+    def directives(self, job: JobRequest) -> dict[str, str | None]:
+        return {
+            "--nodes=": str(job.nodes),
+            "--ntasks-per-node=": str(job.ranks_per_node),
+            "--gpus-per-node=": str(job.gpus_per_node) if job.gpus_per_node else None,
+            "--time=": job.walltime,
+            "--account=": job.account,
+            "--partition=": job.queue,
+        }
+
+
+def _count(environ: Mapping[str, str], name: str) -> int | None:
+    """A number of GPUs, perhaps by type: ``4``, ``a100:4``, ``a100:4,h100:2``; None: unset, or of another form."""
+    counts = [part.rpartition(":")[2] for part in environ.get(name, "").split(",")]
+    return sum(map(int, counts)) if all(re.fullmatch(r"[0-9]{1,9}", count) for count in counts) else None
+
+
+def earliest(ends: Sequence[str]) -> str:
+    """The first of these moments, which squeue has printed, in seconds since the epoch; empty: one of them is none."""
+    from datetime import datetime
+
+    try:
+        return str(int(min(map(datetime.fromisoformat, ends)).timestamp()))
+    except (ValueError, TypeError, OverflowError):  # no limit, no answer, or none of squeue's
+        return ""
+
+
+SLURM = Slurm()
