@@ -30,6 +30,7 @@ if [[ -e $stamp && $(< "$stamp") == "$key" ]]; then
   exit 0
 fi
 SECONDS=0
+echo "env: making $dir, one to two minutes the first time"
 "$python" -m venv --clear "$dir"
 # a failed resolution must not be taken for an environment: the stamp comes last
 "$dir/bin/python" -m pip install -qq --disable-pip-version-check --editable "$spec"

@@ -1,8 +1,10 @@
-"""Writes docs/messages.md from the messages in the code, so that the page can't differ from the program.
+"""Writes the messages that need an explanation into docs/troubleshooting.md, from the messages in the code.
 
     python docs/make_messages.py [--check]
 
 With ``--check`` nothing is written; the exit code is 1 when the page is not up to date, or when a cause below fits no message.
+
+A message itself has its fix; only those whose cause is not in their words are on the page.
 """
 
 from __future__ import annotations
@@ -20,27 +22,8 @@ from messages_in_code import Message, collect
 from dask_gpu_mpi import errors
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "messages.md"
-#: Which modules' messages are about what: the longest beginning that fits.
-TOPICS = {
-    "Options and the command line": (
-        "cli", "options", "sites/plain", "sites/jobscript", "workers/worker_options", "script/program", "base/sizes",
-    ),
-    "Launcher and MPI": ("mpi", "sites", "script/child_processes"),
-    "Start-up": ("startup", "agent", "cluster/start", "base/failures", "__main__"),
-    "GPUs and placement": (
-        "plan", "machine", "workers/cuda_worker", "workers/worker_class", "agent/cuda_keepalive", "startup/transport",
-    ),
-    "Network, transports and credentials": (
-        "network", "startup/reachability", "startup/connecting", "agent/dashboard_gate", "base/tally", "base/plain_data",
-    ),
-    "Workers": ("workers",),
-    "The run and the end": ("cluster", "script", "sites/execute", "agent/handle"),
-    "The lines of check": ("check", "base/versions"),
-    "Watching a job: top, report": ("diagnostics", "cluster/report"),
-    "Gang tasks: spmd": ("gang",),
-    "Files and directories": ("base", "machine/scratch", "script/cluster_file", "network/scheduler_file", "workers/logs"),
-}  # fmt: skip
+PAGE = ROOT / "docs" / "troubleshooting.md"
+BEGIN, END = "<!-- messages: made by docs/make_messages.py -->\n", "<!-- end of messages -->"
 #: Their texts stand on a page, among its figures.
 PAGES = (
     "diagnostics/report_page",
@@ -82,15 +65,6 @@ CAUSES = {
     "two names of one machine": "a node, or a container on it, has several host names",
     "called in a child process of rank": "multiprocessing (spawn, forkserver) runs an unguarded script again in each child",
 }  # fmt: skip
-HEAD = """\
-<!-- made by docs/make_messages.py from the code: do not edit -->
-# Messages
-
-What dask_gpu_mpi prints, why, and what helps. Search this page for some words of your message, without names and numbers: those
-are in braces here (`{rank}`), and what is not always there is in brackets. The number after `error` is the exit code of the job
-([exit-codes.md](exit-codes.md)); some messages name the ranks and nodes first. A `part` stands inside other messages, after a
-colon for instance. Symptoms without a message of dask_gpu_mpi's: [troubleshooting.md](troubleshooting.md).
-"""
 
 
 def all_messages() -> list[Message]:
@@ -98,17 +72,6 @@ def all_messages() -> list[Message]:
     classes = inspect.getmembers(errors, inspect.isclass)
     found = collect(ROOT / "dask_gpu_mpi", {name: each.exit_code for name, each in classes})
     return [message for message in found if message.module not in PAGES]
-
-
-def topic_of(message: Message) -> str:
-    """Under which heading it stands."""
-    fitting = [
-        (len(prefix), topic)
-        for topic, prefixes in TOPICS.items()
-        for prefix in prefixes
-        if f"{message.module}/".startswith(f"{prefix}/")
-    ]
-    return max(fitting)[1]
 
 
 def cause_of(message: Message) -> str:
@@ -121,29 +84,24 @@ def unused_causes(messages: list[Message]) -> list[str]:
     return [words for words in CAUSES if not any(words in message.text for message in messages)]
 
 
-def cell(text: str) -> str:
-    """A text in a table."""
-    text = " ".join(text.split())
-    parts = re.split(r"(`[^`]*`)", text)
-    plain = (re.sub(r"([<*\[\]])", r"\\\1", part) if i % 2 == 0 else part for i, part in enumerate(parts))
-    return "".join(plain).replace("|", "\\|")
-
-
 def code(text: str) -> str:
-    """A message in a table, as code: it is to be found as it is printed."""
+    """A message as code: it is to be found as it is printed."""
     ticks = "``" if "`" in text else "`"
     space = " " if "`" in text else ""
-    return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}".replace("|", "\\|")
+    return f"{ticks}{space}{' '.join(text.split())}{space}{ticks}"
 
 
-def row(text: str, alike: list[Message]) -> str:
-    """The line of those messages that differ in nothing but their fix."""
-    first = alike[0]
-    kind = first.severity if first.exit_code is None else f"{first.severity} {first.exit_code}"
-    fixes = "; or: ".join(dict.fromkeys(each.fix for each in alike if each.fix))
-    if not fixes and (expected := re.search(r"\bexpected:? (.+)\)$", text)):
-        fixes = f"expected: {expected[1]}"
-    return f"| {code(text)} | {kind} | {cell(cause_of(first))} | {cell(fixes)} |\n"
+def plain(text: str) -> str:
+    """A text whose marks of Markdown are shown as they are, but for its code."""
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(
+        re.sub(r"([<*\[\]])", r"\\\1", part) if i % 2 == 0 else part for i, part in enumerate(parts)
+    )
+
+
+def entry(message: Message) -> str:
+    """Its lines; the fix is in the message that the reader has."""
+    return f"- {code(message.text)}\\\n  {plain(cause_of(message))}.\n"
 
 
 def sort_key(text: str) -> str:
@@ -152,17 +110,13 @@ def sort_key(text: str) -> str:
 
 
 def page(messages: list[Message]) -> str:
-    """The whole page."""
-    topics: dict[str, dict[str, list[Message]]] = {topic: {} for topic in TOPICS}
-    for message in messages:
-        topics[topic_of(message)].setdefault(message.text, []).append(message)
-    text = HEAD
-    for topic, rows in topics.items():
-        text += f"\n## {topic}\n\n| message | kind | cause | fix |\n|---|---|---|---|\n"
-        text += "".join(
-            row(each, rows[each]) for each in sorted(rows, key=lambda text: (sort_key(text), text))
-        )
-    return text
+    """The whole page, with its part of messages as they are now."""
+    with_cause = {message.text: message for message in messages if cause_of(message)}
+    made = "".join(
+        entry(with_cause[text]) for text in sorted(with_cause, key=lambda text: (sort_key(text), text))
+    )
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{before}{BEGIN}{made}{END}{rest.partition(END)[2]}"
 
 
 def main() -> int:
@@ -172,7 +126,7 @@ def main() -> int:
         print(f"CAUSES of docs/make_messages.py: in no message: {unused}", file=sys.stderr)
         return 1
     if "--check" in sys.argv[1:]:
-        if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page(messages):
+        if PAGE.read_text(encoding="utf-8") == page(messages):
             return 0
         print(f"{PAGE} is not up to date: run python docs/make_messages.py", file=sys.stderr)
         return 1

@@ -15,6 +15,7 @@ from pathlib import Path
 # the checkout's package, whatever is installed
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from dask_gpu_mpi.cli.options import TOPICS
 from dask_gpu_mpi.options.model import OPTIONS, Option
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,59 +27,62 @@ HEAD = """\
 <!-- made by docs/make_options.py from dask_gpu_mpi/options/model.py: do not edit -->
 # Options
 
-Every option has one name. It can be set in four places; the first one that sets it wins:
+These are the options of a cluster: of `run`, `launch`, `initialize()` and `execute()`.
+Those of `jobscript`, `plan`, `check` and `top`: [Command line](cli.md).
 
-1. a keyword of `initialize()` or `execute()`, or an option of the command line;
-2. the environment: `DASK_GPU_MPI__` and the name in capitals, with two underscores after `MPI`;
-3. Dask's YAML files: the key under `gpu-mpi`;
-4. the default.
+Every option has one name and can be set in four places. The first one that sets it wins:
 
-Unknown names and values of the wrong type are refused before anything starts, in one line and with exit code 2.
+| place | spelling of `scheduler_port` |
+|---|---|
+| keyword of `initialize()` or `execute()`, or the command line | `scheduler_port=9000`, `--scheduler-port 9000` |
+| environment: two underscores after `MPI` | `DASK_GPU_MPI__SCHEDULER_PORT=9000` |
+| Dask's YAML files: below `gpu-mpi:` | `scheduler-port: 9000` |
+| the default | |
+
+Unknown names and values of the wrong type are refused before anything starts, with exit code 2.
 Times are in seconds, or a text such as `5m`. Sizes are in bytes, or a text such as `4GB`.
 In `execute()` the option `name` has dask-mpi's name, `worker_name`.
-The section `gpu-mpi.jobscript` of the YAML files has the defaults of job scripts: see [slurm.md](slurm.md#the-generator).
+Variables of job scripts (`DGM_...`): [Run a batch job](batch.md#variables-of-a-job).
+"""
+TAIL = """
+## Variables of Dask, MPI and UCX
 
-| keyword | command line | environment | YAML key | kind | default |
-|---|---|---|---|---|---|
+| variable | meaning |
+|---|---|
+| `CUDA_VISIBLE_DEVICES` | GPUs that the job may use, by index or UUID |
+| `DASK_*`, `DASK_CONFIG` | Dask's configuration, in the workers too |
+| `TMPDIR` | where workers keep what they spill, unless `local_directory` is set |
+| `UCX_*` | UCX's settings, such as `UCX_NET_DEVICES` and `UCX_TLS` |
+| `RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY=true` | the system's UCX, with InfiniBand, instead of the wheel's |
+| `OMPI_ALLOW_RUN_AS_ROOT=1` and `OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1` | Open MPI as root, in a container |
+| `PYTHONDONTWRITEBYTECODE` | do not set it: every process would compile what it imports |
 """
 
 
-def default_of(option: Option) -> str:
-    """The default as the reader would write it; a dash where the program chooses."""
-    return "-" if option.default is None else f"`{option.default}`"
-
-
-def row(option: Option) -> str:
-    """One line of the table."""
-    # a | would end the cell
-    kind = option.kind if not option.choices else " or ".join(option.choices)
-    cells = (
-        f"[`{option.name}`](#{option.name})",
-        f"`{option.flags[0]}`" if option.cli else "-",
-        f"`{option.variable}`" if option.config else "-",
-        f"`{option.key}`" if option.config else "-",
-        kind,
-        default_of(option),
-    )
-    return f"| {' | '.join(cells)} |\n"
-
-
 def entry(option: Option) -> str:
-    """What the option means, and its bounds."""
-    bounds = []
-    if option.choices:
-        bounds.append(f"One of: {', '.join(f'`{choice}`' for choice in option.choices)}.")
+    """How the option is spelled, its default, what it means, and its bounds."""
+    facts = [f"`{option.flags[0]}`" if option.cli else "keyword only"]
+    facts.append(" or ".join(f"`{choice}`" for choice in option.choices) or option.kind)
+    if option.default is not None:
+        facts.append(f"default `{option.default}`")
+    if option.cli and not option.config:
+        facts.append("not configurable")
     if option.minimum is not None:
-        bounds.append(f"At least {option.minimum}.")
+        facts.append(f"at least {option.minimum}")
     if option.maximum is not None:
-        bounds.append(f"At most {option.maximum}.")
-    return f"\n### {option.name}\n\n{' '.join([option.help, *bounds])}\n"
+        facts.append(f"at most {option.maximum}")
+    return f"\n### {option.name}\n\n{', '.join(facts)}. {option.help}\n"
 
 
 def page() -> str:
-    """The whole page."""
-    options = list(OPTIONS.values())
-    return HEAD + "".join(map(row, options)) + "\n## What they mean\n" + "".join(map(entry, options))
+    """The whole page: the topics of ``--help-all``, then what is a keyword only."""
+    names = [name for topic in TOPICS.values() for name in topic]
+    topics = {**TOPICS, "In programs only": [name for name in OPTIONS if name not in names]}
+    text = HEAD
+    for topic, members in topics.items():
+        entries = "".join(entry(OPTIONS[name]) for name in members if name in OPTIONS)
+        text += f"\n## {topic}\n{entries}" if entries else ""
+    return text + TAIL
 
 
 def value(default: object) -> str:

@@ -1,4 +1,4 @@
-"""Makes docs/measurements.md, the tables of docs/performance.md and its plots from benchmarks/results/*.json.
+"""Makes benchmarks/results/README.md, the tables of docs/performance.md and its plots from benchmarks/results/*.json.
 
     python docs/make_performance.py             writes them; plots need matplotlib (pip install matplotlib)
     python docs/make_performance.py --check     says which are not current; needs no matplotlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from measured import plots, sections, summary
 from measured.results import ROOT
 
-MEASUREMENTS = ROOT / "docs" / "measurements.md"
+MEASUREMENTS = ROOT / "benchmarks" / "results" / "README.md"
 PERFORMANCE = ROOT / "docs" / "performance.md"
 #: What stands between ``<!-- NAME: made by ... -->`` and ``<!-- end of NAME -->`` in docs/performance.md.
 PARTS = {

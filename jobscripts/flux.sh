@@ -1,7 +1,7 @@
 #!/bin/bash
 # One Dask cluster on whole nodes, a worker on every GPU:
 #   flux batch -N2 flux.sh my.py ARGS...
-# Options of flux batch win over the lines below. Settings (DGM_...): docs/slurm.md
+# Options of flux batch win over the lines below. Settings (DGM_...): docs/batch.md
 # shellcheck disable=SC1090,SC1091  # files of yours
 # flux: --job-name=dask-gpu-mpi
 # flux: --nodes=1

@@ -9,5 +9,10 @@ __all__ = ["PAGES", "ROOT"]
 ROOT = Path(__file__).resolve().parents[1]
 _BUILT = ROOT / "docs" / "_build"
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *(page for page in (ROOT / "docs").rglob("*.md") if _BUILT not in page.parents)]
+    [
+        *ROOT.glob("*.md"),
+        ROOT / "benchmarks" / "results" / "README.md",
+        ROOT / "tests" / "faults" / "README.md",
+        *(page for page in (ROOT / "docs").rglob("*.md") if _BUILT not in page.parents),
+    ]
 )

@@ -1,4 +1,4 @@
-"""The figures of a job's report, as plain data: what the JSON file holds, and all that the page is made of (docs/report.md)."""
+"""The figures of a job's report, as plain data: what the JSON file holds, and all that the page is made of (docs/json.md)."""
 
 from __future__ import annotations
 

@@ -191,7 +191,7 @@ def _sum(tasks: Any, states: Sequence[str]) -> int | None:
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:
-    """As plain data, in the schema of ``top --json`` (docs/top.md)."""
+    """As plain data, in the schema of ``top --json`` (docs/json.md)."""
     return {
         "version": VERSION,
         "time": snapshot.time,

@@ -233,7 +233,7 @@ def transfer_config() -> dict[str, Any]:
     """The Dask configuration of workers that fetch over UCX; empty where the user has set it.
 
     Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker asks for
-    one chunk of an array at a time; with this it takes 4 to 23 % less time for arrays that cross (docs/measurements.md).
+    one chunk of an array at a time; with this it takes 4 to 23 % less time for arrays that cross (benchmarks/results/README.md).
     """
     return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}
 

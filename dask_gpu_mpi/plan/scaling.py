@@ -37,10 +37,10 @@ CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
 #: distributed's defaults (2026.7), in seconds and in connections.
 DEFAULT_CONNECT, DEFAULT_BACKLOG = 30.0, 2048
-#: Seconds that the scheduler may take to accept one worker: ten times what it took when measured (docs/measurements.md).
+#: Seconds that the scheduler may take to accept one worker: ten times what it took when measured (benchmarks/results/README.md).
 PER_WORKER = 0.05
 #: Seconds that a worker may take to start for each worker on its core: rank, agent and worker take 1.4 seconds of CPU together
-#: (docs/measurements.md).
+#: (benchmarks/results/README.md).
 PER_SHARED_CORE = 4.0
 #: The longest timeout of a connection, in seconds: it is also how long a host that has died goes unnoticed.
 LONGEST_CONNECT = 600.0

@@ -1,6 +1,6 @@
 """Batch systems: what `launch`, `jobscript` and the ranks need to know of each, and in which of them this process runs.
 
-Each system is a module of this package with one class, below `BatchSystem`. docs/how-to/add-a-batch-system.md adds one.
+Each system is a module of this package with one class, below `BatchSystem`. docs/add-a-batch-system.md adds one.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What docs/make_performance.py makes docs/performance.md, docs/measurements.md and their plots of."""
+"""What docs/make_performance.py makes docs/performance.md, benchmarks/results/README.md and their plots of."""

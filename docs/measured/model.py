@@ -1,4 +1,4 @@
-"""What docs/measurements.md is made of: sections with tables."""
+"""What benchmarks/results/README.md is made of: sections with tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole of docs/measurements.md."""
+"""The whole of benchmarks/results/README.md."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ HEAD = """\
 <!-- made by docs/make_performance.py from benchmarks/results/*.json: do not edit -->
 # Measurements
 
-All tables of the benchmarks, for developers. [performance.md](performance.md) is the summary. Every table is made
-from one file in `benchmarks/results/`, which holds every single run; the command above a table repeats it (add
+All tables of the benchmarks, for developers. [performance.md](../../docs/performance.md) is the summary. Every table is made
+from one file in this folder, which holds every single run; the command above a table repeats it (add
 `--json FILE`, `--plot FILE.png`).
 
 - A **trial** runs every configuration once, interleaved with the others. A figure is the median of the trials.

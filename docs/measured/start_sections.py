@@ -1,4 +1,4 @@
-"""The sections of docs/measurements.md on the start and the end of a cluster."""
+"""The sections of benchmarks/results/README.md on the start and the end of a cluster."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Each is one command, run with the Python of an environment that has an MPI and w
 | `transfer.py` | arrays that cross between GPU workers: transpose-sum, or `--operation all-to-all` |
 | `comms.py` | one array between two processes, by transport |
 | `intruders.py` | a fixed piece of work, undisturbed and under connections of strangers |
-| `soak.py` | clusters with faults, one after the other ([reliability.md](reliability.md)) |
+| `soak.py` | clusters with faults, one after the other ([reliability.md](../../docs/reliability.md)) |
 | `plan.py`, `workloads.py` | the planner; work on GPUs, with checked results |
 """,
     ),
@@ -170,7 +170,7 @@ it is concluded from that time.
 `startup.py --checkout NAME=FOLDER` interleaves another checkout with this one, so that the effect of a change on the
 start is measured. Most figures of H200s and of 2 cores are of the *earlier* version. It forks processes for GPU workers
 in advance, which make their CUDA contexts while MPI initialises, and reads options without Dask. The *version between*
-does neither, for simpler code ([design.md](design.md#what-was-measured-and-left-out)). The *later* one starts the agent
+does neither, for simpler code ([design](../../docs/design.md#what-was-measured-and-left-out)). The *later* one starts the agent
 before the options are read, which makes up for a part; it is not yet the one with UCX beside TLS.
 """,
         (

@@ -262,9 +262,10 @@ def since() -> str:
         return f"{statistics.mean(found):.2f} times as long (95 % interval {low:.2f} to {high:.2f}, {len(found)} trials)"
 
     return (
-        "- **The current version**, except of transfers and starts on 2×H100: most other figures are of an earlier one, "
-        "with\n  a quicker start on GPUs. On one H200 a later version takes "
-        f"{slower('startup-rooms-1xH200', '1x1', 'before')}, on two H200s one in between takes\n  "
-        f"{slower('startup-before-after-2xH200', '1x2', 'base')}: "
-        "see [versions compared](measurements.md#versions-compared).\n"
+        "- **The current version**: most figures are from an earlier version. Only transfers and starts on 2×H100 were\n"
+        "  measured with the current one.\n"
+        "  Since the earlier version a start on GPUs has become slower. On one H200 it takes "
+        f"{slower('startup-rooms-1xH200', '1x1', 'before')}.\n"
+        f"  On two H200s it takes {slower('startup-before-after-2xH200', '1x2', 'base')}.\n"
+        "  See versions compared (`benchmarks/results/README.md`).\n"
     )

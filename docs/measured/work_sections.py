@@ -1,4 +1,4 @@
-"""The sections of docs/measurements.md on many ranks, running clusters and what was noted by hand."""
+"""The sections of benchmarks/results/README.md on many ranks, running clusters and what was noted by hand."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ graph, and 60 cuDF's; transfers are 20 of ours and 27 of the other, so it gains 
         "UCX beside TLS",
         """
 `comms.py` sends one CuPy array at a time between two processes on the same GPU (CUDA IPC), without a pool: TLS, UCX
-alone, and the default `protocol="auto"`, [UCX beside TLS](transports.md#ucx-beside-tls). The default took 0.5 ms
+alone, and the default `protocol="auto"`, [UCX beside TLS](../../docs/transports.md#ucx-alongside-tls). The default took 0.5 ms
 more for a transfer than UCX alone, whatever its size. Most of that was a wait for UCX to be looked at after the last
 transfer, which is mended since: asking for 100 KB of the host's memory and getting them (2 cores, noted by hand) took
 2.3 ms, and takes 1.2 ms. What is left is the header, which goes over TLS. Two GPUs (NVLink) are in the tables above.
@@ -144,7 +144,7 @@ cores as the job, or on others where there are some, at nice 19. The target of 1
         "Clusters with faults",
         """
 `soak.py` starts clusters of two ranks one after the other and injects a fault into each; what is checked, and what
-each fault must lead to, is in [reliability.md](reliability.md).
+each fault must lead to, is in [reliability.md](../../docs/reliability.md).
 """,
         (
             Table(start_tables.soak, "soak-mpich", "200 clusters, MPICH"),
@@ -154,9 +154,9 @@ each fault must lead to, is in [reliability.md](reliability.md).
     Section(
         "The steps of a start",
         """
-The [report](report.md) has when each step of the start began and ended, on every rank: `start.steps` in its JSON, the tab
-Start-up on its page. Each node's own clock is used. Without a report a rank keeps some twenty time stamps, and sends none. One
-start of rank 0 of two (2 cores, Open MPI, noted by hand):
+The [report](../../docs/report.md) has when each step of the start began and ended, on every rank: `start.steps` in its JSON, the
+tab Start-up on its page. Each node's own clock is used. Without a report a rank keeps some twenty time stamps, and sends none.
+One start of rank 0 of two (2 cores, Open MPI, noted by hand):
 
 | s | step |
 |---|---|

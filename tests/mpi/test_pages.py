@@ -31,7 +31,7 @@ def test_start_here(mpirun: Mpi, tmp_path: Path) -> None:
     done = mpirun.run(
         [*COMMAND, "launch", "-n", "2", str(tmp_path / "analysis.py")], None, timeout=90
     ).check()
-    assert re.search(r"^mean: 0\.\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^mean with numpy: 0\.\d+$", done.stdout, re.MULTILINE)
     assert re.search(r"^dask_gpu_mpi: 2 workers on 1 host, 0 GPUs, ready after [\d.]+ s$", done.stderr, re.M)
     assert re.search(
         r"^dask_gpu_mpi: dashboard at http://localhost:\d+/status\?token=\S+$", done.stderr, re.M

@@ -96,7 +96,7 @@ def test_the_json_of_the_plan_is_the_one_of_the_page() -> None:
     from dask_gpu_mpi.plan.synthetic import hypothetical_job
 
     plan = make_plan(hypothetical_job(1, 1, 1, "all", 4, 1 << 36), Options()).as_json()
-    page = (ROOT / "docs" / "plan-json.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     names = {
         name.rpartition(".")[2]
         for name in re.findall(r"`([\w.\[\]]+)`", "".join(re.findall(r"^\|([^|]*)\|", page, re.M)))

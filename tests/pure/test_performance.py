@@ -1,4 +1,4 @@
-"""docs/performance.md, docs/measurements.md and their plots are made from the results of the benchmarks."""
+"""docs/performance.md, benchmarks/results/README.md and their plots are made from the results of the benchmarks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import make_performance
 from measured import plots, results, sections, summary
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = (ROOT / "docs" / "performance.md", ROOT / "docs" / "measurements.md")
+PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results" / "README.md")
 
 
 def test_pages_and_plots_are_current() -> None:

@@ -163,8 +163,8 @@ def test_names_that_two_rooms_have(name: str) -> None:
 
 
 def test_the_page_has_every_key_of_the_json() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "top.md").read_text()
-    _, _, tables = page.partition("## JSON")
+    page = (Path(__file__).resolve().parents[3] / "docs" / "json.md").read_text()
+    _, _, tables = page.partition("## `top --json`")
     named = set(re.findall(r"`(\w+)`", tables))
     told = as_json(snapshot_of(*cluster(1, 1), 7.0))
     assert (told.keys() | told["rows"][0].keys()) - named == set()
