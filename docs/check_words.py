@@ -72,7 +72,7 @@ def plain(text: str) -> str:
 
 def sentences(text: str) -> list[str]:
     """The sentences of a paragraph."""
-    return [part for part in re.split(r"(?<=[.!?])[)\"']* +(?=[\"'(]*[A-Zc\d])", plain(text)) if part]
+    return re.split(r"(?<!e\.g\.)(?<!i\.e\.)(?<=[.!?])[)\"']* +", plain(text))
 
 
 def findings(text: str, *, long: bool = True) -> Iterator[tuple[int, str, str]]:
