@@ -34,7 +34,9 @@ RULES = {
     "leave out 'as everywhere'": r"\bas everywhere\b",
 }
 #: Sentences that may stay, by words of them, and why.
-ALLOWED: dict[str, str] = {}
+ALLOWED = {
+    "A figure is the median of the trials": "a list of numbers, which a test compares with the files of the results",
+}
 #: Not checked yet: its successor replaces it.
 LEFT_OUT = {"design.md"}
 
