@@ -20,6 +20,7 @@ LONGEST = 25
 #: What each pattern finds, and what to write in its place.
 RULES = {
     "'if' or 'when' for a condition": r"^(Where|Wherever) (?!.*\?$)",
+    "'if' or 'when' in the middle, too": r"\bwhere (there (is|are)|that is|it is not|no)\b",
     "a noun for the headless 'what'": r"^What (?!.*\?$)|[:;,] what (it|they|you|we|is|are|was|were|has|have|does)\b(?!.*\?$)",
     "a noun for the headless 'who'": r"^(Who|Whoever) (?!.*\?$)|\bwhoever\b",
     "leave out 'of its own', or 'separate'": r"\bof (its|their|your|our|my|his|her|one's) own\b",

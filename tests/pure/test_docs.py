@@ -9,6 +9,10 @@ import pytest
 
 from pages import PAGES, ROOT
 
+sys.path.insert(0, str(ROOT / "docs"))
+
+import check_words
+
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -80,6 +84,21 @@ def test_the_checks_find_what_is_wrong() -> None:
     ]
     assert anchors("# One `two`: three\n```\n# no\n```\n") == {"one-two-three"}
     assert ci_commands("```bash\nbash ci/gone.sh x\n```\n```\nci/no.sh\n```\n") == ["ci/gone.sh"]
+
+
+def test_the_check_of_the_english_finds_what_is_wrong() -> None:
+    page = (
+        "# Where it is\n\nWhere a worker dies, it restarts.\n\n- It has a port of its own.\n- `where` is code.\n\n"
+        "```\nWhat it says: no\n```\n\n| Who connects is dropped | [a](b.md) beside TLS |\n\n"
+        f"{'word ' * 26}ends. What is it?\n"
+    )
+    assert [(line, sentence[:20]) for line, _, sentence in check_words.findings(page)] == [
+        (3, "Where a worker dies,"),
+        (5, "It has a port of its"),
+        (12, "Who connects is drop"),
+        (12, "a beside TLS"),
+        (14, "word word word word "),
+    ]
 
 
 def test_the_design_shows_the_code_as_it_is() -> None:
