@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 
 __all__ = ["GIB", "cluster", "identity_of", "metrics"]
 

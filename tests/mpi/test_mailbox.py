@@ -118,7 +118,7 @@ import pickle, time
 from mpi4py import MPI
 from dask_gpu_mpi.mpi import mailbox, rendezvous, wire
 from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.mpi.sealing import KeyPair
+from dask_gpu_mpi.mpi.wire import KeyPair
 
 def refuse(*_):
     raise AssertionError("pickled")

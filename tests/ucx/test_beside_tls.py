@@ -16,9 +16,9 @@ from unittest.mock import patch
 import pytest
 
 from clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
-from dask_gpu_mpi.base.private_api import TABLE
 from gpujobs import gpu_environ
 from harness import CompletedJob, Mpi, TestBed
+from private_api import TABLE
 from simulated.nvml import make_gpus
 
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,7 @@ import pytest
 from clusters import alive, until
 from dask_gpu_mpi.agent import cuda_keepalive as driver
 from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
-from dask_gpu_mpi.mpi.local_ranks import launched_as
+from dask_gpu_mpi.mpi.launcher_check import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from simulated.nvml import compile_library
 

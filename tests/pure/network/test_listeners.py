@@ -20,7 +20,7 @@ from distributed import Security
 from distributed.comm import connect, listen
 from dask_gpu_mpi.network import listeners
 from dask_gpu_mpi.network.credentials import make_credentials
-from dask_gpu_mpi.base import tally
+from dask_gpu_mpi.network import listeners as tally
 
 lines = []
 class Lines(logging.Handler):
