@@ -70,7 +70,7 @@ def plain(text: str) -> str:
     """The words that a reader sees: a link's text, and code as one word."""
     text = re.sub(r"``.*?``|`[^`]*`", "code", text)
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    return re.sub(r"[*_\\]{1,2}|&shy;", "", text)
+    return re.sub(r"[*\\]+|&shy;", "", text)
 
 
 def sentences(text: str) -> list[str]:
