@@ -164,4 +164,6 @@ def test_the_example_of_the_docs_is_current() -> None:
     found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
     page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "images" / "plan.svg").read_text(encoding="utf-8") == svg(found)
+    good = plan(hypothetical_job(2, 1, 4))
+    assert (ROOT / "docs" / "images" / "plan-good.svg").read_text(encoding="utf-8") == svg(good)
     assert "images/plan.svg" in page
