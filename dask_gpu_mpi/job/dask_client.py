@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 SHUFFLE = "dataframe.shuffle.method"
 
 
+def security_of(address: str, config: Mapping[str, Any]) -> Any:
+    """The ``distributed.Security`` that lets a client into the cluster of these credentials; None without TLS."""
+    if not address.startswith("tls://"):
+        return None
+    import dask
+    from distributed import Security
+
+    with dask.config.set(config):
+        return Security()
+
+
 def shuffle_settings(plan: Plan) -> dict[str, str]:
     """Shuffle by tasks, if all workers have GPUs and the user has not configured it.
 

@@ -162,8 +162,8 @@ class Monitor:
             self._walltime.check()
             if member.ending.state.over:
                 member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
-            if member.signal_elsewhere is not None:
-                self._pass_on_signal(member.signal_elsewhere)
+            if (number := member.signal_relay.for_script) is not None:
+                self._pass_on_signal(number)
             if member.ending.lost is not None or member.launcher_gone():
                 self._end_the_script()
                 return
@@ -175,7 +175,7 @@ class Monitor:
         knows. Our own handler ignores the second. Of Python's own of SIGINT the script is still cleaning up then: a launcher
         tells all ranks of Ctrl-C.
         """
-        self._member.signal_elsewhere = None
+        self._member.signal_relay.for_script = None
         python_handles_it = signal.getsignal(number) is signal.default_int_handler
         if is_ours(number) or (python_handles_it and not _is_interrupted()):
             os.kill(os.getpid(), number)

@@ -47,10 +47,10 @@ def handle_loss() -> None:
 
 
 def _on_loss(number: int, frame: FrameType | None) -> None:
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.client_end import current_end
 
-    session = current_session()
-    if session is not None and session._member.ending.lost is not None:  # else somebody else has sent it
+    end = current_end()
+    if end is not None and end.member.ending.lost is not None:  # else another process has sent it
         on_signal(number, frame)
 
 
@@ -61,15 +61,15 @@ def on_signal(number: int, frame: FrameType | None) -> None:
     install(number, lambda *_: None)
     if _script_has_ended(frame):
         return
-    from dask_gpu_mpi.job.session import current_session
+    from dask_gpu_mpi.job.client_end import Use, current_end
 
-    session = current_session()
-    if session is not None:
+    end = current_end()
+    if end is not None:
         ends = python_ends()
-        if ends and session._has_finished():
+        if ends and end.use is Use.FINISHED:
             return
         try:
-            session._on_signal(number, frame)
+            end.end_script(number, frame)
         except BaseException as error:
             if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
                 insist_on(outcome.code_of_exception(error))
@@ -81,12 +81,12 @@ def on_signal(number: int, frame: FrameType | None) -> None:
 
 def _script_has_ended(frame: FrameType | None) -> bool:
     """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
-    from dask_gpu_mpi.job.session import Session
+    from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.mpi.mailbox import Mailbox
 
     ours = {
         function.__code__
-        for function in (outcome.ExceptHook.__call__, Session._finish, Mailbox.close, finalize)
+        for function in (outcome.ExceptHook.__call__, ClientEnd.finish, Mailbox.close, finalize)
     }
     if frame is not None and frame.f_code is run_script.__code__:
         return True  # not in the script, but in what reports its exception

@@ -23,6 +23,7 @@ from dask_gpu_mpi.options.model import Options
 
 # What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
+    from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.job.member import Member
     from dask_gpu_mpi.job.session import Session
 
@@ -94,6 +95,7 @@ def start(
             report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
         timeline.lap("start the agent")
         from dask_gpu_mpi.job.announcement import announce, announce_waiting
+        from dask_gpu_mpi.job.client_end import ClientEnd
         from dask_gpu_mpi.job.ending import PAYLOADS
         from dask_gpu_mpi.job.member import Member
         from dask_gpu_mpi.job.session import Session
@@ -132,7 +134,9 @@ def start(
             say("warning: report: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(options)
         return member, None
-    return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
+    end = ClientEnd(member, started, process_hooks.on_signal)
+    _open(end, options, signals)
+    return member, Session(end)
 
 
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
@@ -149,14 +153,14 @@ def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
         ) from error
 
 
-def _open_session(session: Session, options: Options, signals: Signals) -> Session:
-    """Hand the signals, and the end of this process, to the session."""
+def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
+    """Open the cluster to the script, which gets the signals, and end it with this process."""
     try:
-        session._open()
+        end.open()
         # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
-        atexit.register(session._finish)
+        atexit.register(end.finish)
     except BaseException:
-        session._finish()  # else the other ranks would wait for this one
+        end.finish()  # else the other ranks would wait for this one
         signals.give_back()
         raise
     # Not before: what a signal raises ends the script, and the cluster with it, from here on.
@@ -165,9 +169,8 @@ def _open_session(session: Session, options: Options, signals: Signals) -> Sessi
     if options.walltime_signal is not None:
         process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
     if signals.got is not None:
-        # It came while the cluster started, and is the script's to hear of.
+        # It came while the cluster started, and the script handles it.
         signal.raise_signal(signals.got[0])
-    return session
 
 
 def command_session() -> tuple[Session, Options] | None:
