@@ -5,19 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.view.job_facts import JobFacts
-
-__all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 
 #: Seconds until an agent that its rank sends nothing ends.
 UNCONFIGURED = 3600.0
 
 
+class Begin(NamedTuple):
+    """The first frame: what the agent begins with, before the configuration is known."""
+
+    #: Whether it imports dask_cuda as well.
+    cuda: bool
+    #: Whether it loads UCX.
+    ucx: bool
+    #: Whether a child of it inspects the GPUs.
+    inspect: bool
+
+
 class Order(StrEnum):
-    """An order to the agent, after the `Configuration`; each goes with one object.
+    """An order to the agent, after `Begin` and `Configuration`; each goes with one object.
 
     >>> Order.START_WORKERS == "workers"  # as it is sent
     True
@@ -68,7 +77,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Configuration:
-    """The first frame: what the agent must know before it starts anything."""
+    """The second frame: what the agent must know before it starts anything."""
 
     options: Options
     #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.

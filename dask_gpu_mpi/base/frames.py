@@ -44,6 +44,16 @@ def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
         data = data[os.write(fd, data) :]
 
 
+def read_frame(fd: int, timeout: float) -> Any:
+    """One frame, and no byte of the next; None if none begins within `timeout` seconds, or the other side has ended."""
+    if not select.select([fd], [], [], timeout)[0]:
+        return None
+    with os.fdopen(fd, "rb", buffering=0, closefd=False) as pipe:
+        header = _read(pipe, _LENGTH.size)
+        payload = _read(pipe, _LENGTH.unpack(header)[0]) if len(header) == _LENGTH.size else b""
+    return pickle.loads(payload) if payload else None
+
+
 class FrameReader:
     """Reads frames from a pipe, and never blocks longer than its caller allows."""
 

@@ -99,7 +99,7 @@ def start(
         from dask_gpu_mpi.job.ending import PAYLOADS
         from dask_gpu_mpi.job.member import Member
         from dask_gpu_mpi.job.session import Session
-        from dask_gpu_mpi.startup.bringup import Bringup
+        from dask_gpu_mpi.startup.bringup import join
         from dask_gpu_mpi.startup.start_context import StartContext
 
         timeline.lap("import")
@@ -115,7 +115,7 @@ def start(
             payloads=PAYLOADS,
         )
         checked = None if check is None else lambda rank: check(rank, options)
-        joined = Bringup(options, agent, context, check=checked).run()
+        joined = join(options, agent, context, check=checked)
     except BaseException:
         if agent is not None:
             agent.close(1.0)
