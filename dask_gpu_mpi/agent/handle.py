@@ -117,7 +117,7 @@ def _import_path() -> list[str]:
 
 
 class _Pipes:
-    """Pipes to a child that is started inside this context; its ends are closed here then, ours too if it could not be started."""
+    """Pipes to a child that is started inside this context: its ends are closed afterwards, ours as well after an error."""
 
     def __init__(self) -> None:
         self._ours: list[int] = []
@@ -162,7 +162,7 @@ class AgentProcess:
             answers, reply = pipes.from_child()
             gpus_read, gpus_write = pipes.from_child()
             arguments = (reply, gpus_write, os.getpid() if follow else 0)
-            flags = getattr(subprocess, "_args_from_interpreter_flags", list)()
+            flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
                 [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *_import_path()],
                 stdin=orders,
@@ -205,7 +205,9 @@ class AgentProcess:
         self.looks = cuda and inspect_gpus
         if not self.looks:
             self._look.close()
-        self._write(Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps)
+        self._write(
+            Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps
+        )
 
     def configure(self, options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> None:
         """Send the second frame, after `begin`."""
@@ -247,7 +249,7 @@ class AgentProcess:
         return [frame for frame in frames if frame[0] != Answer.ENDED]
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`); None without an answer, or without such a child."""
+        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`); None: no answer yet, or no such child."""
         return self._look.gpus(seconds) if self.looks else None
 
     def exit_text(self) -> str:

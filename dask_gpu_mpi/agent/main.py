@@ -25,7 +25,7 @@ from typing import Any
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
-from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer
+from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer, Configuration
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
@@ -110,6 +110,8 @@ def run(
         if reader.eof:
             return
     configuration, *orders = frames
+    if not isinstance(configuration, Configuration):
+        return  # the rank closes already
     scratch: str | None = None
     try:
         try:
