@@ -38,7 +38,7 @@ class Order(StrEnum):
     START_SCHEDULER = "scheduler"
     #: ``(path, scheduler id)`` of the scheduler file, which the agent removes if the rank does not get so far.
     SCHEDULER_FILE = "scheduler-file"
-    #: `workers.settings.Start`.
+    #: `plan.model.Start`.
     START_WORKERS = "workers"
     #: None: the cluster is up, the dashboard may follow. The agent passes it on to the scheduler's process.
     DASHBOARD = "dashboard"
@@ -91,18 +91,10 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the scheduler's process needs to know."""
+    """What the scheduler's process needs beyond the options."""
 
-    #: Address to listen on.
-    host: str
-    #: 0 = any free one.
-    port: int
-    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    protocol: str
-    #: Whether to listen for HTTP, and to serve the dashboard there once the cluster is up.
-    dashboard: bool
-    #: ``host:port`` of the dashboard.
-    dashboard_address: str
+    #: Address to listen on; None: Dask's choice.
+    listen: str | None
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
     #: What opens the dashboard; empty: it is open.
@@ -110,9 +102,5 @@ class SchedulerSettings:
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
-    #: What it answers to those who look at the job.
+    #: Its answer to those who inspect the job.
     facts: JobFacts = field(default_factory=JobFacts, repr=False)
-    #: Whether to record what the job does, for its report; else from when it is first asked for.
-    records: bool = False
-    #: Whether tasks that ask for no worker and no resource run on GPU workers alone.
-    gpu_by_default: bool = False

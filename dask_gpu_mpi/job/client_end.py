@@ -14,6 +14,7 @@ from enum import Enum
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from dask_gpu_mpi.base.signals import python_ends, undisturbed
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.job import outcome
@@ -35,7 +36,6 @@ from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.mpi.library import abort, before_finalize
-from dask_gpu_mpi.mpi.signals import python_ends, undisturbed
 from dask_gpu_mpi.network.dashboard_link import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 

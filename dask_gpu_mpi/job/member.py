@@ -18,13 +18,12 @@ from typing import Any
 
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Answer, Order
-from dask_gpu_mpi.base.signals import is_ours
+from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined

@@ -7,12 +7,11 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from dask_gpu_mpi.base.signals import LOST, Action, install, is_ours
+from dask_gpu_mpi.base.signals import LOST, Action, insist_on, install, is_ours, python_ends
 from dask_gpu_mpi.base.streams import open_missing
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.mpi.finalize import finalize
-from dask_gpu_mpi.mpi.signals import insist_on, python_ends
 
 __all__ = ["handle_loss", "handle_signal", "on_signal", "prepare"]
 

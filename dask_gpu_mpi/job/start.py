@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import process_hooks
 from dask_gpu_mpi.job.child_processes import mark_children, refuse_children
 from dask_gpu_mpi.job.cluster_file import forget_cluster
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
 
 # What takes a rank long to import it imports while its agent starts.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
@@ -276,17 +276,6 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
         return False
     time.sleep(RANK_0_GRACE)
     return launched.local_rank not in (0, None)
-
-
-def is_mpich_before_5(version: str) -> bool:
-    """Whether the library is MPICH itself (not Intel's, Cray's, MVAPICH's) of a version below 5.
-
-    >>> [is_mpich_before_5(f"MPICH Version:      {number}") for number in ("4.0.2", "3.4", "5.0.2", "40.1")]
-    [True, True, False, False]
-    >>> is_mpich_before_5("MPI VERSION    : CRAY MPICH version 4.1")
-    False
-    """
-    return re.match(r"MPICH Version:\s*[1-4]\.", version) is not None
 
 
 def _inspect_library(path: str) -> tuple[str, bool]:

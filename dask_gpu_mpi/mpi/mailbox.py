@@ -1,4 +1,4 @@
-"""How the ranks talk to each other: small messages over MPI, and nobody waits in a call that spins.
+"""Small messages between ranks over MPI, without calls that spin.
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
 sent without waiting, and polled for between short sleeps (`wire`). One message kind after the other makes the
@@ -15,21 +15,19 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
+from dask_gpu_mpi.mpi.finalize import last_messages_hang
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous
-from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.mpi.wire import Channel, DroppedMessages, ForeignMessageError, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
-
-__all__ = ["Mail", "Mailbox"]
 
 _TAG = 7
 #: Kinds of messages that all ranks exchange, each once. Every rank sends rank 0 whether it agrees; rank 0 answers whether all do.
@@ -54,27 +52,12 @@ class Mail(NamedTuple):
 
 
 class Mailbox:
-    """The messages of one rank.
+    """The messages of one rank, which meets the others when it is made.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Is duplicated, without blocking; the caller's own is never used for messages.
-    host : str
-        Where this rank runs; sent to rank 0 at once, to name those who are missing.
-    deadline : float
-        ``time.monotonic()`` until which all ranks must have come.
-    payloads : mapping
-        The type of what each kind of message carries.
-    deadline_name : str
-        What that deadline is called in messages.
-    interrupted : callable, optional
-        The failure to report instead of waiting for the other ranks any longer; None: there is none.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
+    `comm` is duplicated, without blocking; the caller's own is never used for messages. All ranks must have come by `deadline`
+    (``time.monotonic()``; `deadline_name` in messages), and have not if `interrupted` returns a failure to report instead. A
+    DaskGpuMpiError of these, or because another process sends in the name of a rank, is `fatal`. `payloads`: the type of what
+    each kind of message carries.
     """
 
     def __init__(
@@ -127,29 +110,16 @@ class Mailbox:
         atexit.register(self.close)
         before_finalize(self.close)
 
-    @property
-    def dropped(self) -> int:
-        """How many messages have come that no rank of this job has sent."""
-        return self._drops.count
-
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        """Post a message; returns at once.
-
-        Raises
-        ------
-        PlainDataError
-            There is no such kind, or the payload is not of its type; a message to this rank itself is not looked into.
-        """
+        """Post a message; returns at once. PlainDataError: there is no such kind, or the payload is not of its type."""
         if rank == self.rank:
             self._payload_type(kind)
             self._self.append(Mail(rank, kind, payload))
             return
         self._dispatch((rank, self._encode(kind, payload)))
 
-    def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
-        """Post the same message to every other rank (and to this one, if asked)."""
-        if to_self:
-            self.send(self.rank, kind, payload)
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        """Post the same message to every other rank."""
         if self.size > 1:
             data = self._encode(kind, payload)
             self._dispatch(*((rank, data) for rank in range(self.size) if rank != self.rank))
@@ -204,8 +174,7 @@ class Mailbox:
         code = self.failure()
         with undisturbed():
             ended = False
-            # With MPICH 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
-            if not is_mpich_before_5(MPI.Get_library_version()):
+            if not last_messages_hang(MPI.Get_library_version()):
                 # for the ranks that are in `free`: they wait no longer
                 self._exchange(_FREE, 0.0, agrees=False)
                 ended = self._exchange(_LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True)
@@ -227,22 +196,27 @@ class Mailbox:
             return False
         self._has_sent.add(kind)
         limit = time.monotonic() + timeout
-        others = set(range(1, self.size)) if self.rank == 0 else {0}
-        come = self._exchanged[kind]
-        if self.rank != 0:
-            self.send(0, kind, agrees)
-        while not come.keys() >= others and time.monotonic() < limit:
-            self.receive()
-            time.sleep(0.002)
-        complete = come.keys() >= others
-        if complete and self._first_wire is not None:
-            # A rank that met the others after the deadline has sent rank 0 more than its key.
-            self._first_wire.receive()
-        all_agree = complete and agrees and all(come.values())
         if self.rank == 0:
+            all_agree = self._agree(kind, range(1, self.size), limit) and agrees
             self.send_all(kind, all_agree)
+        else:
+            self.send(0, kind, agrees)
+            all_agree = self._agree(kind, (0,), limit) and agrees
         self.flush(max(ANSWER_TIMEOUT, limit - time.monotonic()))
         return all_agree
+
+    def _agree(self, kind: str, ranks: Iterable[int], limit: float) -> bool:
+        """Wait until `limit` for the messages of that kind of these ranks; whether all have come, and agree."""
+        come, awaited = self._exchanged[kind], set(ranks)
+        while not come.keys() >= awaited and time.monotonic() < limit:
+            self.receive()
+            time.sleep(0.002)
+        if not come.keys() >= awaited:
+            return False
+        if self._first_wire is not None:
+            # A rank that met the others after the deadline has sent rank 0 more than its key.
+            self._first_wire.receive()
+        return all(come.values())
 
     def _may_call(self) -> bool:
         """Whether there is somebody to talk to, and MPI allows a call here and now.
@@ -284,13 +258,7 @@ class Mailbox:
         return mails
 
     def _decode(self, source: int, data: bytes) -> Mail:
-        """A message of a rank of this job.
-
-        Raises
-        ------
-        PlainDataError
-            It runs another version of this package.
-        """
+        """A message of a rank of this job; PlainDataError if that runs another version of this package."""
         kind, payload = from_plain(tuple[str, Any], unpack(data))
         return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 

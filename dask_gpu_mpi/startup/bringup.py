@@ -22,13 +22,13 @@ from typing import Any, NoReturn
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks

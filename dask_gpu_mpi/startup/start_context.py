@@ -16,13 +16,13 @@ from typing import Any
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, Channels
 
 __all__ = ["ALIVE", "Patience", "StartContext"]
