@@ -13,15 +13,14 @@ import select
 import signal
 import threading
 
-from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer, Begin
+from dask_gpu_mpi.agent.orders import Answer, Begin
 from dask_gpu_mpi.base.frames import read_frame, write_frame
 from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
-
-__all__ = ["main"]
 
 #: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
 WAITING = (

@@ -23,6 +23,7 @@ from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
 from dask_gpu_mpi.agent.orders import Answer, Begin, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -55,9 +56,6 @@ PRE_SPAWN = {
 
 #: Where Dask's users set such variables.
 _PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
-
-#: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
-KILLING = 2.0
 
 
 #: The agents of this process.

@@ -10,9 +10,6 @@ from typing import Any, NamedTuple
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.view.job_facts import JobFacts
 
-#: Seconds until an agent that its rank sends nothing ends.
-UNCONFIGURED = 3600.0
-
 
 class Begin(NamedTuple):
     """The first frame: what the agent begins with, before the configuration is known."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from dask_gpu_mpi.base.signals import python_ends, undisturbed
 from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.timeouts import REASON_TIMEOUT
 from dask_gpu_mpi.errors import ClusterLostError, DaskGpuMpiError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.announcement import all_warnings
@@ -42,8 +43,6 @@ from dask_gpu_mpi.options.resolve import register_defaults
 if TYPE_CHECKING:
     from dask_gpu_mpi.job.report import Reporter
 
-#: Seconds to find out why a client has lost its scheduler.
-REASON_TIMEOUT = 1.0
 
 _current: ClientEnd | None = None
 

@@ -53,10 +53,7 @@ def shuffle_settings(plan: Plan) -> dict[str, str]:
 class DaskSettings:
     """Settings of Dask's that can be taken back.
 
-    Parameters
-    ----------
-    settings : mapping
-        Values by key, as in ``dask.config.set``.
+    `settings`: values by key, as in ``dask.config.set``.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -171,10 +168,7 @@ def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
 def prefer_cluster(address: str | None) -> None:
     """Warn from now on if the script starts another cluster, and let ``Client(n_workers=...)`` connect to this one.
 
-    Parameters
-    ----------
-    address : str or None
-        Of the job's scheduler; None: the job's cluster is over, and the script may start one.
+    `address`: of the job's scheduler; None: the job's cluster is over, and the script may start one.
     """
     global _address, _made_client
     _address, _made_client = address, False

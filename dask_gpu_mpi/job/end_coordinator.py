@@ -13,6 +13,7 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -22,10 +23,6 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 # How a rank closes its part: workers first, everywhere, then the scheduler; every wait has a deadline.
-
-#: How long, beyond its own closing, rank 0 waits until the others have closed: this part of `shutdown_timeout`,
-#: and so many seconds at least.
-CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 
 
 class Closing:
@@ -114,17 +111,7 @@ class Closing:
 
 
 class EndCoordinator:
-    """The end, as rank 0 leads it.
-
-    Parameters
-    ----------
-    joined : Joined
-        Rank 0.
-    ending : Ending
-        Of rank 0.
-    has_client : bool
-        Whether some rank runs a script.
-    """
+    """The end, as rank 0 leads it."""
 
     def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
         assert joined.cluster.plan is not None  # rank 0 has it
@@ -150,16 +137,8 @@ class EndCoordinator:
     ) -> None:
         """End the cluster on all ranks, unless it is over.
 
-        Parameters
-        ----------
-        final : bool
-            The script has ended as well.
-        lost : str, optional
-            How the cluster was lost.
-        signal : int, optional
-            The signal that ends the job.
-        code : int
-            What the script exits with, as far as that is known.
+        `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
+        `code`: what the script exits with, as far as that is known.
         """
         ending = self._ending
         if lost is not None and not ending.state.over:
@@ -223,13 +202,7 @@ class EndCoordinator:
     # -- the last things ----------------------------------------------------------------------------------------
 
     def finish(self, *, flushed: bool) -> None:
-        """Leave the mark of an orderly end; or, where a rank did not answer, abort the job, since MPI would wait for it for ever.
-
-        Parameters
-        ----------
-        flushed : bool
-            Whether all messages got out.
-        """
+        """Leave the mark of an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
             say(

@@ -138,13 +138,7 @@ class Ending:
         self.code = 0
 
     def on(self, event: Cause) -> None:
-        """Go to the next state.
-
-        Raises
-        ------
-        RuntimeError
-            `event` can't happen in this state.
-        """
+        """Go to the next state."""
         known = TRANSITIONS[self.state]
         if event not in known:
             expected = ", ".join(each.name for each in known) or "nothing"

@@ -20,6 +20,7 @@ from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import FLUSH, FREE_TIMEOUT, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
@@ -30,12 +31,6 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE, Channels
 from dask_gpu_mpi.startup.relay import start_workers
 
-#: Seconds for all ranks to come to an orderly end, where the program continues.
-FREE_TIMEOUT = 3.0
-#: Seconds that a rank continues after SIGTERM, for the script's `finally` on the client rank.
-TERM_GRACE = 5.0
-#: Seconds for the last messages to get out.
-FLUSHING = 2.0
 #: Seconds before each start of an agent in place of one that has died; after these its rank is removed.
 DELAYS = (0.5, 2.0, 8.0)
 
@@ -318,7 +313,7 @@ class Member:
         if closed_before and ending.state.ended and coordinator is not None:
             # The client rank may be the one that is silent: if the cluster ended before its script, it ends only now.
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
-        flushed = self.channels.mailbox.flush(FLUSHING)
+        flushed = self.channels.mailbox.flush(FLUSH)
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 

@@ -48,16 +48,8 @@ def code_of_exception(error: BaseException) -> int:
 def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
     """What a rank without the script exits with.
 
-    Parameters
-    ----------
-    lost : bool
-        It knows that the cluster was lost.
-    ended : bool
-        It knows that the job ends.
-    ended_by : int or None
-        The signal that ended the job, on rank 0 of a job without a script.
-    received : int or None
-        The first signal that this rank was sent: it counts where the rank leaves by itself.
+    `lost`, `ended`: as far as it knows. `ended_by`: the signal that ended the job, on rank 0 of a job without a script.
+    `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
 
     >>> code_of_rank(lost=False, ended=True, ended_by=None, received=15)
     0
@@ -143,10 +135,8 @@ def noted() -> Outcome | None:
 def failure(exits: int | None = None) -> int | None:
     """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
 
-    Parameters
-    ----------
-    exits : int, optional
-        Code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught since.
+    `exits`: code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught
+    since.
     """
     if exits is None:
         # Python does not set it for a SystemExit.
@@ -175,10 +165,7 @@ ADVICE = {
 class ExceptHook:
     """An uncaught error of ours ends the script with its line and its exit code; others go to the hook that was there before.
 
-    Parameters
-    ----------
-    label : callable
-        What to print before a traceback; None: nothing.
+    `label`: what to print before a traceback; None: nothing.
     """
 
     def __init__(self, label: Callable[[], str | None]) -> None:

@@ -13,16 +13,11 @@ from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.program import run_script
 from dask_gpu_mpi.mpi.finalize import finalize
 
-__all__ = ["handle_loss", "handle_signal", "on_signal", "prepare"]
-
 
 def prepare(label: Callable[[], str | None]) -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`.
 
-    Parameters
-    ----------
-    label : callable
-        What to print before the traceback of any other error; None: nothing.
+    `label`: what to print before the traceback of any other error; None: nothing.
     """
     open_missing()
     outcome.install(label)

@@ -32,10 +32,7 @@ _COMMAND = "<string>"
 def run_script(program: Program) -> None:
     """Run it as ``__main__``; its own exceptions end the process as they would have.
 
-    Raises
-    ------
-    SystemExit
-        The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
+    Raises SystemExit: the script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
     """
     try:
         _execute(program)
@@ -133,15 +130,8 @@ class Program:
 
         A module inside a package is not looked for: that would import the package.
 
-        Parameters
-        ----------
-        commands : collection of str
-            What the first argument can be instead.
-
-        Raises
-        ------
-        InputError
-            Names the program and the directory it was looked for in, and the command that was meant, perhaps.
+        `commands`: the first argument may be one of these instead. The InputError names the program and the directory in which it
+        was looked for, and the command that may have been meant.
         """
         if self.kind is Kind.MODULE:
             self._check_module()

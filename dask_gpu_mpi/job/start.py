@@ -15,10 +15,10 @@ from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import InputError, StartupError
 from dask_gpu_mpi.job import process_hooks
-from dask_gpu_mpi.job.child_processes import mark_children, refuse_children
-from dask_gpu_mpi.job.cluster_file import forget_cluster
+from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
 from dask_gpu_mpi.options.model import Options
 
 # What takes a rank long to import it imports while its agent starts.
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.job.member import Member
     from dask_gpu_mpi.job.session import Session
-
-__all__ = ["command_session", "prepare_process", "refuse_second", "start"]
 
 #: This process's part in its last cluster.
 _member: Member | None = None
@@ -46,26 +44,10 @@ def start(
 ) -> tuple[Member, Session | None]:
     """Join the cluster; a session on the client rank, None elsewhere and without a script.
 
-    Parameters
-    ----------
-    read_options : callable
-        Returns what the user asked for; takes a while, since it imports Dask's configuration. Its InputError is reported once
-        for all ranks.
-    comm : mpi4py.MPI.Intracomm, optional
-        None = ``COMM_WORLD``.
-    leave_open : bool
-        ``exit=False``.
-    has_client : bool
-        Whether some rank runs a script.
-    check : callable, optional
-        ``check(rank, options)`` raises an InputError where this rank can't do what it is for.
-    by_command : bool
-        Whether ``python -m dask_gpu_mpi`` starts it: `initialize` in its script returns that session (`command_session`).
-
-    Raises
-    ------
-    DaskGpuMpiError
-        It did not come up; the same error on all ranks.
+    `read_options` takes a while, since it imports Dask's configuration; its InputError is reported once for all ranks. `comm`:
+    None is ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises
+    an InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts it, and `initialize` in its
+    script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
     refuse_children()
@@ -88,7 +70,7 @@ def start(
             keepalive = start_cuda_keepalive(options, environ)
             agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
-            from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
+            from dask_gpu_mpi.startup.bringup import report_only
             from dask_gpu_mpi.startup.start_context import StartContext
 
             deadline = started + WITHOUT_OPTIONS
@@ -186,10 +168,7 @@ def command_session() -> tuple[Session, Options] | None:
 def refuse_second() -> None:
     """One cluster at a time.
 
-    Raises
-    ------
-    InputError
-        There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
+    Raises an InputError here and now: the other ranks are inside the first cluster, and can't take part in a report.
     """
     if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import ANSWER_TIMEOUT, FAILED_GRACE, FAILED_TIMEOUT, LAST_MESSAGES_TIMEOUT
 from dask_gpu_mpi.mpi.finalize import last_messages_hang
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous
@@ -33,14 +34,6 @@ _TAG = 7
 #: Kinds of messages that all ranks exchange, each once. Every rank sends rank 0 whether it agrees; rank 0 answers whether all do.
 #: That the communicator is freed, where the program continues; and that the process ends, a rank's last message.
 _FREE, _LAST = "free", "last"
-#: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
-LAST_MESSAGES_TIMEOUT = 30.0
-#: The same for a rank that has failed: the others may be waiting for it in MPI, for ever.
-FAILED_TIMEOUT = 5.0
-#: Seconds after which a rank other than 0 reports that it has failed: rank 0 has the first word if it has failed as well.
-FAILED_GRACE = 0.5
-#: Seconds that the answer of rank 0 has to leave, also where a rank has let it wait until its timeout.
-ANSWER_TIMEOUT = 1.0
 
 
 class Mail(NamedTuple):

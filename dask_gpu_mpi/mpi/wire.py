@@ -34,10 +34,7 @@ class ForeignMessageError(Exception):
 class KeyPair:
     """One rank's keys for one communicator.
 
-    Attributes
-    ----------
-    public : bytes
-        What the other side is to be sent.
+    `public`: what the other side is to be sent.
     """
 
     def __init__(self) -> None:
@@ -50,23 +47,9 @@ class KeyPair:
     def channel(self, other: bytes, rank: int, *, to_rank: bool) -> Channel:
         """The channel between rank 0 and `rank`.
 
-        Parameters
-        ----------
-        other : bytes
-            The public key of the other side.
-        rank : int
-            The one that is not rank 0.
-        to_rank : bool
-            Whether this side is rank 0.
-
-        Raises
-        ------
-        ForeignMessageError
-            That is no public key.
-
-        Notes
-        -----
-        HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for each direction.
+        `other`: the public key of the other side, or a ForeignMessageError if it is not one. `rank`: the one that is not rank 0.
+        `to_rank`: whether this side is rank 0. HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for
+        each direction.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -107,10 +90,7 @@ class Channel:
     def open(self, message: bytes | bytearray) -> list[bytes]:
         """What this message carries, and those after it that came first; nothing, while one before it is missing.
 
-        Raises
-        ------
-        ForeignMessageError
-            The other side has not sent it, or it has come before.
+        Raises ForeignMessageError: the other side has not sent it, or it has come before.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -158,17 +138,8 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_WIRES))
 class DroppedMessages:
     """Messages that no rank of this job has sent, and errors of MPI: counted, and reported at most once a minute.
 
-    Parameters
-    ----------
-    where : str
-        This rank, for the warnings.
-
-    Attributes
-    ----------
-    count : int
-        How many such messages there were.
-    errors : int
-        How many calls of MPI have failed.
+    `where`: this rank, for the warnings. `count`: how many such messages there were. `errors`: how many calls of MPI have
+    failed.
     """
 
     def __init__(self, where: str) -> None:
@@ -224,21 +195,8 @@ class _Arrival(NamedTuple):
 class Wire:
     """The messages of one rank on one communicator.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Must return errors, not abort.
-    tag : int
-        Of all messages.
-    drops : DroppedMessages
-        Counts what is dropped here.
-    largest : int
-        Bytes of the largest message that is taken.
-
-    Attributes
-    ----------
-    leaving : list
-        The requests of what MPI has to send.
+    `comm`: must return errors, not abort. `tag`: of all messages. `drops`: counts what is dropped here. `largest`: bytes of
+    the largest message that is taken. `leaving`: the requests of what MPI has to send.
     """
 
     def __init__(self, comm: Any, tag: int, drops: DroppedMessages, *, largest: int = LARGEST) -> None:

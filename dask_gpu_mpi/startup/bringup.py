@@ -24,6 +24,7 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
@@ -35,6 +36,7 @@ from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, insta
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.roles import expected_client
@@ -49,18 +51,12 @@ from dask_gpu_mpi.startup.coordinator import (
     Phase,
     shared_options,
 )
-from dask_gpu_mpi.startup.exchange import FLUSH, until_over
+from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.inspection import inspect, inspect_node
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ucx_ability
 from dask_gpu_mpi.startup.relay import Relay
 from dask_gpu_mpi.startup.start_context import StartContext
-
-#: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
-#: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`start_watchdog.NAMING`).
-MPI_GRACE = 6.0
-#: Seconds for the ranks to find each other and report, where the options that set a limit can't be read.
-WITHOUT_OPTIONS = 60.0
 
 
 @dataclass

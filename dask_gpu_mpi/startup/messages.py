@@ -25,23 +25,6 @@ from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.job_facts import JobFacts
 
-__all__ = [
-    "COORDINATOR",
-    "PAYLOADS",
-    "POLL_BUSY",
-    "POLL_IDLE",
-    "Channels",
-    "Cluster",
-    "Connect",
-    "Event",
-    "Kind",
-    "Listen",
-    "Listening",
-    "Reached",
-    "Registration",
-    "Start",
-]
-
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
 

@@ -46,14 +46,7 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, 
 def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | None = None) -> UcxAbility:
     """How far the workers of this rank can use UCX beside TLS.
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    gpus : bool
-        Whether this rank sees GPUs.
-    environ : mapping, optional
-        Of this process, by default its own.
+    `options`: what the user asked for. `gpus`: whether this rank sees GPUs. `environ`: of this process, by default its own.
     """
     wanted = options.worker_ucx
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not gpus):
@@ -78,21 +71,8 @@ def choose_transport(
 ) -> Transport:
     """What goes over UCX, and the line that says so and why.
 
-    Parameters
-    ----------
-    wanted : WorkerUcx
-        What the user asked for.
-    plan : Plan
-        Of the job.
-    abilities : mapping
-        By rank.
-    attaches : bool
-        Whether the workers are added to those of a running cluster.
-
-    Raises
-    ------
-    InputError
-        The user asked for UCX, and a rank can't use it.
+    `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
+    those of a running cluster. Raises InputError: the user asked for UCX, and a rank can't use it.
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
@@ -179,16 +159,8 @@ class ReachabilityTest:
     ) -> None:
         """Have the scheduler's rank, and one rank of each of several nodes, listen at their addresses.
 
-        Parameters
-        ----------
-        rank, host : int, str
-            Those of the scheduler.
-        nodes : sequence of Node
-            The nodes to connect to each other.
-        addresses : mapping
-            By rank.
-        dashboard : bool
-            Whether the scheduler's rank is to inspect the dashboard's port as well.
+        `rank`, `host`: those of the scheduler. `nodes`: the nodes to connect to each other. `addresses`: by rank.
+        `dashboard`: whether the scheduler's rank is to inspect the dashboard's port as well.
         """
         self._scheduler = (rank, host, addresses[rank] or "")
         if len(nodes) > 1:
@@ -256,10 +228,7 @@ class ReachabilityTest:
     def problem(self, reached: Reached, *, encrypts: bool) -> Failure | None:
         """Why a rank can't use the scheduler: it does not reach its host, or its clock is behind.
 
-        Parameters
-        ----------
-        encrypts : bool
-            Whether the job has certificates, which are valid from a certain time on.
+        `encrypts`: whether the job has certificates, which are valid from a certain time on.
         """
         reach = reached.scheduler or Reach()
         if reach.error:

@@ -19,16 +19,12 @@ from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import ALIVE, HANGING, RANK_0_LOST
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
 from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, Channels
-
-__all__ = ["ALIVE", "Patience", "StartContext"]
-
-#: Seconds that the watchdog of rank 0 gives its main thread to show that it lives.
-ALIVE = 1.0
 
 
 @dataclass(frozen=True)
@@ -36,9 +32,9 @@ class Patience:
     """Seconds beyond the deadline that are left to rank 0: it may have started later, or have many reports to handle."""
 
     #: After which its watchdog reports that its main thread hangs, in NVML or a file system; `ALIVE` comes on top.
-    watchdog: float = 9.0
+    watchdog: float = HANGING
     #: After which the other ranks take rank 0 for dead.
-    others: float = 30.0
+    others: float = RANK_0_LOST
 
 
 @dataclass
@@ -77,10 +73,7 @@ class StartContext:
     def meet(self, agent: AgentProcess | None) -> Channels:
         """Initialise MPI, and meet the other ranks; inside `ending_in_order`, which ends the watchdog that begins here.
 
-        Raises
-        ------
-        DaskGpuMpiError
-            There is no MPI; not all ranks came in time, or a signal did (`fatal`).
+        Raises DaskGpuMpiError: there is no MPI; not all ranks came in time, or a signal did (`fatal`).
         """
         world = load_mpi(self.environ, self.host).COMM_WORLD
         self.timeline.lap("import mpi4py, MPI_Init")

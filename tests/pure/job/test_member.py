@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.timeouts import TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job import member as member_module
 from dask_gpu_mpi.job.ending import State
-from dask_gpu_mpi.job.member import TERM_GRACE, Member
+from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Event
 
