@@ -16,6 +16,7 @@ from dask_gpu_mpi.base.frames import identity
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.mpi.launcher_check import is_child_of
 from dask_gpu_mpi.sites import launchers
 
@@ -274,4 +275,4 @@ def run_to_its_end(
         except subprocess.TimeoutExpired:
             program.kill()
         raise
-    raise SystemExit(code if code >= 0 else 128 - code)
+    raise SystemExit(code if code >= 0 else outcome.code_of_signal(-code))

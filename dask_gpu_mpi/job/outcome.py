@@ -40,8 +40,8 @@ def code_of_exception(error: BaseException) -> int:
     """
     if isinstance(error, DaskGpuMpiError):
         return error.exit_code
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF  # as the system has it
     return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
@@ -102,9 +102,7 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
     if isinstance(error, SignalExit):
         return error.outcome
     if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
-        return "the script called sys.exit", FAILED
+        return "the script called sys.exit", code_of_exception(error)
     first = printable(text_of(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
 

@@ -6,19 +6,23 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
-from dask_gpu_mpi.base.signals import Signals
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
+from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.job import process_hooks
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
+from dask_gpu_mpi.job.program import run_script
+from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.options.model import Options
 
 # What takes a rank long to import it imports while its agent starts.
@@ -116,7 +120,7 @@ def start(
             say("warning: report: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(options)
         return member, None
-    end = ClientEnd(member, started, process_hooks.on_signal)
+    end = ClientEnd(member, started, on_signal)
     _open(end, options, signals)
     return member, Session(end)
 
@@ -147,9 +151,9 @@ def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
         raise
     # Not before: what a signal raises ends the script, and the cluster with it, from here on.
     signals.give_back()
-    process_hooks.handle_loss()
+    handle_loss()
     if options.walltime_signal is not None:
-        process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
+        handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
     if signals.got is not None:
         # It came while the cluster started, and the script handles it.
         signal.raise_signal(signals.got[0])
@@ -177,13 +181,85 @@ def refuse_second() -> None:
         )
 
 
+# What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM.
+
+
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
-    process_hooks.prepare(_label)
+    open_missing()
+    outcome.install(_label)
+    # Without a handler Python dies of it with no `finally` at all.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        handle_signal(signal.SIGTERM)
 
 
 def _label() -> str | None:
-    """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
+    """The line before a traceback of a script that continues on other ranks as well (``exit=False``); None on the client rank."""
     if _member is None or _member.joined.start.is_client:
         return None
     return f"rank {_member.rank} of {_member.channels.size} on {_member.joined.host} failed:"
+
+
+def handle_signal(number: int) -> None:
+    """Let a signal end the script by an exception (`on_signal`); only the main thread can set that."""
+    if threading.current_thread() is threading.main_thread():
+        install(number, on_signal)
+
+
+def handle_loss() -> None:
+    """Let a lost cluster end the script by an exception in the main thread, even if the script handles SIGTERM."""
+    before = Action.now(LOST)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and (is_ours(LOST) or (before.handler is signal.SIG_DFL and not before.in_c)):
+        install(LOST, _on_loss)
+
+
+def _on_loss(number: int, frame: FrameType | None) -> None:
+    from dask_gpu_mpi.job.client_end import current_end
+
+    end = current_end()
+    if end is not None and end.member.ending.lost is not None:  # else another process has sent it
+        on_signal(number, frame)
+
+
+def on_signal(number: int, frame: FrameType | None) -> None:
+    """End the script: SystemExit, or what its session raises."""
+    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
+    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
+    install(number, lambda *_: None)
+    if _script_has_ended(frame):
+        return
+    from dask_gpu_mpi.job.client_end import Use, current_end
+
+    end = current_end()
+    if end is not None:
+        ends = python_ends()
+        if ends and end.use is Use.FINISHED:
+            return
+        try:
+            end.end_script(number, frame)
+        except BaseException as error:
+            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+                insist_on(outcome.code_of_exception(error))
+            raise
+    code = outcome.code_of_signal(number)
+    outcome.note(outcome.outcome_of_signal(number, code))
+    raise SystemExit(code)
+
+
+def _script_has_ended(frame: FrameType | None) -> bool:
+    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from dask_gpu_mpi.job.client_end import ClientEnd
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
+
+    ours = {
+        function.__code__
+        for function in (outcome.ExceptHook.__call__, ClientEnd.finish, Mailbox.close, finalize)
+    }
+    if frame is not None and frame.f_code is run_script.__code__:
+        return True  # not in the script, but in what reports its exception
+    while frame is not None:
+        if frame.f_code in ours:
+            return True
+        frame = frame.f_back
+    return False

@@ -12,7 +12,8 @@ import pytest
 
 from dask_gpu_mpi.base.signals import LOST, Action, is_ours
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import client_end, outcome, process_hooks
+from dask_gpu_mpi.job import client_end, outcome
+from dask_gpu_mpi.job import start as process_hooks
 from dask_gpu_mpi.job.client_end import Use
 
 
@@ -28,7 +29,7 @@ def _as_before() -> Iterator[None]:
 def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_end, "_current", None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    process_hooks.prepare(lambda: None)
+    process_hooks.prepare_process()
     with pytest.raises(SystemExit) as ended:
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
@@ -37,7 +38,7 @@ def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_handler_of_the_script_stays() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    process_hooks.prepare(lambda: None)
+    process_hooks.prepare_process()
     assert not is_ours(signal.SIGTERM)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from dask_gpu_mpi.base.signals import Action
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job import client_end, outcome, process_hooks
+from dask_gpu_mpi.job import client_end, outcome, start
 from dask_gpu_mpi.job import monitor as walltime_module
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.ending import Ending
@@ -28,7 +28,7 @@ def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
     joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
     relay = SimpleNamespace(script_is_interrupted=lambda: None)
     member: Any = SimpleNamespace(joined=joined, signal_relay=relay, ending=Ending())
-    return session_module.Session(client_end.ClientEnd(member, 0.0, process_hooks.on_signal))
+    return session_module.Session(client_end.ClientEnd(member, 0.0, start.on_signal))
 
 
 @pytest.fixture
