@@ -1,4 +1,4 @@
-"""What rank 0 does for the end of all ranks: it decides when the cluster is over, and gathers which ranks have closed."""
+"""The end of the cluster: how a rank closes its part, and rank 0, which decides when all end and gathers who has closed."""
 
 from __future__ import annotations
 
@@ -158,20 +158,21 @@ class EndCoordinator:
 
     def on_message(self, kind: str, payload: Any) -> None:
         """Handle a message to rank 0 alone; others are ignored."""
-        if kind == EndKind.CLOSED:
-            self._closed.add(payload)
-        elif kind == EndKind.OVER:
-            final, lost, code = payload
-            self.end_cluster(final=final, lost=lost, code=code)
-        elif kind == EndKind.WORKERS_ENDED:
-            self._on_workers_ended(*payload)
-        elif kind == EndKind.SIGNAL:
-            self._on_signal(payload)
-        elif kind == EndKind.CLIENT:
-            self._channels.send(self._plan.client.rank, EndKind.CLIENT)
+        match kind:
+            case EndKind.CLOSED:
+                self._closed.add(payload)
+            case EndKind.OVER:
+                final, lost, code = payload
+                self.end_cluster(final=final, lost=lost, code=code)
+            case EndKind.WORKERS_ENDED:
+                self._on_workers_ended(*payload)
+            case EndKind.SIGNAL:
+                self._on_signal(payload)
+            case EndKind.CLIENT:
+                self._channels.send(self._plan.client.rank, EndKind.CLIENT)
 
     def _on_signal(self, number: int) -> None:
-        """A rank was sent a signal: it ends the job, by way of the script where there is one."""
+        """A rank was sent a signal: it ends the job, through the script if there is one."""
         if self._has_client:
             self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
         else:

@@ -93,7 +93,7 @@ class Relay:
         self._connecting.poll()
 
     def on_event(self, event: Event) -> None:
-        """Do what the coordinator wants, and report what the agent has done."""
+        """Do what the coordinator orders, and report what the agent has done."""
         kind, payload = event.kind, event.payload
         if event.source is None:
             self._on_agent(kind, payload)
@@ -106,27 +106,28 @@ class Relay:
             self._start_workers(payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind == Answer.SCHEDULER_UP:
-            self.scheduler.on_up(*payload)
-        elif kind == Answer.READY:
-            self._timeline.add(payload[1])
-            self._report_ready()
-        elif kind == Answer.FAILED:
-            self._fail(Failure(*payload))
-        elif kind == Answer.SCHEDULER_ENDED:
-            text = (
-                f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output above, "
-                "or its log file (--log-directory); out of memory, most often"
-            )
-            self._fail(Failure(text, 1))
-        elif kind in (Answer.WORKER_ENDED, Answer.WORKERS_ENDED):
-            self.early.append(Event(None, kind, payload))
-        elif kind == Answer.LOST:
-            text = (
-                f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
-                "memory, most often"
-            )
-            self._fail(Failure(text, 1))
+        match kind:
+            case Answer.SCHEDULER_UP:
+                self.scheduler.on_up(*payload)
+            case Answer.READY:
+                self._timeline.add(payload[1])
+                self._report_ready()
+            case Answer.FAILED:
+                self._fail(Failure(*payload))
+            case Answer.SCHEDULER_ENDED:
+                text = (
+                    f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output "
+                    "above, or its log file (--log-directory); out of memory, most often"
+                )
+                self._fail(Failure(text, 1))
+            case Answer.WORKER_ENDED | Answer.WORKERS_ENDED:
+                self.early.append(Event(None, kind, payload))
+            case Answer.LOST:
+                text = (
+                    f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
+                    "memory, most often"
+                )
+                self._fail(Failure(text, 1))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
