@@ -88,13 +88,13 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the scheduler's process needs beyond the options."""
+    """The settings that the scheduler's process needs beyond the options."""
 
     #: Address to listen on; None: Dask's choice.
     listen: str | None
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
-    #: What opens the dashboard; empty: it is open.
+    #: The token of the dashboard; empty: it is open.
     token: str = field(repr=False)
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.

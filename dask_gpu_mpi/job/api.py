@@ -290,7 +290,7 @@ def send_close_signal() -> None:
 
 
 def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
-    """What reads the options, in a process that may still start a cluster."""
+    """A function that reads the options, in a process that may still start a cluster."""
     refuse_second()
     return functools.partial(resolve, explicit, source="keyword")
 

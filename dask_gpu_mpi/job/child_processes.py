@@ -69,7 +69,7 @@ class ClusterFile:
         import yaml
 
         own = os.environ.get(CONFIG, "")
-        # As a file: Dask would read one of the two only. A pipe has been read, and to open it again could wait for ever.
+        # As a file: Dask would read one of the two only. A pipe has been read, and to open it again could wait forever.
         regular = os.path.isfile(own) or os.path.isdir(own)
         content = dask.config.merge(*dask.config.collect_yaml([own] if regular else []))
         dask.config.set(settings, config=content)

@@ -57,7 +57,7 @@ class Use(Enum):
 
 
 class ClientEnd:
-    """What a cluster changes in the client's process, and the end of both; the script holds a `Session` of it."""
+    """The changes that a cluster makes in the client's process, and the end of both; the script holds a `Session` of it."""
 
     def __init__(
         self, member: Member, started: float, on_signal: Callable[[int, FrameType | None], None]
@@ -137,7 +137,7 @@ class ClientEnd:
             with undisturbed():
                 self._end_the_job(had_cluster)
         except BaseException:
-            # The other ranks do not know, and would wait for this one for ever.
+            # The other ranks do not know, and would wait for this one forever.
             say(f"error: this rank could not end the cluster; aborting the job\n{traceback.format_exc()}")
             with contextlib.suppress(Exception):
                 abort(outcome.FAILED)

@@ -1,4 +1,4 @@
-"""What a session changes in Dask's `Client` and `LocalCluster`, and does with the clients that the script leaves."""
+"""The changes that a session makes in Dask's `Client` and `LocalCluster`, and the end of clients that the script leaves."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _nest(key: str, value: Any) -> dict[str, Any]:
 _address: str | None = None
 #: Whether the script has made a client since it has a session.
 _made_client = False
-#: What the user has been warned of: one warning is enough.
+#: The warnings that the user has had: one of each is enough.
 _warned: set[str] = set()
 
 #: Called before the cluster is shut down by a client of this process.
@@ -130,7 +130,7 @@ def has_lost_client() -> bool:
 def abandon_clients(address: str) -> None:
     """Mark clients that could not be closed as closed.
 
-    ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such
+    ``Client.__del__`` closes what is not, and waits for it forever once the interpreter ends and its event loop is gone. Such
     are those whose ``shutdown()`` or ``close()`` has failed half way.
     """
     for client in _clients():

@@ -81,7 +81,7 @@ class Closing:
         self._report()  # also where its agent could not any more
 
     def _close_workers(self, limit: float) -> None:
-        """Have the agent close its workers until `limit`, or kill it."""
+        """Order the agent to close its workers until `limit`, else kill it."""
         channels = self._channels
         if channels.agent is not None:
             channels.agent.send(Order.CLOSE_WORKERS)
@@ -138,7 +138,7 @@ class EndCoordinator:
         """End the cluster on all ranks, unless it is over.
 
         `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
-        `code`: what the script exits with, as far as that is known.
+        `code`: the exit code of the script, as far as it is known.
         """
         ending = self._ending
         if lost is not None and not ending.state.over:
@@ -186,7 +186,7 @@ class EndCoordinator:
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
         elif not self._joined.options.scheduler:
-            # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
+            # Its owner has shut the cluster down. In a cluster that this job has started, the scheduler's end counts.
             self.end_cluster(final=False)
 
     # -- who has closed -----------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class EndCoordinator:
     def leave_mark(self) -> None:
         """Mark in the log directory that the job has come to its end.
 
-        Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
+        Open MPI 5's ``mpirun`` ends with code 0 when it has lost one of its daemons below Slurm: a job script would not notice.
         """
         if self._mark is not None and self._ending.state.ended:
             with contextlib.suppress(OSError):

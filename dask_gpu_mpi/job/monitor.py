@@ -59,7 +59,7 @@ class Walltime:
         return None if self._end is None else max(0.0, self._end - time.time())
 
     def call_back(self, callback: Callable[[], Any], before: float) -> None:
-        """Have `callback` called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
+        """Let `callback` be called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
 
         Raises InputError: a signal has another handler, and this is not the main thread, which alone can change that.
         """

@@ -24,7 +24,7 @@ WALLTIME = 75
 
 
 def code_of_signal(number: int) -> int:
-    """What a shell reports of a process that a signal ended.
+    """The exit code that a shell reports for a process that a signal ended.
 
     >>> code_of_signal(15)
     143
@@ -33,7 +33,7 @@ def code_of_signal(number: int) -> int:
 
 
 def code_of_exception(error: BaseException) -> int:
-    """What Python exits with after an exception that nobody caught.
+    """The exit code of Python after an uncaught exception.
 
     >>> code_of_exception(ValueError()), code_of_exception(KeyboardInterrupt()), code_of_exception(SystemExit(75))
     (1, 130, 75)
@@ -46,7 +46,7 @@ def code_of_exception(error: BaseException) -> int:
 
 
 def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
-    """What a rank without the script exits with.
+    """The exit code of a rank without the script.
 
     `lost`, `ended`: as far as it knows. `ended_by`: the signal that ended the job, on rank 0 of a job without a script.
     `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
@@ -65,7 +65,7 @@ def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int
 
 
 def code_of_abort(code: int) -> int:
-    """What a job is aborted with whose ranks would have exited with `code`: never 0, since some did not answer.
+    """The code with which to abort a job whose ranks would have exited with `code`: never 0, since some did not answer.
 
     >>> code_of_abort(0), code_of_abort(143)
     (1, 143)
@@ -92,7 +92,7 @@ class SignalExit(SystemExit):
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
-    """What has become of a script that raised this, or nothing.
+    """How a script has ended that raised this, or nothing.
 
     >>> outcome_of_error(None), outcome_of_error(SystemExit(3)), outcome_of_error(ValueError("no such file"))
     (('the script ended', 0), ('the script called sys.exit', 3), ('ValueError: no such file', 1))
@@ -108,7 +108,7 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
 
 
 def outcome_of_signal(number: int, code: int) -> Outcome:
-    """What has become of a script that was sent a signal.
+    """How a script has ended that was sent a signal.
 
     >>> outcome_of_signal(15, 75)
     ('its time was running out (SIGTERM), and on_walltime has run', 75)
@@ -126,7 +126,7 @@ def note(outcome: Outcome) -> None:
 
 
 def noted() -> Outcome | None:
-    """What has been noted."""
+    """The outcome that was noted last."""
     return _noted
 
 
@@ -147,7 +147,7 @@ def failure(exits: int | None = None) -> int | None:
 
 # `sys.excepthook` while this process is part of a cluster.
 
-#: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
+#: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
 ADVICE = {
     r"undefined symbol: uc[mpst]_": (
         "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "

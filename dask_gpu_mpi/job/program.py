@@ -1,4 +1,4 @@
-"""What a job runs, as Python's command line has it: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
+"""The program of a job, as on Python's command line: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ class ProgramKind(Enum):
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run as ``__main__``."""
+    """The program to run as ``__main__``."""
 
     kind: ProgramKind
     #: The path, the module's name or the code.
     text: str
-    #: What follows in ``sys.argv``.
+    #: The rest of ``sys.argv``.
     arguments: tuple[str, ...] = ()
 
     @classmethod
@@ -187,7 +187,7 @@ class Program:
             sys.path.insert(0, entry)
 
     def _import_path(self) -> str | None:
-        """What Python puts before ``sys.path``; None: nothing."""
+        """The entry that Python puts before ``sys.path``; None: nothing."""
         if self.kind is ProgramKind.CODE:
             return ""
         if self.kind is ProgramKind.SCRIPT:
@@ -209,7 +209,7 @@ def absolute(path: str) -> str:
 
 
 def _own_entries() -> set[str]:
-    """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    """The entry that Python may have put before ``sys.path``: none, with `-m` in a deleted working directory."""
     if sys.argv[:1] == ["-c"]:
         return {""}  # which `launch` has removed: what comes first then may be the user's, of PYTHONPATH
     own = {"", _folder(sys.argv[0])} if sys.argv else {""}
@@ -219,7 +219,7 @@ def _own_entries() -> set[str]:
 
 
 def _folder(path: str) -> str:
-    """Where the script's neighbours are: beside the file itself, not beside a symbolic link to it."""
+    """The folder of the script's neighbours: that of the file itself, not of a symbolic link to it."""
     try:
         return os.path.dirname(os.path.realpath(path))
     except FileNotFoundError:  # the working directory was deleted

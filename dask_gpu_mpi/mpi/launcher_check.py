@@ -81,7 +81,7 @@ def started_here(pid: int) -> int:
 
 
 def launched_as(pid: int) -> launchers.Launched | None:
-    """What the launcher has set for a process; None where it is no rank, or can't be inspected."""
+    """The launcher's variables of a process; None if it is not a rank, or can't be inspected."""
     import psutil
 
     try:
@@ -93,7 +93,7 @@ def launched_as(pid: int) -> launchers.Launched | None:
 def first_process(pid: int, *, but_shells: bool = False) -> int:
     """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it.
 
-    `pid`: process id of the rank. `but_shells`: stop below a shell in which somebody has typed the command (``srun --pty
+    `pid`: process id of the rank. `but_shells`: stop below a shell in which a user has typed the command (``srun --pty
     bash``): it goes on after it.
     """
     import psutil
@@ -110,7 +110,7 @@ def first_process(pid: int, *, but_shells: bool = False) -> int:
 
 
 def _typed(shell: int, pid: int) -> bool:
-    """Whether a process has job control on a terminal, and has started this one as a job of its own.
+    """Whether a process has job control on a terminal, and has started this one as a separate job.
 
     The shell of a wrapper script leaves its commands in its own process group.
     """
@@ -155,7 +155,7 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
     if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
         return
     library, has_pmix = _inspect_library(library_path)
-    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in ways of their own.
+    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in other ways.
     if has_pmix or not library.startswith("MPICH Version"):
         return
     launched = detect(environ)

@@ -95,8 +95,8 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
 def _finalized_by_us(module: str | None) -> Iterator[None]:
     """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
 
-    mpi4py calls it in these as well (``Py_AtExit``), where it waits for ever and takes messages that are the parent's. It is
-    left alone where somebody has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
+    mpi4py calls it in these as well (``Py_AtExit``), where it waits forever and takes the parent's messages. It is
+    left alone if the user has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
     """
     import mpi4py
 
@@ -123,7 +123,7 @@ def _end_with_python() -> None:
 
 
 def _is_initialized(module: str | None) -> bool:
-    """Whether somebody else has initialised MPI, who then finalises it."""
+    """Whether other code has initialised MPI, and will finalise it."""
     flag = ctypes.c_int(0)
     if module is not None:
         with contextlib.suppress(OSError, AttributeError):
@@ -173,7 +173,7 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
 
 
 def before_finalize(function: Callable[[], object]) -> None:
-    """Have `function` called when the script calls ``MPI.Finalize()``, which waits for all ranks.
+    """Let `function` be called when the script calls ``MPI.Finalize()``, which waits for all ranks.
 
     MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
     """

@@ -2,11 +2,11 @@
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
 sent without waiting, and polled for between short sleeps (`wire`). One message kind after the other makes the
-protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
-ours.
+protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a private communicator, so the user's messages never mix
+with these.
 
 All messages are to rank 0 or from it. Each is plain data of the type that its kind has (`base.plain_data`), sealed for the other
-side (`sealing`): what somebody else has sent is dropped and counted, and never ends the job.
+side (`sealing`): messages of other senders are dropped and counted, and never end the job.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Mailbox:
         self.hosts: dict[int, str] = {self.rank: host}
         #: Messages of this rank to itself.
         self._self: list[Mail] = []
-        #: What is not handed to MPI yet, by rank.
+        #: Messages that are not handed to MPI yet, with their rank.
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _FREE: bool, _LAST: bool}
         self._drops = DroppedMessages(f"rank {self.rank} on {host}")
-        #: What has come of the messages that all exchange, by kind and rank.
+        #: The messages that all exchange, as far as they have come, by kind and rank.
         self._exchanged: dict[str, dict[int, bool]] = {_FREE: {}, _LAST: {}}
         #: Those that this rank has sent.
         self._has_sent: set[str] = set()
@@ -212,7 +212,7 @@ class Mailbox:
         return all(come.values())
 
     def _may_call(self) -> bool:
-        """Whether there is somebody to talk to, and MPI allows a call here and now.
+        """Whether there are other ranks, and MPI allows a call here and now.
 
         The script may have finalised it, and not every library allows all threads. And none from a process that the script
         forks: it would take what is sent to this one.
@@ -234,7 +234,7 @@ class Mailbox:
         return self._payloads[kind]
 
     def _open(self, source: int, message: bytearray) -> list[Mail]:
-        """What has come with this message; nothing, where it is not from a rank of this job, or not in its turn."""
+        """The mails that this message brings; none if it is not from a rank of this job, or not in its turn."""
         try:
             if source not in self._channels:
                 raise ForeignMessageError("from a rank that does not send any")

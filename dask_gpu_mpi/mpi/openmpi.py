@@ -7,8 +7,8 @@ to 5.0). That is half of the start of a cluster, so such hosts are started witho
 Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
 
 The component for TCP makes each rank listen on all interfaces, also where all ranks are on one host and talk through shared
-memory. Whoever reaches such a port can end the job, and write into its memory (docs/security.md). If somebody has chosen what to
-leave out (``^openib``), TCP is added to that; any other choice stays, and `left_open` warns of it.
+memory. Anyone who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen
+components to leave out (``^openib``), TCP is added to them; any other choice stays, and `left_open` warns of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, ope
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
+#: The components that are left out, by framework; and those that are left out next to a UCX that is not MPI's.
 LEFT_OUT = {"btl": "^ofi"}
 LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
 #: With a parameter of these, or one that begins so, somebody has chosen: a component that one rank leaves out and the others use
@@ -57,7 +57,7 @@ def fewer_components(
     one_host: bool = False,
     networks: tuple[str, ...] = NETWORKS,
 ) -> Iterator[None]:
-    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless somebody has chosen components.
+    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless the user has chosen components.
 
     `environ`: the process's environment. `module`: what is linked to the MPI library:
     ``importlib.util.find_spec("mpi4py.MPI").origin``. `beside_ucx`: a UCX is loaded that is not MPI's. `one_host`: all ranks

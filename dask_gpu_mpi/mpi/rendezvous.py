@@ -19,7 +19,7 @@ from dask_gpu_mpi.sites.batch import allocated_hosts
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-#: What the deadline is called in messages, unless the caller has another one.
+#: The name of the deadline in messages, unless the caller has another one.
 DEADLINE = "the start-up timeout (startup_timeout)"
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _TAG = 32701
@@ -31,7 +31,7 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class RankKey:
-    """What a rank sends rank 0: at once, and again after the deadline."""
+    """The message of a rank to rank 0: at once, and again after the deadline."""
 
     #: Where it runs.
     host: str
@@ -43,7 +43,7 @@ class RankKey:
 
 @dataclass(frozen=True)
 class CoordinatorKey:
-    """What rank 0 sends each rank of which it has heard."""
+    """The answer of rank 0 to each rank's first message."""
 
     #: Its public key.
     key: bytes
@@ -53,11 +53,11 @@ class Rendezvous:
     """One duplication of a communicator, which takes all ranks, without waiting in MPI.
 
     Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. Two different keys of one
-    rank end the start: one is of somebody else, who may have been first.
+    rank end the start: one is of another sender, which may have been first.
 
-    `comm`: what to duplicate. `host`: where this rank runs. `deadline`: ``time.monotonic()`` until which all ranks must have
-    come. `deadline_name`: what that deadline is called in messages. `interrupted`: the failure to report instead of waiting
-    any longer; None: there is none. `drops`: counts what no rank of the job has sent.
+    `comm`: the communicator to duplicate. `host`: that of this rank. `deadline`: ``time.monotonic()`` until which all ranks must
+    have come. `deadline_name`: its name in messages. `interrupted`: the failure to report instead of waiting any longer; None:
+    there is none. `drops` counts the messages of other senders.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Rendezvous:
     def duplicate(self) -> Any:
         """The new communicator, which returns errors.
 
-        Raises DaskGpuMpiError: not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
+        Raises DaskGpuMpiError: not all ranks came in time, another process sends in the name of one, or `interrupted`; `fatal`.
         """
         from mpi4py import MPI
 

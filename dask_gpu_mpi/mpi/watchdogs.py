@@ -19,14 +19,14 @@ from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbou
 
 # A launcher that does not end when its job is aborted.
 #
-# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: for ever, where a host has fallen silent, and SIGTERM does
+# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: forever if a host has fallen silent, and SIGTERM does
 # not help either. The batch job would sit there until its walltime. So before a rank aborts the job it leaves a process
 # behind that looks after the launcher.
 
 #: Names of processes that are launchers which are known to hang.
 HANGING = ("mpirun", "mpiexec", "orterun", "prterun")
 
-# By a descriptor, not by a number that may be somebody else's by then. It is readable once the process has ended.
+# By a descriptor, not by a number that may be another process's by then. It is readable once the process has ended.
 _CODE = """
 import os, select, signal, sys
 fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.streams import say
 
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32
-#: What else the keys are made of: no other program, nor another version of this, makes the same of the same secret.
+#: Part of the keys: no other program, nor another version of this one, makes the same keys of the same secret.
 _LABEL = b"dask-gpu-mpi messages between ranks, 1"
 #: Begins each message: how many its sender has sent before it.
 _NUMBER = struct.Struct("<Q")
@@ -88,7 +88,7 @@ class Channel:
         return _NUMBER.pack(number) + self._own.encrypt(_nonce(number), data, None)
 
     def open(self, message: bytes | bytearray) -> list[bytes]:
-        """What this message carries, and those after it that came first; nothing, while one before it is missing.
+        """The content of this message, and of those after it that came first; nothing while one before it is missing.
 
         Raises ForeignMessageError: the other side has not sent it, or it has come before.
         """
@@ -124,7 +124,7 @@ MOST_ARRIVING, MOST_OF_A_RANK = 256 << 20, 128 << 20
 ARRIVAL_TIMEOUT = 30.0
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
-#: What to do where somebody else sends messages.
+#: The fix if another process sends messages.
 FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
 
 
@@ -208,7 +208,7 @@ class Wire:
         self._arriving: list[_Arrival] = []
         #: Bytes of those that are still expected, by rank.
         self._expected: Counter[int] = Counter()
-        #: What is to be received later: from whom, its size, and MPI's handle.
+        #: Messages to receive later: the sender, the size, and MPI's handle.
         self._later: list[tuple[int, int, Any]] = []
         #: What is too large is never received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from
         #: process to process, before it says that the message is truncated.
@@ -297,7 +297,7 @@ class Wire:
         return self._test(_Arrival(source, request, buffer, time.monotonic()))
 
     def _test(self, arrival: _Arrival) -> tuple[int, bytearray] | None:
-        """What has arrived; None: it has not yet, or it is dropped."""
+        """The message that has arrived; None: it has not yet, or it is dropped."""
         from mpi4py import MPI
 
         try:

@@ -344,7 +344,7 @@ class Preparation:
 
     #: Keys of `plan.scaling` that the user has configured.
     configured: frozenset[str]
-    #: Dask configuration that carries the credentials; None: this job needs none of its own.
+    #: Dask configuration that carries the credentials; None: this job needs none.
     credentials: dict[str, Any] | None = field(repr=False)
 
 

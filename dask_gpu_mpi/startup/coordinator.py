@@ -39,7 +39,7 @@ from dask_gpu_mpi.view.job_facts import facts_of
 
 #: The step of ranks in the reachability test.
 CONNECTING = "connecting to the scheduler's host and to other nodes"
-#: Fields of the options that must be the same on all ranks, and what messages call one that is no option of its own.
+#: Fields of the options that must be the same on all ranks, and the name in messages of one that is not an option itself.
 SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {
     "worker_ucx": "protocol (UCX between workers)"
 }
@@ -62,7 +62,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What the coordinator needs to know of the job."""
+    """The facts about the job that the coordinator needs."""
 
     #: Of the scheduler that this job starts.
     protocol: str
@@ -76,7 +76,7 @@ class Job:
     configured: Collection[str] = ()
     #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
-    #: What the user wants workers to send each other over UCX.
+    #: The data that workers are to send each other over UCX.
     ucx: WorkerUcx = WorkerUcx.OFF
 
 
@@ -96,7 +96,7 @@ class FailureCoordinator:
         self.phase = Phase.REGISTER
         #: ``time.monotonic()`` at which the start ends.
         self.deadline = deadline
-        #: What each rank was at when rank 0 last knew.
+        #: The step of each rank, as last reported.
         self.steps: dict[int, str] = {}
         self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}
@@ -318,7 +318,7 @@ class Coordinator(FailureCoordinator):
         return choose_transport(self._job.ucx, plan, abilities, attaches=target is not None)
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
-        """Where each rank's workers, and the scheduler, are to listen."""
+        """The addresses at which each rank's workers, and the scheduler, are to listen."""
         if self._job.target is not None and not any(each.wanted_interface for each in found):
             return dict.fromkeys(range(self.size))
         return dict(addresses_of(found))
@@ -414,7 +414,7 @@ def plan_of(found: Sequence[Registration], make: MakePlan) -> Plan:
 
 
 def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
-    """Where each rank, in order, listens and is reached.
+    """The address at which each rank, in order, listens and is reached.
 
     Raises InputError: there is no network that all share, or not the chosen one.
     """

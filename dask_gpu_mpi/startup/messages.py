@@ -64,7 +64,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Registration:
-    """What a rank sends first: its inventory, or why it can't take part."""
+    """The first message of a rank: its inventory, or why it can't take part."""
 
     #: Where it runs.
     host: str
@@ -88,7 +88,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class Listen:
-    """Where a rank is to listen for the reachability test, and for whom."""
+    """The order to listen for the reachability test: at which address, in whose place."""
 
     address: str | None
     #: In the scheduler's place; None: it is not the scheduler's rank.
@@ -184,9 +184,9 @@ class Event(NamedTuple):
 
     #: The rank that sent it; None: this rank's own agent.
     source: int | None
-    #: What it is: `messages.Kind` between ranks.
+    #: A `messages.Kind` between ranks, an `Answer` of an agent.
     kind: str
-    #: What comes with it; of an agent, a list.
+    #: Its payload; of an agent, a list.
     payload: Any
 
 
@@ -200,7 +200,7 @@ class Channels:
         self.size = mailbox.size
         #: Scratch of agents that have ended, which could not be removed in time.
         self.left: list[str] = []
-        #: What this rank does now.
+        #: The present step of this rank.
         self.step = "reading its options"
         self._waiting: list[Event] = []
 

@@ -69,7 +69,7 @@ def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | No
 def choose_transport(
     wanted: WorkerUcx, plan: Plan, abilities: Mapping[int, UcxAbility], *, attaches: bool = False
 ) -> Transport:
-    """What goes over UCX, and the line that says so and why.
+    """The data that goes over UCX, and the line that says so and why.
 
     `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
     those of a running cluster. Raises InputError: the user asked for UCX, and a rank can't use it.
@@ -130,7 +130,7 @@ def _reason(
 
 
 class ReachabilityTest:
-    """Who is to listen, who is to connect to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
+    """The plan of who listens and who connects to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
 
     def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
         self._size = size
@@ -157,7 +157,7 @@ class ReachabilityTest:
         *,
         dashboard: bool = False,
     ) -> None:
-        """Have the scheduler's rank, and one rank of each of several nodes, listen at their addresses.
+        """Order the scheduler's rank, and one rank of each of several nodes, to listen at their addresses.
 
         `rank`, `host`: those of the scheduler. `nodes`: the nodes to connect to each other. `addresses`: by rank.
         `dashboard`: whether the scheduler's rank is to inspect the dashboard's port as well.
@@ -181,7 +181,7 @@ class ReachabilityTest:
 
     @property
     def scheduler(self) -> Listening:
-        """Where the scheduler's rank listens, or why it does not."""
+        """The address at which the scheduler's rank listens, or why it does not."""
         return self._ports.get(self._scheduler[0], Listening(error="no response"))
 
     @property
@@ -193,7 +193,7 @@ class ReachabilityTest:
         )
 
     def connect(self, most: int, timeout: float = CONNECT_TIMEOUT) -> None:
-        """Have every rank connect to the scheduler's, if that listens, and one of each node to `most` others."""
+        """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
         rank, host, address = self._scheduler
         port = self.scheduler.scheduler
         target = f"{address}:{port}" if port else ""
@@ -201,7 +201,7 @@ class ReachabilityTest:
         self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
 
     def connect_to_running(self, target: str) -> None:
-        """Have every rank connect to ``host:port``, where another job's scheduler runs."""
+        """Order every rank to connect to ``host:port``, the scheduler of another job."""
         self._connect(target, "of another job", None, {}, CONNECT_TIMEOUT)
 
     def _connect(
@@ -361,13 +361,13 @@ class Connecting:
 
 
 def _reach(address: str, port: int, to: Connect) -> Reach:
-    if to.tokens is None:  # somebody else's listener
+    if to.tokens is None:  # another job's listener
         return Reach(connect_only(address, port, to.timeout))
     return connect_to(address, port, to.tokens, to.timeout)
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:
-    """Where the dashboard would listen; None: nowhere, or anywhere.
+    """The address at which the dashboard would listen; None: none, or any.
 
     >>> _dashboard(Options(dashboard_address="[::1]:8787"))
     ('::1', 8787)

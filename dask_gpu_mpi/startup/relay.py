@@ -21,7 +21,7 @@ from dask_gpu_mpi.view.job_facts import JobFacts
 
 
 class SchedulerStart:
-    """What the scheduler's rank does while the cluster starts."""
+    """The start of the scheduler, on its rank."""
 
     def __init__(self, options: Options, channels: Channels, host: str) -> None:
         self._options = options
@@ -75,7 +75,7 @@ def start_workers(channels: Channels, start: Start) -> None:
 
 
 class Relay:
-    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up."""
+    """Handles the messages from the coordinator and from this rank's agent until the cluster is up."""
 
     def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options
@@ -84,7 +84,7 @@ class Relay:
         self.scheduler = SchedulerStart(options, channels, host)
         #: This rank's part, once it is known.
         self.start: Start | None = None
-        #: What the agent reported of workers already, for `Member`, which counts them.
+        #: The agent's early reports about workers, for `Member`, which counts them.
         self.early: list[Event] = []
         self._connecting = Connecting(options, channels)
 

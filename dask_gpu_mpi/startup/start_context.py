@@ -1,4 +1,4 @@
-"""What every rank needs to take part in the start, or to report that it can't: environment, communicator, deadline, signals."""
+"""The context in which a rank takes part in the start, or reports that it can't: environment, communicator, deadline, signals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Patience:
 
 @dataclass
 class StartContext:
-    """What a rank starts with."""
+    """The environment, communicator, deadline and signals that a rank starts with."""
 
     #: The process's environment.
     environ: Mapping[str, str] = field(repr=False)
@@ -57,7 +57,7 @@ class StartContext:
     host: str = field(default_factory=socket.gethostname)
     #: The type of what each kind of message carries that other packages add to those of the start.
     payloads: Mapping[str, Any] = field(default_factory=dict)
-    #: What the deadline is called in messages.
+    #: The name of the deadline in messages.
     deadline_name: str = DEADLINE
     patience: Patience = Patience()
     #: A command that reports once, at its end, shows nothing of its progress.
