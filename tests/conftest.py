@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import Mpi, TestBed
-from simulated.nvml import compile_nvml
+from support.jobs.mpi import Mpi, TestBed
+from support.mocks.nvml import compile_nvml
 from tiers import QUICK
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from clusters import ranks_of
-from faultjobs import FORMS, end, mark_time, start
-from harness import Mpi
+from support.jobs.clusters import ranks_of
+from support.jobs.faults import FORMS, end, mark_time, start
+from support.jobs.mpi import Mpi
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Row:
     body : str
         How.
     codes : int or mapping
-        Exit codes, as in `faultjobs.end`.
+        Exit codes, as in `support.jobs.faults.end`.
     within : float
         Seconds.
     says : tuple of str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from faultjobs import end, start
-from harness import Mpi
+from support.jobs.faults import end, start
+from support.jobs.mpi import Mpi
 
 GANGS = """
 import ctypes, subprocess

@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from faultjobs import FORMS, end, start, write
-from harness import Mpi
+from support.jobs.faults import FORMS, end, start, write
+from support.jobs.mpi import Mpi
 
 RESULT = "assert client.submit(lambda: 5).result() == 5\n"
 RAISES = "raise RuntimeError('no close')"

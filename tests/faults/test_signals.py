@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from clusters import ranks_of, until
-from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
-from harness import Mpi
+from support.jobs.clusters import ranks_of, until
+from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
+from support.jobs.mpi import Mpi
 
 BODY = """
 atexit.register(mark, "atexit")

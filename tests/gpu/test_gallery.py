@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND
-from gallery import EXAMPLES, right, skip_without
-from harness import ROOT, Mpi
+from support.jobs.clusters import COMMAND
+from support.jobs.gallery import EXAMPLES, right, skip_without
+from support.jobs.mpi import ROOT, Mpi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.mpi import Mpi
 
 HOLD = """
 import sys

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, scratch_of, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, MESSAGES, TELL, facts, scratch_of, workers_of
+from support.jobs.mpi import Mpi
 
 #: With `script(...)`, what every job begins with.
 HEAD = (

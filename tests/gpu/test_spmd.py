@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.mpi import Mpi
 
 SCRIPT = (
     TELL

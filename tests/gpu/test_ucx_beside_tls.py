@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, scratch_of
 from dask_gpu_mpi.network.credentials import make_credentials
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

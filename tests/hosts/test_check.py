@@ -9,8 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusters import COMMAND
-from harness import Mpi, TestBed
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi, TestBed
 
 #: Outside of the range from which MPI draws its own ports.
 PORT = "1786"

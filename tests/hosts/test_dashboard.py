@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, until
-from gpujobs import gpu_environ
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimHost, make_gpus
+from support.jobs.clusters import COMMAND, until
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi, TestBed
+from support.mocks.nvml import GIB, SimHost, make_gpus
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, workers_of
-from harness import Mpi, TestBed
+from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.mpi import Mpi, TestBed
 
 # which network is taken, and whether it leads anywhere, does not depend on the MPI library
 pytestmark = pytest.mark.one_mpi

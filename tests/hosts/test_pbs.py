@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from fakebatch import FakeBatch
-from harness import MARK, ROOT, TESTBED, CompletedJob, Mpi, TestBed
-from simulated.nvml import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
+from support.jobs.clusters import TELL, facts, workers_of
+from support.jobs.mpi import MARK, ROOT, TESTBED, CompletedJob, Mpi, TestBed
+from support.mocks.batch import FakeBatch
+from support.mocks.nvml import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
 
 JOB = "7.server"
 SCRIPT = (

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimHost, make_gpus, simulated_environ
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.mpi import Mpi, TestBed
+from support.mocks.nvml import GIB, SimHost, make_gpus, simulated_environ
 
 pytestmark = pytest.mark.one_mpi
 

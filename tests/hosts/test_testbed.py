@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive
-from harness import TESTBED, Mpi, TestBed
+from support.jobs.clusters import alive
+from support.jobs.mpi import TESTBED, Mpi, TestBed
 
 WHERE = """
     import os, socket

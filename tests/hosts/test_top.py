@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND
-from harness import Mpi, TestBed
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi, TestBed
 
 pytestmark = pytest.mark.one_mpi
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from intruderjobs import ATTACKS, KINDS, Attacked
+from support.intruders.jobs import ATTACKS, KINDS, Attacked
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from harness import ROOT, Mpi
-from intruderjobs import Attacked, was_in
-from listeners import Listener
+from support.intruders.jobs import Attacked, was_in
+from support.intruders.listeners import Listener
+from support.jobs.mpi import ROOT, Mpi
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 

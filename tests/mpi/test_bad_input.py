@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import CompletedJob, Mpi
-from simulated.nvml import make_gpus, simulated_environ
+from support.jobs.mpi import CompletedJob, Mpi
+from support.mocks.nvml import make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 RAN = "the script went on"

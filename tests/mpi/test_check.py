@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, ranks_of, until
-from harness import CompletedJob, Mpi
-from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support.jobs.clusters import COMMAND, ranks_of, until
+from support.jobs.mpi import CompletedJob, Mpi
+from support.mocks.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")

@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, ranks_of, scratch_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, ranks_of, scratch_of
+from support.jobs.mpi import Mpi
 
 #: What each child answers: how many workers it found, of which cluster, what it reads in the user's own configuration, and
 #: whether others can read the key in what the system shows of it.

@@ -16,10 +16,10 @@ import pytest
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
 from dask_gpu_mpi import connect
-from harness import Mpi
-from jobs import Job
+from support.jobs.clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
+from support.jobs.job import Job
+from support.jobs.mpi import Mpi
 
 #: Tells what there is to try, and works on until there is a file.
 SCRIPT = (

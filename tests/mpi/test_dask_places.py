@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
-from jobs import CompletedJob
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.job import CompletedJob
+from support.jobs.mpi import Mpi
 
 pytestmark = [pytest.mark.mpi, pytest.mark.one_mpi]
 

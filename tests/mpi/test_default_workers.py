@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, make_gpus
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.nvml import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,

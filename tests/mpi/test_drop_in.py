@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import dask_gpu_mpi
-from clusters import COMMAND, TELL, Driver, facts, only_our_lines, scratch_of, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, Driver, facts, only_our_lines, scratch_of, workers_of
+from support.jobs.mpi import Mpi
 
 
 @pytest.mark.parametrize("name", ["initialize", "execute"])

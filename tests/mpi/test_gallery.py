@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, Driver, ranks_of, until
-from gallery import EXAMPLES, right, sections, skip_without
-from gpujobs import gpu_environ
-from harness import ROOT, Mpi
-from simulated.nvml import GIB, make_gpus
+from support.jobs.clusters import COMMAND, Driver, ranks_of, until
+from support.jobs.gallery import EXAMPLES, right, sections, skip_without
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import ROOT, Mpi
+from support.mocks.nvml import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 

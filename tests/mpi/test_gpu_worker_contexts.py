@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.cuda import LOG_VARIABLE, compile_cuda, read_log
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from support.jobs.clusters import TELL, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.cuda import LOG_VARIABLE, compile_cuda, read_log
+from support.mocks.nvml import GIB, compile_nvml, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 

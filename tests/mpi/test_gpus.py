@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, scratch_of
-from gpujobs import CORES, SCRIPT, check_workers, gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, compile_library, make_gpus
+from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
+from support.jobs.gpus import CORES, SCRIPT, check_workers, gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.nvml import GIB, compile_library, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import MARK, ROOT, JobTimeout, LeakedProcesses, Mpi
+from support.jobs.mpi import MARK, ROOT, JobTimeout, LeakedProcesses, Mpi
 
 WHO = """
     import os
@@ -94,7 +94,7 @@ def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
     run = f"""
         import os, sys, time
         sys.path.insert(0, {str(ROOT / "tests")!r})
-        from harness import Mpi
+        from support.jobs.mpi import Mpi
         job = Mpi.detect().start({SLEEPS!r}, 2)
         job.wait_for("asleep")
         print(job.mark, job.launcher.pid, job.directory, flush=True)

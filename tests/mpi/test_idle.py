@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from clusters import TELL, cpu_seconds, facts, ranks_of
-from harness import Mpi
+from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of
+from support.jobs.mpi import Mpi
 
 SCRIPT = (
     TELL

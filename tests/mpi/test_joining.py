@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, Driver, facts, gone, only_our_lines, scratch_of, until
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, Driver, facts, gone, only_our_lines, scratch_of, until
+from support.jobs.mpi import Mpi
 
 #: A program that lends its workers to somebody else's cluster for as long as a function runs.
 LENDER = (

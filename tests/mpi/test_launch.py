@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
 #: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusters import COMMAND, ranks_of
-from harness import Mpi
-from listeners import open_memory
+from support.intruders.listeners import open_memory
+from support.jobs.clusters import COMMAND, ranks_of
+from support.jobs.mpi import Mpi
 
 #: The components that the tests choose otherwise
 UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from harness import Mpi
+from support.jobs.clusters import TELL, facts
+from support.jobs.mpi import Mpi
 
 PROGRAM = (
     TELL

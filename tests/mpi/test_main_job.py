@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, scratch_of, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, scratch_of, workers_of
+from support.jobs.mpi import Mpi
 
 CORES = len(os.sched_getaffinity(0))
 

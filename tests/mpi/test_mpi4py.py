@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusters import only_our_lines
-from harness import Mpi
+from support.jobs.clusters import only_our_lines
+from support.jobs.mpi import Mpi
 
 HEAD = "import mpi4py\nfrom dask_gpu_mpi import initialize\n"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.mpi.openmpi import NETWORKS
-from harness import Mpi
+from support.jobs.mpi import Mpi
 
 VARIABLE = "OMPI_MCA_btl"
 SCRIPT = f"""

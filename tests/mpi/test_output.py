@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, only_our_lines
-from harness import Mpi
+from support.jobs.clusters import COMMAND, only_our_lines
+from support.jobs.mpi import Mpi
 
 PRINTS = """
 import os, sys, time

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, until
-from gpujobs import gpu_environ
-from harness import Mpi
-from reports import TABS, browser
-from simulated.nvml import GIB, make_gpus
+from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, until
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.nvml import GIB, make_gpus
+from support.mocks.reports import TABS, browser
 
 pytestmark = pytest.mark.one_mpi
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-from clusters import COMMAND, TELL, until, without_mpi
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, until, without_mpi
+from support.jobs.mpi import Mpi
 
 KEY = b"PRIVATE KEY"
 

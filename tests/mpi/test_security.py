@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, listening, only_our_lines, scratch_of, until, without_mpi
 from dask_gpu_mpi.check.kernel import run_kernels
 from dask_gpu_mpi.check.ucx import UcxOrder, UcxTrial
-from harness import Mpi
+from support.jobs.clusters import TELL, facts, listening, only_our_lines, scratch_of, until, without_mpi
+from support.jobs.mpi import Mpi
 
 STRANGERS = (
     TELL

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from clusters import TELL, facts
-from harness import Mpi
+from support.jobs.clusters import TELL, facts
+from support.jobs.mpi import Mpi
 
 #: All that goes from rank to rank goes over TCP, and with that over the loopback interface.
 OVER_TCP = {

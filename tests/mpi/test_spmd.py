@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, facts, only_our_lines
-from harness import Mpi
-from simulated.nvml import GIB, make_gpus, simulated_environ
+from support.jobs.clusters import COMMAND, facts, only_our_lines
+from support.jobs.mpi import Mpi
+from support.mocks.nvml import GIB, make_gpus, simulated_environ
 
 PATH = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 

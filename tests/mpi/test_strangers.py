@@ -6,8 +6,8 @@ import contextlib
 import socket
 import sys
 
-from clusters import TELL, facts, until
-from harness import Mpi
+from support.jobs.clusters import TELL, facts, until
+from support.jobs.mpi import Mpi
 
 #: Descriptors of each process, and connections to each port.
 LIMIT, STRANGERS = 192, 150

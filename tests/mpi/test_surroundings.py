@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines
 from dask_gpu_mpi.sites.launchers import scrub
-from harness import ROOT, CompletedJob, Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines
+from support.jobs.mpi import ROOT, CompletedJob, Mpi
 
 GONE = """
 import pathlib, shutil, tempfile

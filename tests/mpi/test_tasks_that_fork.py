@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import Mpi
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.one_mpi
 

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, facts, until
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, make_gpus
-from terminals import Tmux
+from support.jobs.clusters import COMMAND, facts, until
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.jobs.screens import Tmux
+from support.mocks.nvml import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,

@@ -32,7 +32,7 @@ from dask_gpu_mpi.script.program import Program
 from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import read_worker_options
-from fuzzing import fuzz, near, soon, texts, values, variables
+from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
 
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
 

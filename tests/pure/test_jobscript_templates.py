@@ -12,7 +12,7 @@ import pytest
 from dask_gpu_mpi.sites.batch import batch_system
 from dask_gpu_mpi.sites.command import START
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, template
-from fakebatch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
+from support.mocks.batch import ENVIRON, MPICH, OPEN_MPI, FakeBatch, Ran
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = sorted((ROOT / "jobscripts").iterdir())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from simulated.nvml import (
+from support.mocks.nvml import (
     GIB,
     LIBRARY,
     ONLY_VARIABLE,

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-import slurmbed
-from clusters import until
-from harness import TESTBED, JobError, TestBed
-from slurmbed import REQUIRED, Slurm, new_slurm
+from support.bed import slurm as slurmbed
+from support.bed.slurm import REQUIRED, Slurm, new_slurm
+from support.jobs.clusters import until
+from support.jobs.mpi import TESTBED, JobError, TestBed
 
 
 def _where(pid: int) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusters import TELL, facts, parent
-from harness import Mpi
-from slurmbed import BatchJob, Slurm, template, wait_all
+from support.bed.slurm import BatchJob, Slurm, template, wait_all
+from support.jobs.clusters import TELL, facts, parent
+from support.jobs.mpi import Mpi
 
 CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from slurmbed import Slurm, template
+from support.bed.slurm import Slurm, template
+from support.jobs.clusters import TELL, facts, workers_of
 
 SCRIPT = TELL + "from distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")

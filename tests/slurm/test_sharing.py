@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, until, workers_of
-from harness import Mpi
-from slurmbed import Slurm, template, wait_all
+from support.bed.slurm import Slurm, template, wait_all
+from support.jobs.clusters import TELL, facts, until, workers_of
+from support.jobs.mpi import Mpi
 
 LOOKS = (
     TELL

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from slurmbed import Slurm, template
+from support.bed.slurm import Slurm, template
+from support.jobs.clusters import TELL, facts, workers_of
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 SCRIPT = (

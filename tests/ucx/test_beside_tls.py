@@ -15,11 +15,11 @@ from unittest.mock import patch
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
 from dask_gpu_mpi.base.private_api import TABLE
-from gpujobs import gpu_environ
-from harness import CompletedJob, Mpi, TestBed
-from simulated.nvml import make_gpus
+from support.jobs.clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import CompletedJob, Mpi, TestBed
+from support.mocks.nvml import make_gpus
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

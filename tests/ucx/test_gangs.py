@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.mpi import Mpi
 
 pytestmark = [
     pytest.mark.one_mpi,

@@ -13,8 +13,18 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, gone, only_our_lines, ranks_of, scratch_of, workers_of
-from harness import Mpi, TestBed
+from support.jobs.clusters import (
+    COMMAND,
+    MESSAGES,
+    TELL,
+    facts,
+    gone,
+    only_our_lines,
+    ranks_of,
+    scratch_of,
+    workers_of,
+)
+from support.jobs.mpi import Mpi, TestBed
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

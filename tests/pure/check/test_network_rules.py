@@ -12,7 +12,7 @@ from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.node_pairs import Lost
 from dask_gpu_mpi.network.reachability import Reach
 from dask_gpu_mpi.startup.messages import Listening
-from preflights import bad, evidence, nodes, observed, only, reaching
+from support.mocks.preflights import bad, evidence, nodes, observed, only, reaching
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import until
 from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.errors import InputError
+from support.jobs.clusters import until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,7 +30,7 @@ from dask_gpu_mpi.cli.live_view import check_terminal, watch
 from dataclasses import replace
 from dask_gpu_mpi.diagnostics.link import NoAnswerError
 from dask_gpu_mpi.diagnostics.snapshot import snapshot_of
-from snapshots import cluster
+from support.mocks.snapshots import cluster
 
 class Source:
     def __init__(self):

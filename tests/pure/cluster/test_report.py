@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from distributed.core import Server
 
-from clusters import until
 from dask_gpu_mpi.base.recording import RECORD_OPERATION
 from dask_gpu_mpi.cluster import report as module
 from dask_gpu_mpi.cluster.report import Reporter
 from dask_gpu_mpi.options.model import Options
-from inventories import gpu, one_host, plan
-from reports import made_up
+from support.jobs.clusters import until
+from support.mocks.inventories import gpu, one_host, plan
+from support.mocks.reports import made_up
 
 
 class SlowScheduler:

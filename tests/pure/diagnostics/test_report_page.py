@@ -17,8 +17,8 @@ from bokeh.models import Div
 from dask_gpu_mpi.diagnostics.report_data import SCHEMA
 from dask_gpu_mpi.diagnostics.report_page import TABS, main, page
 from dask_gpu_mpi.diagnostics.report_plots import on_grid
-from reports import TABS as TITLES
-from reports import browser, made_up
+from support.mocks.reports import TABS as TITLES
+from support.mocks.reports import browser, made_up
 
 ROOT = Path(__file__).resolve().parents[3]
 

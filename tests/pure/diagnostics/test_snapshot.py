@@ -15,7 +15,7 @@ from dask_gpu_mpi.diagnostics import snapshot as module
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow, RunWarning
 from dask_gpu_mpi.diagnostics.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import figures
-from snapshots import GIB, cluster, identity_of, metrics
+from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
 
 def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dask_gpu_mpi.diagnostics.job_facts import RunWarning
 from dask_gpu_mpi.diagnostics.snapshot import Row, Snapshot, snapshot_of
 from dask_gpu_mpi.diagnostics.top_table import fit, pair, plain, room_for_rows, screen, short
 from dask_gpu_mpi.diagnostics.top_view import View
-from snapshots import GIB, cluster
+from support.mocks.snapshots import GIB, cluster
 
 SMALL = snapshot_of(*cluster(2, 2), 7.0)
 LARGE = snapshot_of(*cluster(64, 8), 7.0)

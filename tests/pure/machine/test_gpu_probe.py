@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive, until
-from simulated.nvml import GIB, SimHost, compile_library, compile_nvml, make_gpus, simulated_environ
+from support.jobs.clusters import alive, until
+from support.mocks.nvml import GIB, SimHost, compile_library, compile_nvml, make_gpus, simulated_environ
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="there is no NVML elsewhere"),

@@ -16,7 +16,7 @@ from dask_gpu_mpi.machine.scratch import (
     name_error,
     remove_scratch,
 )
-from strangers import links_are_strangers
+from support.mocks.strangers import links_are_strangers
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

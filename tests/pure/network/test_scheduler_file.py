@@ -19,7 +19,7 @@ from dask_gpu_mpi.network.scheduler_file import (
     write_scheduler_file,
 )
 from dask_gpu_mpi.options.resolve import resolve
-from strangers import links_are_strangers
+from support.mocks.strangers import links_are_strangers
 
 CONFIG = {"distributed.comm.require-encryption": True}
 

@@ -18,7 +18,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
-from strangers import links_are_strangers
+from support.mocks.strangers import links_are_strangers
 
 LAUNCH = """
 import os, sys

@@ -22,7 +22,7 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render, template
-from fakebatch import ENVIRON, FakeBatch, directives
+from support.mocks.batch import ENVIRON, FakeBatch, directives
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]

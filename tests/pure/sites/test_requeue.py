@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
 from dask_gpu_mpi.sites.execute import run_command
 from dask_gpu_mpi.sites.pbs import job_script, resources
-from strangers import links_are_strangers
+from support.mocks.strangers import links_are_strangers
 
 QSTAT = """Job Id: 42.server
     Job_Name = dask-gpu-mpi

@@ -12,7 +12,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.logs import last_output
-from strangers import links_are_strangers
+from support.mocks.strangers import links_are_strangers
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:

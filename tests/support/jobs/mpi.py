@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs import MARK, CompletedJob, Job, JobError, JobTimeout, LeakedProcesses
+from support.jobs.job import MARK, CompletedJob, Job, JobError, JobTimeout, LeakedProcesses
 
 __all__ = [
     "MARK",
@@ -36,7 +36,7 @@ __all__ = [
     "TestBed",
 ]
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 TESTBED = ROOT / "ci" / "testbed"
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from harness import ROOT
+from support.jobs.mpi import ROOT
 
 __all__ = ["EXAMPLES", "PAGE", "Example", "right", "sections", "skip_without"]
 

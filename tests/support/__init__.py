@@ -6,7 +6,7 @@ from pathlib import Path
 
 __all__ = ["PAGES", "ROOT"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _BUILT = ROOT / "docs" / "_build"
 PAGES = sorted(
     [

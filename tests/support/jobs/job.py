@@ -1,4 +1,4 @@
-"""MPI jobs of the tests: their output, their end, and what they left behind (see harness)."""
+"""MPI jobs of the tests: their output, their end, and what they left behind (see `support.jobs.mpi`)."""
 
 from __future__ import annotations
 

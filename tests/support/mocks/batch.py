@@ -20,7 +20,7 @@ from dask_gpu_mpi.sites.command import START
 
 __all__ = ["ENVIRON", "MPICH", "OPEN_MPI", "FakeBatch", "Ran", "directives"]
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[3]
 OPEN_MPI, MPICH = "Open MPI v5.0.11, package: ...", "MPICH Version:      5.0.2"
 COMMANDS = (
     *("srun", "mpirun", "mpiexec", "jsrun", "flux", "python", "apptainer", "module"),

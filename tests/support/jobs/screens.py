@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import until
+from support.jobs.clusters import until
 
 __all__ = ["Tmux"]
 

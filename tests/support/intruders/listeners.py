@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusters import listening, parent, ranks_of
-from jobs import Job
+from support.jobs.clusters import listening, parent, ranks_of
+from support.jobs.job import Job
 
 __all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "open_memory", "role_of"]
 

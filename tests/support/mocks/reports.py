@@ -16,7 +16,7 @@ import pytest
 
 __all__ = ["TABS", "Browser", "Tab", "browser", "made_up"]
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 TABS = (
     "Overview",
     "Start-up",

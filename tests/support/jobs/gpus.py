@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from clusters import TELL, workers_of
-from simulated.nvml import Described, SimGpu, SimMig, simulated_environ
+from support.jobs.clusters import TELL, workers_of
+from support.mocks.nvml import Described, SimGpu, SimMig, simulated_environ
 
 __all__ = ["CORES", "SCRIPT", "SITE", "check_workers", "gpu_environ"]
 
@@ -16,7 +16,7 @@ __all__ = ["CORES", "SCRIPT", "SITE", "check_workers", "gpu_environ"]
 CORES = sorted(os.sched_getaffinity(0))
 
 #: A folder with simulated libraries, for PYTHONPATH.
-SITE = Path(__file__).with_name("simulated") / "site"
+SITE = Path(__file__).parents[1] / "mocks" / "site"
 
 #: Runs as a command's script, or after `initialize`. Tasks are steered to GPU and CPU workers, where there are any.
 SCRIPT = (

@@ -3,7 +3,7 @@
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -o DIR/libnvidia-ml.so.1 nvml.c
  *
  * With DIR first on LD_LIBRARY_PATH, pynvml (and so distributed and dask-cuda, both unmodified) sees the GPUs that the
- * environment variable SIMULATED_NVML describes.  tests/simulated/nvml.py writes that variable; this is its grammar:
+ * environment variable SIMULATED_NVML describes.  nvml.py writes that variable; this is its grammar:
  *
  *     variable    = "@" path-of-a-file-with-a-description | description
  *     description = host { ";" host }         a new line is a ";"; what starts with "#" is a comment

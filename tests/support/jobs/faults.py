@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusters import COMMAND, until
-from harness import Mpi, TestBed
-from jobs import CompletedJob, Job, JobError
+from support.jobs.clusters import COMMAND, until
+from support.jobs.job import CompletedJob, Job, JobError
+from support.jobs.mpi import Mpi, TestBed
 
 __all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attacks import MARK
-from clusters import TELL, facts, until
-from harness import ROOT, Mpi, TestBed
-from jobs import CompletedJob, Job
-from listeners import TELL_ADDRESSES, Census, Listener, open_memory
+from support.intruders.attacks import MARK
+from support.intruders.listeners import TELL_ADDRESSES, Census, Listener, open_memory
+from support.jobs.clusters import TELL, facts, until
+from support.jobs.job import CompletedJob, Job
+from support.jobs.mpi import Mpi, TestBed
 
 __all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start", "was_in"]
 
@@ -399,7 +399,7 @@ def _intrusion(
         **more,
     }
     intruder = subprocess.Popen(
-        [*command, sys.executable, str(ROOT / "tests" / "attacks.py")],
+        [*command, sys.executable, str(Path(__file__).with_name("attacks.py"))],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

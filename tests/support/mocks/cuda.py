@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from simulated.nvml import compile_library
+from support.mocks.nvml import compile_library
 
 __all__ = ["LOG_VARIABLE", "compile_cuda", "read_log"]
 
