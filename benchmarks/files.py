@@ -241,8 +241,7 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
 
 def _simulated(count: int, libdir: str) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.mocks.cuda import compile_cuda
-    from support.mocks.nvml import GIB, compile_nvml, make_gpus, simulated_environ
+    from support.mocks.gpus import GIB, compile_cuda, compile_nvml, make_gpus, simulated_environ
 
     compile_cuda(Path(libdir))
     gpus = make_gpus(count, host="one", memory=80 * GIB)

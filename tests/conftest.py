@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.mpi import Mpi, TestBed
-from support.mocks.nvml import compile_nvml
+from support.bed.hosts import TestBed
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import compile_nvml
 from tiers import QUICK
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.

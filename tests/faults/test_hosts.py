@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import until
 from support.jobs.faults import end, mark_time, start
-from support.jobs.job import Job
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Job, Mpi
 
 
 @pytest.fixture

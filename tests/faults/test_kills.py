@@ -13,7 +13,7 @@ import pytest
 from support.jobs.clusters import ranks_of, until
 from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, compile_nvml, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, compile_nvml, make_gpus, simulated_environ
 
 BUSY = """
 def add(x):

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.startup.bringup import MPI_GRACE
+from support.bed.hosts import TestBed
 from support.jobs.faults import FORMS, end, start, write
-from support.jobs.mpi import Mpi, TestBed
-from support.mocks.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
 
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from support import ROOT
 from support.jobs.clusters import COMMAND
 from support.jobs.gallery import EXAMPLES, right, skip_without
-from support.jobs.mpi import ROOT, Mpi
+from support.jobs.mpi import Mpi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ import pytest
 
 from support.jobs.clusters import COMMAND, TELL, facts
 from support.jobs.mpi import Mpi
-from support.mocks.reports import browser
+from support.jobs.screens import browser
 
 #: Each GPU computes for some seconds, holds memory meanwhile, and fetches from the others.
 SCRIPT = (

@@ -9,8 +9,9 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 #: Outside of the range from which MPI draws its own ports.
 PORT = "1786"

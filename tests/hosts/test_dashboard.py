@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, until
 from support.jobs.gpus import gpu_environ
-from support.jobs.mpi import Mpi, TestBed
-from support.mocks.nvml import GIB, SimHost, make_gpus
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, SimHost, make_gpus
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, TELL, facts, workers_of
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 # which network is taken, and whether it leads anywhere, does not depend on the MPI library
 pytestmark = pytest.mark.one_mpi

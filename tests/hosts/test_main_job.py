@@ -11,9 +11,17 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, TELL, facts, listening, scratch_of, until, without_mpi, workers_of
-from support.jobs.mpi import Mpi, TestBed
-from support.mocks.nvml import GIB, SimGpu, SimHost, SimMig, make_gpus, simulated_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import (
+    GIB,
+    SimGpu,
+    SimHost,
+    SimMig,
+    make_gpus,
+    simulated_environ,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 

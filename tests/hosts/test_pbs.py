@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT, TESTBED
+from support.bed.hosts import TestBed
 from support.jobs.clusters import TELL, facts, workers_of
-from support.jobs.mpi import MARK, ROOT, TESTBED, CompletedJob, Mpi, TestBed
+from support.jobs.mpi import MARK, CompletedJob, Mpi
 from support.mocks.batch import FakeBatch
-from support.mocks.nvml import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
 
 JOB = "7.server"
 SCRIPT = (

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, TELL, facts
-from support.jobs.mpi import Mpi, TestBed
-from support.mocks.nvml import GIB, SimHost, make_gpus, simulated_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, SimHost, make_gpus, simulated_environ
 
 pytestmark = pytest.mark.one_mpi
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from support import TESTBED
+from support.bed.hosts import TestBed
 from support.jobs.clusters import alive
-from support.jobs.mpi import TESTBED, Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 WHERE = """
     import os, socket

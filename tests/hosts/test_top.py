@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.one_mpi
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.intruders.jobs import ATTACKS, Attacked, attacked, start
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 #: Another user, whom every system has.
 USER = "nobody"

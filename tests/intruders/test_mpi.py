@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
+from support import ROOT
 from support.intruders.jobs import Attacked, was_in
 from support.intruders.listeners import Listener
-from support.jobs.mpi import ROOT, Mpi
+from support.jobs.mpi import Mpi
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 

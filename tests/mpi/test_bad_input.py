@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs.mpi import CompletedJob, Mpi
-from support.mocks.nvml import make_gpus, simulated_environ
+from support.mocks.gpus import make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 RAN = "the script went on"

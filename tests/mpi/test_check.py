@@ -15,7 +15,7 @@ import pytest
 
 from support.jobs.clusters import COMMAND, ranks_of, until
 from support.jobs.mpi import CompletedJob, Mpi
-from support.mocks.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")

@@ -18,8 +18,7 @@ from tornado.websocket import websocket_connect
 
 from dask_gpu_mpi import connect
 from support.jobs.clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
-from support.jobs.job import Job
-from support.jobs.mpi import Mpi
+from support.jobs.mpi import Job, Mpi
 
 #: Tells what there is to try, and works on until there is a file.
 SCRIPT = (

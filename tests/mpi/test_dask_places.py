@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from support.jobs.clusters import COMMAND, TELL, facts
-from support.jobs.job import CompletedJob
-from support.jobs.mpi import Mpi
+from support.jobs.mpi import CompletedJob, Mpi
 
 pytestmark = [pytest.mark.mpi, pytest.mark.one_mpi]
 

@@ -11,7 +11,7 @@ import pytest
 from support.jobs.clusters import COMMAND, TELL, facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, make_gpus
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,

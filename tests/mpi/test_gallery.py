@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.jobs.clusters import COMMAND, Driver, ranks_of, until
 from support.jobs.gallery import EXAMPLES, right, sections, skip_without
 from support.jobs.gpus import gpu_environ
-from support.jobs.mpi import ROOT, Mpi
-from support.mocks.nvml import GIB, make_gpus
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 

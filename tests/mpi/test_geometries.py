@@ -13,7 +13,7 @@ import pytest
 from support.jobs.clusters import COMMAND, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, SITE, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
+from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),

@@ -11,8 +11,7 @@ import pytest
 from support.jobs.clusters import TELL, facts
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.cuda import LOG_VARIABLE, compile_cuda, read_log
-from support.mocks.nvml import GIB, compile_nvml, make_gpus
+from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, compile_nvml, make_gpus, read_log
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 

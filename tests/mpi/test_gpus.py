@@ -12,7 +12,7 @@ import pytest
 from support.jobs.clusters import COMMAND, TELL, facts, scratch_of
 from support.jobs.gpus import CORES, SCRIPT, check_workers, gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, compile_library, make_gpus
+from support.mocks.gpus import GIB, compile_library, make_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 

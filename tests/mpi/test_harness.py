@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.mpi import MARK, ROOT, JobTimeout, LeakedProcesses, Mpi
+from support import ROOT
+from support.jobs.mpi import MARK, JobTimeout, LeakedProcesses, Mpi
 
 WHO = """
     import os

@@ -15,8 +15,8 @@ import pytest
 from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, make_gpus
-from support.mocks.reports import TABS, browser
+from support.jobs.screens import TABS, browser
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.jobs.clusters import COMMAND, facts, only_our_lines
 from support.jobs.mpi import Mpi
-from support.mocks.nvml import GIB, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, make_gpus, simulated_environ
 
 PATH = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 

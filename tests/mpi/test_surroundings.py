@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.sites.launchers import scrub
+from support import ROOT
 from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines
-from support.jobs.mpi import ROOT, CompletedJob, Mpi
+from support.jobs.mpi import CompletedJob, Mpi
 
 GONE = """
 import pathlib, shutil, tempfile

@@ -19,7 +19,7 @@ from support.jobs.clusters import COMMAND, facts, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import Tmux
-from support.mocks.nvml import GIB, make_gpus
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
+from support import ROOT
 from support.jobs.gallery import EXAMPLES, PAGE, right, sections
-from support.jobs.mpi import ROOT
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from support.mocks.nvml import (
+from support.mocks.gpus import (
     GIB,
     LIBRARY,
     ONLY_VARIABLE,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from support import ROOT
 from support.bed.slurm import JobError, Slurm
 from support.jobs.clusters import TELL, facts, workers_of
-from support.jobs.mpi import ROOT
 
 TEMPLATES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 SCRIPT = (

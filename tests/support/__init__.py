@@ -1,13 +1,15 @@
-"""The pages that people read: those of the site, and those beside it."""
+"""What the tests share: jobs, the test bed, mocks and intruders; here the places of the repository."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT"]
+__all__ = ["PAGES", "ROOT", "TESTBED"]
 
 ROOT = Path(__file__).resolve().parents[2]
+TESTBED = ROOT / "ci" / "testbed"
 _BUILT = ROOT / "docs" / "_build"
+#: The pages that people read: those of the site, and those outside it.
 PAGES = sorted(
     [
         *ROOT.glob("*.md"),

@@ -16,10 +16,11 @@ from unittest.mock import patch
 import pytest
 
 from dask_gpu_mpi.base.private_api import TABLE
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
 from support.jobs.gpus import gpu_environ
-from support.jobs.mpi import CompletedJob, Mpi, TestBed
-from support.mocks.nvml import make_gpus
+from support.jobs.mpi import CompletedJob, Mpi
+from support.mocks.gpus import make_gpus
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import (
     COMMAND,
     MESSAGES,
@@ -24,7 +25,7 @@ from support.jobs.clusters import (
     scratch_of,
     workers_of,
 )
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

@@ -15,7 +15,7 @@ from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
 from dask_gpu_mpi.mpi.local_ranks import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
-from support.mocks.nvml import compile_library
+from support.mocks.gpus import compile_library
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks into /proc; there is no CUDA elsewhere"

@@ -22,8 +22,8 @@ from dask_gpu_mpi.cluster import report as module
 from dask_gpu_mpi.cluster.report import Reporter
 from dask_gpu_mpi.options.model import Options
 from support.jobs.clusters import until
-from support.mocks.inventories import gpu, one_host, plan
-from support.mocks.reports import made_up
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
 
 
 class SlowScheduler:

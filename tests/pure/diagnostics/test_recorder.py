@@ -12,7 +12,7 @@ import pytest
 from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.diagnostics import recorder as module
 from dask_gpu_mpi.diagnostics.recorder import Recorder, recorder_of
-from support.mocks.reports import made_up
+from support.mocks.snapshots import made_up
 
 
 @pytest.mark.slow

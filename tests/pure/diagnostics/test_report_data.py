@@ -12,8 +12,8 @@ import pytest
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.diagnostics.report_data import MOST_RANKS, Job, assemble, summary, versions
 from dask_gpu_mpi.options.model import Options
-from support.mocks.inventories import gpu, one_host, plan
-from support.mocks.reports import made_up
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "json.md"
 

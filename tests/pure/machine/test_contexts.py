@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.machine.contexts import own_contexts
-from support.mocks.cuda import LOG_VARIABLE, compile_cuda, read_log
+from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
 
 STAGES = """
 import ctypes, json

@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from support.jobs.clusters import alive, until
-from support.mocks.nvml import GIB, SimHost, compile_library, compile_nvml, make_gpus, simulated_environ
+from support.mocks.gpus import (
+    GIB,
+    SimHost,
+    compile_library,
+    compile_nvml,
+    make_gpus,
+    simulated_environ,
+)
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="there is no NVML elsewhere"),

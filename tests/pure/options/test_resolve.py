@@ -10,7 +10,7 @@ from pathlib import Path
 import dask.config
 import pytest
 
-from support.mocks.resolving import keywords, refused
+from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.plan.cores import intersection, near_cores, share_cores
-from support.mocks.inventories import gpu, plan, rank
+from support.mocks.inputs import gpu, plan, rank
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from support.mocks.inventories import GIB, one_host, plan
+from support.mocks.inputs import GIB, one_host, plan
 
 ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"

@@ -29,7 +29,7 @@ from dask_gpu_mpi.startup.coordinator import (
     shared_options,
 )
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Reached, Registration, Start
-from support.mocks.inventories import gpu
+from support.mocks.inputs import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHAPE = (("layout", "shared"),)

@@ -18,8 +18,10 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.sites.command import START
-from support.jobs.mpi import MARK, ROOT, TESTBED, JobError, JobTimeout, TestBed
-from support.mocks.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support import ROOT, TESTBED
+from support.bed.hosts import TestBed
+from support.jobs.mpi import MARK, JobError, JobTimeout
+from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus, simulated_environ
 
 __all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template", "wait_all"]
 

@@ -1,6 +1,6 @@
 """An intruder: a program that tries to get into a job's listening sockets, as another user and perhaps from another host.
 
-It reads what to do from standard input, as JSON in one line (`support.intruders.jobs.attacked`), and after each group of attacks prints
+It reads what to do from standard input, as JSON in one line (`jobs.attacked`), and after each group of attacks prints
 what came of it, as ``[[attack, target, outcome, seconds], ...]``. An outcome begins with ``"in"`` where somebody was let in,
 else with ``"out"``. Everything is bounded: in number, in bytes and in time.
 """

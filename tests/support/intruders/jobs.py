@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.bed.hosts import TestBed
 from support.intruders.attacks import MARK
 from support.intruders.listeners import TELL_ADDRESSES, Census, Listener, open_memory
 from support.jobs.clusters import TELL, facts, until
-from support.jobs.job import CompletedJob, Job
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import CompletedJob, Job, Mpi
 
 __all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start", "was_in"]
 

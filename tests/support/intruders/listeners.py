@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs.clusters import listening, parent, ranks_of
-from support.jobs.job import Job
+from support.jobs.mpi import Job
 
 __all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "open_memory", "role_of"]
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from support.jobs.job import CompletedJob, Job
+from support.jobs.mpi import CompletedJob, Job
 
 __all__ = [
     "COMMAND",

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, until
-from support.jobs.job import CompletedJob, Job, JobError
-from support.jobs.mpi import Mpi, TestBed
+from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
 
 __all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from support.jobs.mpi import ROOT
+from support import ROOT
 
 __all__ = ["EXAMPLES", "PAGE", "Example", "right", "sections", "skip_without"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs.clusters import TELL, workers_of
-from support.mocks.nvml import Described, SimGpu, SimMig, simulated_environ
+from support.mocks.gpus import Described, SimGpu, SimMig, simulated_environ
 
 __all__ = ["CORES", "SCRIPT", "SITE", "check_workers", "gpu_environ"]
 

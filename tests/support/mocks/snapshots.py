@@ -1,13 +1,16 @@
-"""Clusters for the tests of `diagnostics`, as a scheduler reports them."""
+"""Jobs for the tests of `diagnostics`: as a scheduler reports them, and as a recorder has recorded them."""
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
+from support import ROOT
 
-__all__ = ["GIB", "cluster", "identity_of", "metrics"]
+__all__ = ["GIB", "cluster", "identity_of", "made_up", "metrics"]
 
 GIB = 2**30
 
@@ -58,3 +61,12 @@ def cluster(nodes: int, gpus: int) -> tuple[dict[str, Any], dict[str, Any]]:
         {f"{node}-{place}": metrics(use=(node * gpus + place) % 101) for node, place in names}
     )
     return identity, {**JobFacts(tuple(rows)).as_data(), "events": [], "end": None, "now": 7.0}
+
+
+def made_up(nodes: int, gpus: int, seconds: int, tasks: int) -> Any:
+    """A job of the benchmark that makes jobs up."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return importlib.import_module("recording").made_up(nodes, gpus, seconds, tasks)
+    finally:
+        del sys.path[0]

@@ -1,16 +1,21 @@
-"""Ranks as they answer, and the plan that is made of them."""
+"""Inventories of ranks, options from keywords, and the plan made of them."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 
-__all__ = ["GIB", "gpu", "names", "one_host", "plan", "rank"]
+__all__ = ["GIB", "gpu", "keywords", "names", "one_host", "plan", "rank", "refused"]
+
 
 GIB = 1024**3
 
@@ -41,3 +46,15 @@ def names(plan: Plan) -> list[str | int]:
 
 def plan(inventories: Any, *, has_client: bool = True, **options: Any) -> Plan:
     return make_plan(inventories, Options(**options), has_client=has_client)
+
+
+def keywords(**given: Any) -> Options:
+    return resolve(given, source="keyword")
+
+
+def refused(given: dict[str, Any], source: Any = "keyword") -> str:
+    with pytest.raises(OptionError) as caught:
+        resolve(given, source=source)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message

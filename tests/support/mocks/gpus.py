@@ -1,4 +1,4 @@
-"""The Python side of the simulated NVML: compile it, describe hosts and their GPUs, make an environment.
+"""GPUs that this machine does not have: NVML and the CUDA driver in C, compiled here, and hosts of GPUs described to them.
 
 >>> gpus = make_gpus(4, host="h1", memory=80 * GIB, cores=[(0, 1), (0, 1), (2, 3), (2, 3)])
 >>> environ = simulated_environ(compile_nvml(directory), gpus)
@@ -20,17 +20,21 @@ from pathlib import Path
 
 __all__ = [
     "GIB",
+    "LOG_VARIABLE",
     "ONLY_VARIABLE",
     "VARIABLE",
     "SimCluster",
     "SimGpu",
     "SimHost",
     "SimMig",
+    "compile_cuda",
     "compile_library",
     "compile_nvml",
     "make_gpus",
+    "read_log",
     "simulated_environ",
 ]
+
 
 VARIABLE = "SIMULATED_NVML"
 """The one variable that describes every host's GPUs."""
@@ -38,7 +42,7 @@ VARIABLE = "SIMULATED_NVML"
 ONLY_VARIABLE = "SIMULATED_NVML_ONLY"
 """Per process: the places (``"1,3"``) of the GPUs that exist for it, as in the device cgroup of one rank."""
 
-SOURCE = Path(__file__).with_name("nvml.c")
+NVML = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
 GIB = 2**30
 
@@ -65,7 +69,7 @@ def compile_nvml(directory: Path) -> Path:
     RuntimeError
         The compiler found something, warnings included; its words are in the message.
     """
-    return compile_library(SOURCE, directory / LIBRARY)
+    return compile_library(NVML, directory / LIBRARY)
 
 
 def compile_library(source: Path, library: Path, *more: str) -> Path:
@@ -353,3 +357,21 @@ def simulated_environ(libdir: Path, gpus: Described, base: Mapping[str, str] | N
     elif not isinstance(gpus, (SimCluster, SimHost)):
         gpus = SimHost(tuple(gpus))
     return environ | gpus.environ()
+
+
+LOG_VARIABLE = "SIMULATED_CUDA_LOG"
+"""The file to which every process adds what it does with CUDA."""
+
+CUDA = Path(__file__).with_name("cuda.c")
+
+
+def compile_cuda(directory: Path) -> Path:
+    """Compile ``libcuda.so.1`` into a directory, which is returned, for ``LD_LIBRARY_PATH``."""
+    return compile_library(CUDA, directory / "libcuda.so.1", "-ldl")
+
+
+def read_log(file: Path) -> list[tuple[int, str]]:
+    """The (pid, function) of every call that initialised CUDA or made a context."""
+    if not file.exists():
+        return []
+    return [(int(pid), function) for pid, function in map(str.split, file.read_text().splitlines())]
