@@ -37,6 +37,8 @@ class Row:
         Whether it has made a client.
     forms : tuple of str
         Those that it is tested in.
+    quick : tuple of marks
+        Where it is one of the rows of `ci/test.sh`.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Row:
     tracebacks: int = 0
     client: bool = True
     forms: tuple[str, ...] = FORMS
+    quick: tuple[pytest.MarkDecorator, ...] = ()
 
 
 #: What is the same in either form is tested in one of them.
@@ -84,8 +87,9 @@ fork(session.close)
 assert not session.closed
 """
 
+quick = pytest.mark.quick
 ROWS = [
-    Row("returns", RESULT + "mark()\n"),
+    Row("returns", RESULT + "mark()\n", quick=(quick("mpich", form="command"),)),
     Row("returns early", "mark()\n", client=False, forms=ONE),
     Row("sys.exit(7)", RESULT + "mark()\nsys.exit(7)\n", 7),
     Row(
@@ -94,6 +98,7 @@ ROWS = [
         1,
         says=("ValueError: of the script",),
         tracebacks=1,
+        quick=(quick("openmpi", form="initialize"),),
     ),
     Row(
         "raises in a thread",
@@ -110,6 +115,7 @@ ROWS = [
         "task = client.submit(lambda: time.sleep(60))\n"
         "wait_until(lambda: any(client.processing().values()))\nmark()\n",
         within=5.0,
+        quick=(quick("mpich", form="initialize"),),
     ),
     Row(
         "leaves open futures",
@@ -125,7 +131,11 @@ ROWS = [
         within=5.0,
         forms=OTHER,
     ),
-    Row("client.shutdown()", RESULT + "client.shutdown()\nmark()\n"),
+    Row(
+        "client.shutdown()",
+        RESULT + "client.shutdown()\nmark()\n",
+        quick=(quick("openmpi", form="command"),),
+    ),
     Row("client.shutdown() as the last line", RESULT + "mark()\nclient.shutdown()\n", forms=ONE),
     Row("session.close()", RESULT + "session.close()\nmark()\n", forms=OTHER),
     Row("session.close() as the last line", RESULT + "mark()\nsession.close()\n", forms=ONE),
@@ -147,10 +157,15 @@ ROWS = [
     # The launcher takes a rank that leaves without MPI_Finalize for one that has failed, and kills the others. MPICH's reports
     # their 9, unless all of them are gone before it has asked the system for it (one job of thirty): then it reports 0.
     Row("os._exit(0)", RESULT + "mark()\nos._exit(0)\n", {"openmpi": {1}, "mpich": {0, 9}}, forms=ONE),
-    Row("MPI.Finalize()", RESULT + FINALIZE, 3),
+    Row("MPI.Finalize()", RESULT + FINALIZE, 3, quick=(quick(form="initialize"),)),
     Row("session.close() and MPI.Finalize()", RESULT + "session.close()\n" + FINALIZE, 3, forms=OTHER),
     Row("client.shutdown() and MPI.Finalize()", RESULT + "client.shutdown()\n" + FINALIZE, 3, forms=ONE),
-    Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3),
+    Row(
+        "forks children that end",
+        RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n",
+        3,
+        quick=(quick("mpich", form="command"),),
+    ),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(
         "its end fails",
@@ -181,7 +196,11 @@ ROWS = [
 
 
 def params() -> list[Any]:
-    return [pytest.param(form, row, id=f"{row.name}-{form}") for row in ROWS for form in row.forms]
+    return [
+        pytest.param(form, row, id=f"{row.name}-{form}", marks=row.quick)
+        for row in ROWS
+        for form in row.forms
+    ]
 
 
 @pytest.mark.parametrize(("form", "row"), params())
@@ -250,6 +269,7 @@ def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
     end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 
+@pytest.mark.quick("openmpi")
 def test_quiet(mpirun: Mpi) -> None:
     """A clean run: at most three lines on standard error, all ours."""
     job = start(mpirun, "command", RESULT + "print('of the script')\nmark()\n")

@@ -50,6 +50,7 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
     end(mpirun, job, None, 10, since=fault, tracebacks=None)
 
 
+@pytest.mark.quick("mpich", form="command")
 @pytest.mark.parametrize("form", FORMS)
 def test_worker(mpirun: Mpi, form: str) -> None:
     body = (
@@ -88,6 +89,7 @@ mark()
     end(mpirun, job, 0, 3.0, tracebacks=None)
 
 
+@pytest.mark.quick("openmpi", form="initialize")
 @pytest.mark.parametrize("form", FORMS)
 def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
     body = (
@@ -207,6 +209,7 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
     )
 
 
+@pytest.mark.quick("mpich", victim="scheduler", form="initialize")
 @pytest.mark.parametrize(
     ("victim", "form"),
     [

@@ -22,7 +22,7 @@ BLOCKS = "import time; time.sleep(3600)"
     ("form", "how"),
     [
         pytest.param("initialize", RAISES, id="initialize-raises"),
-        pytest.param("initialize", HANGS, id="initialize-hangs"),
+        pytest.param("initialize", HANGS, id="initialize-hangs", marks=pytest.mark.quick("openmpi")),
         pytest.param("command", HANGS, id="command-hangs"),
         pytest.param("command", BLOCKS, id="command-blocks"),
     ],

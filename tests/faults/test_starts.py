@@ -217,6 +217,7 @@ DIES_LATER = (
 )
 
 
+@pytest.mark.quick("mpich", form="command")
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:

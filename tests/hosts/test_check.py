@@ -9,6 +9,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
@@ -25,6 +27,7 @@ def environ() -> dict[str, str | None]:
     return {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 
 
+@pytest.mark.quick("mpich")
 def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
     data = json.loads(mpirun.run(CHECK, 4, bed=hosts, env=environ()).check().stdout)
     assert [(host["host"], host["ranks"]) for host in data["hosts"]] == [

@@ -116,6 +116,7 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     assert scratch_of(job) == []
 
 
+@pytest.mark.quick
 def test_hosts_that_differ(mpirun: Mpi, bed: TestBed, libdir: Path, tmp_path: Path) -> None:
     # the client's host has no driver at all, one host has slices, one a GPU of another kind
     small = SimGpu(uuid="GPU-aaaaaaaa-0000-4000-8000-000000000001", name="NVIDIA T4", memory=16 * GIB)

@@ -48,6 +48,8 @@ class Row:
         Dask's configuration file.
     only : str
         The one form that is tried, where the two would take the same way; it saves time.
+    quick : tuple of marks
+        Where it is one of the rows of ci/test.sh.
 
     In all texts ``{tmp}`` is a directory of the test, with a regular file ``file`` in it, and ``{port}`` a port that is taken.
     """
@@ -62,6 +64,7 @@ class Row:
     gpus: int = 0
     yaml: str = ""
     only: str = ""
+    quick: tuple[pytest.MarkDecorator, ...] = ()
 
     @property
     def forms(self) -> tuple[str, ...]:
@@ -90,6 +93,7 @@ def visible(text: str) -> dict[str, object]:
     return {"gpus": 2, "env": {"CUDA_VISIBLE_DEVICES": text}}
 
 
+quick = pytest.mark.quick
 CUDA, NANNY, WORKER = "dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker"
 BELOW_A_FILE = "{tmp}/file/below"
 
@@ -119,8 +123,20 @@ ROWS = (
         None,
         "worker_options='{}'",
     ),
-    Row("unknown CLI option", ("command line", "--layuot", "--layout"), ("--layuot", "shared"), None),
-    Row("unknown keyword", ("keyword", "layuot", "did you mean 'layout'?"), None, "layuot='shared'"),
+    Row(
+        "unknown CLI option",
+        ("command line", "--layuot", "--layout"),
+        ("--layuot", "shared"),
+        None,
+        quick=(quick(form="command"),),
+    ),
+    Row(
+        "unknown keyword",
+        ("keyword", "layuot", "did you mean 'layout'?"),
+        None,
+        "layuot='shared'",
+        quick=(quick("mpich"),),
+    ),
     Row(
         "unknown choice", ("layout", "'exlusive'", "did you mean 'exclusive'?"), **value("layout", "exlusive")
     ),
@@ -189,6 +205,7 @@ ROWS = (
         "unknown key in YAML",
         ("gpu-mpi.layuot", "did you mean 'layout'?"),
         yaml="gpu-mpi:\n  layuot: shared\n",
+        quick=(quick("mpich"),),
     ),
     Row(
         "malformed YAML",
@@ -229,6 +246,7 @@ ROWS = (
         "unknown option of CUDAWorker",
         ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
         gpus=2,
+        quick=(quick("mpich", form="command"),),
         **worker_options(CUDA, '{"rmm_pool_siz": "1GB"}'),
     ),
     Row(
@@ -271,6 +289,7 @@ ROWS = (
         "interface that one rank has not",
         (f"rank 1 on {HOST}", "'nope0'", "it has:", "--interface"),
         per_rank=({"DASK_GPU_MPI__INTERFACE": "lo"}, {"DASK_GPU_MPI__INTERFACE": "nope0"}),
+        quick=(quick("mpich"),),
     ),
     Row(
         "interface said to one rank only",
@@ -290,6 +309,7 @@ ROWS = (
         ("port {port}", "in use", "--scheduler-port", "127.0.0.1"),
         ("--scheduler-port", "{port}"),
         "scheduler_port={port}",
+        quick=(quick("mpich", form="command"),),
     ),
     Row(
         "local directory below a file",
@@ -333,6 +353,7 @@ ROWS = (
         "an option that is wrong on one rank",
         (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"),
         per_rank=({}, {"DASK_GPU_MPI__NTHREADS": "two"}),
+        quick=(quick("mpich"),),
     ),
     # GPUs
     Row(
@@ -340,6 +361,7 @@ ROWS = (
         (f"host {HOST}", "rank 0 saw GPUs 0", "rank 1 saw GPUs 1", "'0,1'", "'1,2'"),
         gpus=3,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1,2"}),
+        quick=(quick("mpich"),),
     ),
     Row(
         "GPU that is not there",
@@ -374,7 +396,12 @@ ROWS = (
         **value("worker_class", CUDA),
     ),
     # the world
-    Row("exclusive with two ranks", ("exclusive", "3", "2", "shared"), **value("layout", "exclusive")),
+    Row(
+        "exclusive with two ranks",
+        ("exclusive", "3", "2", "shared"),
+        quick=(quick(form="command"),),
+        **value("layout", "exclusive"),
+    ),
     Row(
         "no scheduler to join",
         ("no scheduler is started, and none is named", "--scheduler-address", "--scheduler-file"),
@@ -400,7 +427,9 @@ ROWS = (
 #: As a command under either MPI; the second form tells nothing of the MPI.
 MARKS = {"command": (), "initialize": (pytest.mark.one_mpi,)}
 CASES = [
-    pytest.param(row, form, id=f"{row.name}-{form}", marks=MARKS[form]) for row in ROWS for form in row.forms
+    pytest.param(row, form, id=f"{row.name}-{form}", marks=(*MARKS[form], *row.quick))
+    for row in ROWS
+    for form in row.forms
 ]
 
 
@@ -546,6 +575,7 @@ def test_command_that_was_taken_for_a_script(mpirun: Mpi, tmp_path: Path, words:
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.quick("mpich")
 def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('before'\nx = 1 +\n")
@@ -586,11 +616,19 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (OPEN_MPIS, ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of")),
-        (SRUNS, ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm")),
-        (BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun")),
+        pytest.param(
+            OPEN_MPIS,
+            ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of"),
+            id="mpirun",
+        ),
+        pytest.param(
+            SRUNS,
+            ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm"),
+            id="srun",
+            marks=pytest.mark.quick(form="command"),
+        ),
+        pytest.param(BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun"), id="batch script"),
     ],
-    ids=["mpirun", "srun", "batch script"],
 )
 def test_world_of_one_below_a_launcher(
     mpirun: Mpi, tmp_path: Path, env: Mapping[str, str], says: tuple[str, ...], form: str
@@ -612,6 +650,7 @@ def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str, words: str = "-m das
     return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT, env=QUICK)
 
 
+@pytest.mark.quick
 def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
     if mpirun.name == "openmpi":
@@ -630,6 +669,7 @@ def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> Non
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.quick("mpich")
 def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
     if mpirun.name != "mpich":
@@ -642,6 +682,7 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.quick("mpich", ranks=2, form="command")
 @pytest.mark.parametrize("form", ["command", "initialize", "plan"])
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:

@@ -38,6 +38,7 @@ def red(done: CompletedJob) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick
 def test_all_is_well(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 4).check()
     assert "ERROR" not in done.stdout
@@ -66,6 +67,7 @@ def test_json(mpirun: Mpi) -> None:
     assert findings(done) == []
 
 
+@pytest.mark.quick("mpich")
 @compiler
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
@@ -132,6 +134,7 @@ def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
     assert [gpu["kernel"] for gpu in host["gpus"]] == ["cuda", "cuda"]
 
 
+@pytest.mark.quick("mpich")
 def test_version_that_differs_on_one_rank(mpirun: Mpi, tmp_path: Path) -> None:
     fake = tmp_path / "dask-2020.1.0.dist-info"
     fake.mkdir()
@@ -193,6 +196,7 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
     assert "finds no MPI library" in found["found"]
 
 
+@pytest.mark.quick("mpich", ranks=2)
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
     for option in ("--no-such-option", "--memory-limit=lots"):

@@ -73,6 +73,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.quick("openmpi", protocol="tls")
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["tls", pytest.param("tcp", marks=pytest.mark.one_mpi)])
 def test_every_kind_of_process(mpirun: Mpi, protocol: str, tmp_path: Path) -> None:
@@ -206,6 +207,7 @@ client.close()
     return path / "nb.ipynb"
 
 
+@pytest.mark.quick("mpich", how="jupyter")
 @pytest.mark.parametrize("how", [pytest.param("nbclient", marks=pytest.mark.one_mpi), "jupyter"])
 def test_a_notebook(mpirun: Mpi, how: str, tmp_path: Path) -> None:
     book = str(notebook(tmp_path))

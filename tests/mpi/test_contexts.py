@@ -42,6 +42,7 @@ tell(keepers=len(keepers), gone=time.monotonic() < limit)
 )
 
 
+@pytest.mark.quick("openmpi")
 def test_only_workers_touch_cuda_and_a_script_that_did_is_named(mpirun: Mpi, tmp_path: Path) -> None:
     log = tmp_path / "log"
     gpus = make_gpus(2, host="one", memory=80 * GIB)

@@ -82,6 +82,7 @@ def has_token(path: Path, token: str) -> bool:
         return False
 
 
+@pytest.mark.quick("openmpi")
 def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     script, go_on, file = tmp_path / "script.py", tmp_path / "go-on", tmp_path / "scheduler.json"
     script.write_text(SCRIPT)
@@ -205,11 +206,10 @@ def open_page(base: str, cookie: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("options", "servers"),
     [
-        ((), 0),
-        (("--worker-class", "distributed.Worker"), 0),
-        (("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2),
+        pytest.param((), 0, id="nannies", marks=pytest.mark.quick("mpich")),
+        pytest.param(("--worker-class", "distributed.Worker"), 0, id="in-process"),
+        pytest.param(("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2, id="asked for"),
     ],
-    ids=["nannies", "in-process", "asked for"],
 )
 def test_without_it_nothing_listens_for_http(mpirun: Mpi, options: tuple[str, ...], servers: int) -> None:
     code = """

@@ -67,6 +67,7 @@ def test_a_task_for_cpu_workers_that_there_are_not(mpirun: Mpi, libdir: Path, tm
     job.kill()
 
 
+@pytest.mark.quick("mpich", where="gpu")
 @pytest.mark.parametrize("where", ["gpu", "all"])
 def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:
     script = tmp_path / "script.py"

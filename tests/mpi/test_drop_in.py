@@ -13,6 +13,7 @@ from support.jobs.clusters import COMMAND, TELL, Driver, facts, only_our_lines, 
 from support.jobs.mpi import Mpi
 
 
+@pytest.mark.quick("mpich")
 @pytest.mark.parametrize("name", ["initialize", "execute"])
 def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
     with warnings.catch_warnings():
@@ -26,6 +27,7 @@ def test_arguments_are_dask_mpis_in_their_order(name: str) -> None:
     assert all(ours[key].kind in by_keyword for key in list(ours)[len(theirs) :])
 
 
+@pytest.mark.quick
 def test_positional_arguments_exit_false_and_mpi_afterwards(mpirun: Mpi) -> None:
     program = (
         TELL
@@ -120,6 +122,7 @@ if world.rank == 2:
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.quick("mpich")
 def test_execute_returns_the_result(mpirun: Mpi) -> None:
     program = (
         TELL

@@ -40,6 +40,7 @@ client = Client()
             0,
             "[3]",
             id="forked children",
+            marks=pytest.mark.quick,
         ),
     ],
 )

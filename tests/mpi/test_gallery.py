@@ -34,6 +34,7 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     assert right(done.stdout) == right(sections()[f"{name}.py"])
 
 
+@pytest.mark.quick("mpich")
 @needs_compiler
 @pytest.mark.parametrize("options", ["all", "none", "CPU workers"])
 def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:

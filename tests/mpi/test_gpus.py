@@ -35,6 +35,7 @@ SOCKETS = [tuple(CORES[: (len(CORES) + 1) // 2]), tuple(CORES[len(CORES) // 2 :]
 GPUS = make_gpus(4, host="one", memory=80 * GIB, cores=SOCKETS)
 
 
+@pytest.mark.quick
 def test_one_rank_and_a_cpu_worker(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     env = gpu_environ(libdir, GPUS)
     script = tmp_path / "script.py"
@@ -77,6 +78,7 @@ def test_three_ranks_share_four_gpus(mpirun: Mpi, libdir: Path) -> None:
     check_workers(told, GPUS, {"0-0": GPUS[:1], "0-1": GPUS[1:2], "1-2": GPUS[2:3], "2-3": GPUS[3:]})
 
 
+@pytest.mark.quick("mpich")
 def test_each_rank_has_gpus_of_its_own(mpirun: Mpi, libdir: Path) -> None:
     # by index and by UUID, whole and abbreviated
     visible = [

@@ -37,6 +37,7 @@ def test_ranks_form_one_world(mpirun: Mpi, ranks: int) -> None:
     assert done.stdout.count("'red'") == ranks
 
 
+@pytest.mark.quick
 def test_environment_for_each_rank(mpirun: Mpi) -> None:
     colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
     done = mpirun.run(WHO, 3, per_rank_env=colours).check()
@@ -61,6 +62,7 @@ def test_without_a_launcher(mpirun: Mpi) -> None:
     assert done.stdout == "['a b', 'c']\n"
 
 
+@pytest.mark.quick("mpich")
 def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     job = mpirun.start("import time\ndef nap():\n    time.sleep(600)\nprint('asleep', flush=True)\nnap()", 2)
     job.wait_for(BOTH_ASLEEP)
@@ -69,6 +71,7 @@ def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     assert not job.processes()
 
 
+@pytest.mark.quick("mpich")
 def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
     # a new session, no inherited files: nothing ties the process to the job but its environment
     program = """

@@ -25,6 +25,7 @@ time.sleep(600)
 )
 
 
+@pytest.mark.quick(victim="other rank", worker_class="auto")
 @pytest.mark.parametrize(
     ("victim", "worker_class"),
     [

@@ -57,6 +57,7 @@ def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
 NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.quick(number=signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
     line = [

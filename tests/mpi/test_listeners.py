@@ -28,6 +28,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
     return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.quick
 @pytest.mark.mpi
 def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     script = [*COMMAND, "--interface", "lo", "-c", "import time; print('up', flush=True); time.sleep(60)"]

@@ -9,6 +9,8 @@ import pytest
 from support.jobs.clusters import TELL, facts
 from support.jobs.mpi import Mpi
 
+pytestmark = pytest.mark.quick
+
 PROGRAM = (
     TELL
     + """

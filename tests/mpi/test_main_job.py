@@ -97,6 +97,7 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
     assert len({row["pid"] for row in rows.values()}) == len(rows)
 
 
+@pytest.mark.quick
 def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="sys.exit(7)\n")
     done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 4)
@@ -121,6 +122,7 @@ def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     assert "{" not in table.stdout
 
 
+@pytest.mark.quick("mpich", kind="module")
 @pytest.mark.parametrize("kind", ["module", "code", "folder"])
 def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -> None:
     """Functions and classes of ``__main__`` reach the workers, whose import path has what the program's has."""
@@ -167,6 +169,7 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
     assert scratch_of(mpirun.jobs[-1], "d*") == []
 
 
+@pytest.mark.quick
 def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_path: Path) -> None:
     before = "from dask_gpu_mpi import initialize\ninitialize(worker_class='distributed.Worker')\n"
     after = "raise ValueError('of the script')\n"
@@ -180,6 +183,7 @@ def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_pa
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.quick("mpich")
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")
     line = [*COMMAND, "--worker-class", "beside.MyNanny", "--nthreads", "3", str(script)]
@@ -195,6 +199,7 @@ def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, t
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.quick("mpich")
 def test_exclusive_layout_and_a_class_of_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     before = """
 from dask_gpu_mpi import initialize
@@ -252,6 +257,7 @@ def test_layout_from_the_environment_needs_its_ranks(mpirun: Mpi) -> None:
     assert "needs at least 3 MPI ranks, found 2" in done.stderr
 
 
+@pytest.mark.quick("mpich", form="json")
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
     line = [*COMMAND, "plan", "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--visible"]

@@ -36,6 +36,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.quick(how="sys.exit")
 @pytest.mark.parametrize("how", ["sys.exit", "MPI.Finalize"])
 def test_all_are_received_before_mpi_ends(mpirun: Mpi, how: str) -> None:
     program = LEAVES.replace("HOW ==", f"{how!r} ==").replace("HOW()", f"{how}()")

@@ -49,6 +49,7 @@ def test_one_rank_needs_no_threads_of_mpi(mpirun: Mpi) -> None:
     assert mpirun.run(program, 1).check().stdout == "here\n"
 
 
+@pytest.mark.quick
 def test_mpi_that_has_ended(mpirun: Mpi) -> None:
     done = mpirun.run(HEAD + "from mpi4py import MPI\nMPI.Finalize()\ninitialize()\n", 2, timeout=30).check(2)
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("dask_gpu_mpi: ")]

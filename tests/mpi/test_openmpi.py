@@ -21,6 +21,7 @@ print("left behind:", os.environ.get("{VARIABLE}"))
 OPENED = "found loaded component ofi"
 
 
+@pytest.mark.quick(chosen=None)
 @pytest.mark.parametrize("chosen", [None, "self,sm,ofi"])
 def test_component_is_opened_only_where_it_is_wanted(mpirun: Mpi, tmp_path: Path, chosen: str | None) -> None:
     if mpirun.name != "openmpi":

@@ -71,6 +71,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, work
     assert only_our_lines(done.stderr)
 
 
+@pytest.mark.quick
 def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_path: Path) -> None:
     """MPI knows nothing of Python's buffers."""
     program = """

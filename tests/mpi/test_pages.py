@@ -22,6 +22,7 @@ def first_script(page: str) -> str:
     return block.group(1)
 
 
+@pytest.mark.quick("mpich")
 def test_start_here(mpirun: Mpi, tmp_path: Path) -> None:
     """The same script is on the three pages; what is printed has the lines that the page shows."""
     script = first_script("docs/start.md")

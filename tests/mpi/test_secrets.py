@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import pytest
+
 from support.jobs.clusters import COMMAND, TELL, until, without_mpi
 from support.jobs.mpi import Mpi
 
@@ -63,6 +65,7 @@ def has_key(path: Path) -> bool:
         return False
 
 
+@pytest.mark.quick("openmpi")
 def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     options = {
         "--log-level": "debug",

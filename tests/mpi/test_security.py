@@ -13,6 +13,8 @@ from dask_gpu_mpi.check.ucx import UcxOrder, UcxTrial
 from support.jobs.clusters import TELL, facts, listening, only_our_lines, scratch_of, until, without_mpi
 from support.jobs.mpi import Mpi
 
+pytestmark = pytest.mark.quick("mpich")
+
 STRANGERS = (
     TELL
     + """

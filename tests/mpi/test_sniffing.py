@@ -76,6 +76,7 @@ def sniffer() -> Iterator[bytearray]:
             thread.join()
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may open a packet socket")
 def test_private_key_is_not_on_the_network(mpirun: Mpi) -> None:
     with sniffer() as heard:

@@ -84,6 +84,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.quick("openmpi", security="True")
 @pytest.mark.parametrize("security", ["True", "False"], ids=["tls", "tcp"])
 def test_group_and_environment(mpirun: Mpi, tmp_path: Path, security: str) -> None:
     (tmp_path / "script.py").write_text(GROUP)

@@ -6,6 +6,8 @@ import contextlib
 import socket
 import sys
 
+import pytest
+
 from support.jobs.clusters import TELL, facts, until
 from support.jobs.mpi import Mpi
 
@@ -42,6 +44,7 @@ with session.client() as client:
 )
 
 
+@pytest.mark.quick("mpich")
 def test_half_open_connections(mpirun: Mpi) -> None:
     # as a shell's user has it: a soft limit below the hard one
     shell = f'ulimit -Sn {LIMIT - 64}; ulimit -Hn {LIMIT}; exec "$0" -c "$1"'

@@ -137,6 +137,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.quick
 def test_all_that_the_launcher_adds_is_scrubbed_and_nothing_else(mpirun: Mpi) -> None:
     """A new version of a launcher may have new names."""
     script = f"{TELL}tell(environ=dict(os.environ))"

@@ -91,6 +91,7 @@ def check(told: dict[str, Any], workers: int, *, mpi_first: bool = False) -> dic
     return rows
 
 
+@pytest.mark.quick
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory.
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [
+    pytest.mark.quick("mpich"),
     pytest.mark.one_mpi,
     pytest.mark.skipif(
         find_spec("distributed_ucxx") is None,

@@ -84,6 +84,7 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     return rows
 
 
+@pytest.mark.quick("mpich")
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
     script = tmp_path / "script.py"
