@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -64,5 +65,7 @@ def gpus() -> Iterator[Gpus]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them want a GPU, and a CUDA library takes its time to load."""
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.gpu)
         item.add_marker(pytest.mark.timeout(240))
