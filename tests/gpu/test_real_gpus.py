@@ -12,53 +12,12 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, MESSAGES, TELL, facts, scratch_of, workers_of
+from support.jobs.clusters import COMMAND, MESSAGES, facts, scratch_of, workers_of
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 #: With `script(...)`, what every job begins with.
-HEAD = (
-    TELL
-    + '''
-import time
-import numpy as np
-import dask, dask.array as da
-from distributed import Client, wait
-
-def cuda(dask_worker):
-    """What CUDA says inside a worker, and what a kernel of it computes."""
-    import numba.cuda
-
-    @numba.cuda.jit
-    def triple(values):
-        i = numba.cuda.grid(1)
-        if i < values.size:
-            values[i] = 3 * i
-
-    values = numba.cuda.to_device(np.zeros(200_000, dtype=np.int64))  # fewer blocks, and numba warns
-    triple[800, 256](values)
-    device = numba.cuda.get_current_device()
-    import ctypes
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()  # numba's own call fails if RMM allocates for it
-    assert ctypes.CDLL("libcuda.so.1").cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    return {
-        **look(dask_worker),
-        "count": len(numba.cuda.gpus),
-        "uuid": device.uuid if isinstance(device.uuid, str) else device.uuid.decode(),
-        "total": total.value,
-        "kernel": bool((values.copy_to_host() == 3 * np.arange(200_000)).all()),
-    }
-
-def contexts():
-    import pynvml
-    pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
-
-def seen():
-    rows = sorted(client.run(cuda).values(), key=lambda row: str(row["name"]))
-    tell(workers=rows, plan=session.plan.as_json(), contexts=contexts(), ready=session.ready_seconds)
-'''
-)
+HEAD = script("gpu/scripts/sees_gpus.py")
 COMMANDED = "from dask_gpu_mpi import current_session\nsession = current_session()\nclient = Client()\n"
 
 

@@ -7,45 +7,13 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.clusters import COMMAND, facts
 from support.jobs.mpi import Mpi
 from support.jobs.screens import browser
+from support.jobs.scripts import script
 
 #: Each GPU computes for some seconds, holds memory meanwhile, and fetches from the others.
-SCRIPT = (
-    TELL
-    + """
-import time
-from distributed import Client
-
-def burn(seconds, megabytes):
-    import numpy as np
-    import numba.cuda
-
-    @numba.cuda.jit
-    def spin(values, turns):
-        i = numba.cuda.grid(1)
-        if i < values.size:
-            value = values[i]
-            for _ in range(turns):
-                value = value * 1.0000001 + 0.5
-            values[i] = value
-
-    values = numba.cuda.to_device(np.ones(megabytes << 17))
-    end = time.time() + seconds
-    while time.time() < end:
-        spin[4096, 256](values, 2000)
-        numba.cuda.synchronize()
-    return bytes(1_000_000)
-
-client = Client()
-workers = list(client.scheduler_info(n_workers=-1)["workers"])
-held = [client.submit(burn, 8, 2048, workers=[worker], pure=False) for worker in workers]
-sums = [client.submit(lambda *parts: sum(map(len, parts)), *held, workers=[worker], pure=False) for worker in workers]
-tell(sums=client.gather(sums), workers=len(workers))
-time.sleep(2)
-"""
-)
+SCRIPT = script("gpu/scripts/works.py")
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html"])

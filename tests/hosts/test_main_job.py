@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, TELL, facts, listening, scratch_of, until, without_mpi, workers_of
+from support.jobs.clusters import COMMAND, facts, listening, scratch_of, until, without_mpi, workers_of
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 from support.mocks.gpus import (
     GIB,
     SimGpu,
@@ -25,30 +26,7 @@ from support.mocks.gpus import (
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
-SCRIPT = (
-    TELL
-    + """
-import time
-from distributed import Client
-from mpi4py import MPI
-from dask_gpu_mpi import current_session
-
-print("the script runs", flush=True)
-client, session = Client(), current_session()
-tell(
-    rank=MPI.COMM_WORLD.rank,
-    host=os.uname().nodename,
-    doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
-    workers=looks(client),
-    plan=session.plan.as_json(),
-    dashboard=session.dashboard_link,
-)
-go_on = os.path.join(sys.argv[1], "go-on")
-while not os.path.exists(go_on):
-    time.sleep(0.05)
-sys.exit(7)
-"""
-)
+SCRIPT = script("hosts/scripts/tells_workers.py")
 
 
 @pytest.fixture(scope="module")

@@ -17,35 +17,12 @@ from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
 from dask_gpu_mpi import connect
-from support.jobs.clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
+from support.jobs.clusters import COMMAND, facts, listening, only_our_lines, until, without_mpi
 from support.jobs.mpi import Job, Mpi
+from support.jobs.scripts import script
 
 #: Tells what there is to try, and works on until there is a file.
-SCRIPT = (
-    TELL
-    + """
-import subprocess, time
-from distributed import Client
-
-def routes(dask_scheduler):
-    found = set()
-    for application in (dask_scheduler.http_application, *dask_scheduler.http_application.applications):
-        for rule in (*application.default_router.rules, *application.wildcard_router.rules):
-            found |= {each.matcher.regex.pattern for each in getattr(rule.target, "rules", [rule])}
-    return found
-
-client = Client()
-while "/status/ws$" not in client.run_on_scheduler(routes):  # the pages come after the script's client
-    time.sleep(0.1)
-child = "from distributed import Client; print(Client().dashboard_link)"
-done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
-tell(routes=sorted(client.run_on_scheduler(routes)), child=done.stdout.strip())
-tell(link=client.dashboard_link, html=client._repr_html_())
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.05)
-print("works", client.submit(sum, [1, 2]).result(), flush=True)
-"""
-)
+SCRIPT = script("mpi/scripts/dashboard.py")
 
 
 def get(url: str, **headers: str) -> tuple[int, Any]:

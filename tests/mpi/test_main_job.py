@@ -8,50 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, scratch_of, workers_of
+from support.jobs.clusters import COMMAND, facts, only_our_lines, scratch_of, workers_of
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 CORES = len(os.sched_getaffinity(0))
 
 #: No main guard; tasks from everywhere: a function and a class of __main__, a module beside the script, mpi4py.
-SCRIPT = (
-    TELL
-    + """
-import beside
-from distributed import Client
-from dask_gpu_mpi import current_session
-
-class Pair:
-    def __init__(self, left):
-        self.left, self.right = left, os.getpid()
-
-def double(x):
-    return 2 * x
-
-def world():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5)
-
-print("the script runs", flush=True)
-client = Client()
-pair = client.submit(Pair, 3).result()
-from mpi4py import MPI
-tell(
-    rank=MPI.COMM_WORLD.rank,
-    argv=sys.argv,
-    name=__name__,
-    file=__file__,
-    address=client.scheduler.address,
-    doubled=client.gather(client.map(double, range(10))),
-    beside=client.submit(beside.triple, 5).result(),
-    pair=[isinstance(pair, Pair), pair.left, pair.right != os.getpid()],
-    worlds=[list(answer) for answer in client.run(world).values()],
-    workers=looks(client),
-    plan=current_session().plan.as_json(),
-    ready=current_session().ready_seconds,
-)
-"""
-)
+SCRIPT = script("mpi/scripts/tells_all.py")
 
 BESIDE = """
 from distributed import Nanny, Worker

@@ -12,39 +12,17 @@ from typing import Any
 
 import pytest
 
-from support.jobs.clusters import COMMAND, TELL, facts, only_our_lines, until
+from support.jobs.clusters import COMMAND, facts, only_our_lines, until
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import Mpi
 from support.jobs.screens import TABS, browser
+from support.jobs.scripts import script
 from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 
 #: Tasks that compute, fetch data from each other, and fail; long enough for a heartbeat of each worker.
-WORK = (
-    TELL
-    + """
-import time
-from distributed import Client, wait
-
-def make(i):
-    return bytes(100_000)
-
-def join(*parts):
-    time.sleep(0.02)
-    return sum(map(len, parts))
-
-def fail():
-    raise ValueError("on purpose")
-
-client = Client()
-made = client.map(make, range(20), pure=False)
-joined = [client.submit(join, *made, pure=False) for _ in range(8)]
-tell(joined=client.gather(joined))
-assert isinstance(client.submit(fail, pure=False).exception(), ValueError)
-time.sleep(1.2)
-"""
-)
+WORK = script("mpi/scripts/works.py")
 
 
 def run(

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from support.jobs.scripts import script
 from support.mocks.gpus import (
     GIB,
     LIBRARY,
@@ -30,47 +31,7 @@ pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None
 
 THIS_HOST = os.uname().nodename
 
-LOOK = """
-import json, sys
-import pynvml as nvml
-
-def ask(function, *arguments):
-    try:
-        return getattr(nvml, "nvml" + function)(*arguments)
-    except nvml.NVMLError as error:
-        return type(error).__name__
-
-def cores(handle):
-    words = ask("DeviceGetCpuAffinity", handle, 2)
-    return words if isinstance(words, str) else [i for i in range(128) if words[i // 64] >> i % 64 & 1]
-
-def look(handle):
-    if isinstance(handle, str):
-        return handle
-    names = ["UUID", "Name", "Index", "MinorNumber", "MigMode"]
-    found = {name: ask("DeviceGet" + name, handle) for name in names}
-    memory, rates = ask("DeviceGetMemoryInfo", handle), ask("DeviceGetUtilizationRates", handle)
-    found["memory"] = memory if isinstance(memory, str) else [memory.total, memory.used, memory.free]
-    found["utilization"] = rates if isinstance(rates, str) else rates.gpu
-    found["cores"] = cores(handle)
-    found["pci"] = ask("DeviceGetPciInfo", handle).busId
-    found["is_mig"] = bool(nvml.nvmlDeviceIsMigDeviceHandle(handle))
-    for version in ("_v2", "_v3"):
-        processes = ask("DeviceGetComputeRunningProcesses" + version, handle)
-        found["processes" + version] = [[p.pid, p.usedGpuMemory] for p in processes]
-    others = ask("DeviceGetHandleByUUID", found["UUID"]), ask("DeviceGetHandleByPciBusId", found["pci"])
-    found["same"] = [ask("DeviceGetUUID", other) for other in others]
-    found["mig"] = [look(ask("DeviceGetMigDeviceHandleByIndex", handle, i))
-                    for i in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle))]
-    return found
-
-start = ask("Init")
-if start is not None:
-    print(json.dumps(start))
-    sys.exit()
-count = nvml.nvmlDeviceGetCount()
-print(json.dumps([look(ask("DeviceGetHandleByIndex", i)) for i in range(count)]))
-"""
+LOOK = script("pure/scripts/asks_nvml.py")
 
 
 def run(script: str, environ: dict[str, str], *, timeout: float = 30) -> tuple[str, str]:
@@ -336,43 +297,7 @@ def test_structures_have_pynvmls_layout(libdir: Path) -> None:
     assert run(textwrap.dedent(script), simulated_environ(libdir, host))[0] == "good\n"
 
 
-WORKER = """
-import asyncio, json, os, sys
-from distributed import Client, Scheduler
-from distributed.diagnostics import nvml
-from dask_cuda import CUDAWorker
-
-def inside(dask_worker):
-    return {
-        "name": dask_worker.name,
-        "visible": os.environ["CUDA_VISIBLE_DEVICES"],
-        "data": type(dask_worker.data).__name__,
-        "device_limit": dask_worker.data.device_buffer.fast.n,
-        "affinity": sorted(os.sched_getaffinity(0)),
-        "real_time": nvml.real_time(),
-        "one_time": nvml.one_time(),
-        "monitor": dask_worker.get_monitor_info(),
-        "resources": dask_worker.state.total_resources,
-    }
-
-async def main():
-    local = dict(host="127.0.0.1", dashboard=False, dashboard_address=":0")
-    async with Scheduler(port=0, protocol="tcp", **local) as scheduler:
-        options = dict(name="0-1", memory_limit=2**29, local_directory=sys.argv[1], resources="GPU=1")
-        worker = CUDAWorker(scheduler.address, **local, **options)
-        try:
-            await worker
-            async with Client(scheduler.address, asynchronous=True) as client:
-                told = await client.run(inside)
-                four = await client.submit(lambda: 2 + 2, resources={"GPU": 1})
-            metrics = [state.metrics for state in scheduler.workers.values()]
-        finally:
-            await worker.close()
-    print(json.dumps({"told": list(told.values()), "four": four, "metrics": metrics}, default=str))
-
-if __name__ == "__main__":
-    asyncio.run(main())
-"""
+WORKER = script("pure/scripts/cuda_worker.py")
 
 
 @pytest.mark.timeout(90)

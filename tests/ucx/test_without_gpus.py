@@ -17,7 +17,6 @@ from support.bed.hosts import TestBed
 from support.jobs.clusters import (
     COMMAND,
     MESSAGES,
-    TELL,
     facts,
     gone,
     only_our_lines,
@@ -26,46 +25,14 @@ from support.jobs.clusters import (
     workers_of,
 )
 from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
     reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/network/test_ucx.py has what needs none",
 )
 
-HEAD = (
-    TELL
-    + """
-import dask.array as da
-from distributed import Client, wait
-
-def nannies(dask_worker):
-    return dask_worker.nanny
-
-async def watches_ucx(dask_worker):
-    import asyncio
-    import ucxx
-    return ucxx.core._ctx.worker.epoll_file_descriptor in asyncio.get_running_loop()._selector.get_map()
-
-def world():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD.allreduce(5)
-
-def seen(client):
-    from mpi4py import MPI
-    x = da.random.random((2_000, 2_000), chunks=500).persist()
-    wait(x)
-    total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
-    tell(
-        world=MPI.COMM_WORLD.size,
-        scheduler=client.scheduler.address,
-        workers=looks(client),
-        nannies=[*client.run(nannies).values()],
-        agents=[*client.run(os.getpid, nanny=True).values()],
-        total=total,
-        twice=twice,
-    )
-"""
-)
+HEAD = script("ucx/scripts/without_gpus.py")
 INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx', security=False)\nclient = Client()\n"
 
 

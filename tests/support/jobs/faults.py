@@ -17,6 +17,7 @@ from typing import Any
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, until
 from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
+from support.jobs.scripts import script
 
 __all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
 
@@ -26,50 +27,7 @@ SCHEDULER_FILE = "cluster.json"
 #: Seconds that scratch directories may outlive the launcher, like the processes that remove them (see `Job.wait`).
 AFTER = 3.0
 
-_PREAMBLE = '''
-import atexit, json, os, signal, sys, threading, time
-
-HERE = os.getcwd()
-
-def mark(name="end"):
-    """Tell the test that and when the script was here; a file, because launchers drop output when they end."""
-    part = os.path.join(HERE, ".mark-" + name)
-    with open(part, "w") as file:
-        file.write(repr(time.time()))
-    os.rename(part, os.path.join(HERE, "mark-" + name))
-
-def marked(name):
-    return os.path.exists(os.path.join(HERE, "mark-" + name))
-
-def rank():
-    return int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0")))
-
-def wait_until(true, seconds=40):
-    limit = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > limit:
-            raise TimeoutError("the script waited in vain")
-        time.sleep(0.02)
-
-def wait_for_names(*names):
-    """Until exactly these workers are there."""
-    wait_until(lambda: sorted(str(w["name"]) for w in client.scheduler_info(n_workers=-1)["workers"].values()) == sorted(names))
-
-def process_of(name):
-    """PID of this worker's process."""
-    pids = client.run(lambda dask_worker: (str(dask_worker.name), os.getpid()))
-    return dict(pids.values())[name]
-
-def parent_of(pid, times=1):
-    for _ in range(times):
-        with open(f"/proc/{pid}/stat") as file:
-            pid = int(file.read().rpartition(")")[2].split()[1])
-    return pid
-
-def agent_of(name):
-    """PID of the agent that a worker belongs to: the fork server is between them."""
-    return parent_of(process_of(name), 2)
-'''
+_PREAMBLE = script("support/jobs/scripts/faults.py")
 
 _BEGIN = {
     "initialize": "from dask_gpu_mpi import initialize\nsession = CALL\n",

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.jobs.clusters import TELL, workers_of
+from support.jobs.clusters import workers_of
+from support.jobs.scripts import script
 from support.mocks.gpus import Described, SimGpu, SimMig, simulated_environ
 
 __all__ = ["CORES", "SCRIPT", "SITE", "check_workers", "gpu_environ"]
@@ -19,28 +20,7 @@ CORES = sorted(os.sched_getaffinity(0))
 SITE = Path(__file__).parents[1] / "mocks" / "site"
 
 #: Runs as a command's script, or after `initialize`. Tasks are steered to GPU and CPU workers, where there are any.
-SCRIPT = (
-    TELL
-    + """
-import dask
-from distributed import Client
-from dask_gpu_mpi import current_session
-
-def where():
-    from distributed import get_worker
-    return str(get_worker().name)
-
-client = Client()
-rows = looks(client)
-steered = {}
-for key in ("GPU", "CPU"):
-    if any(key in row["resources"] for row in rows):
-        with dask.annotate(resources={key: 1}):
-            tasks = [dask.delayed(where, pure=False)() for _ in range(12)]
-        steered[key] = sorted(set(dask.compute(*tasks, scheduler=client, optimize_graph=False)))
-tell(workers=rows, plan=current_session().plan.as_json(), steered=steered)
-"""
-)
+SCRIPT = script("support/jobs/scripts/gpus.py")
 
 
 def gpu_environ(libdir: Path, gpus: Described) -> dict[str, str | None]:
