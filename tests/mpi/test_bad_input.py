@@ -26,103 +26,39 @@ ERROR = "dask_gpu_mpi: error: "
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of bad input.
-
-    Attributes
-    ----------
-    name : str
-        Of the test.
-    says : tuple of str
-        What the one line must contain; ``|`` separates what may stand for each other.
-    options : tuple of str or None
-        Words of the command line before the script; None: there is no such form.
-    keywords : str or None
-        Arguments of initialize(), as Python text; None: there is no such form.
-    env, per_rank : mapping and tuple of mapping
-        Variables for all ranks, or for each.
-    ranks : int
-        MPI processes.
-    gpus : int
-        Simulated GPUs of the host.
-    yaml : str
-        Dask's configuration file.
-    only : str
-        The one form that is tried, where the two would take the same way; it saves time.
-    quick : tuple of marks
-        Where it is one of the rows of ci/test.sh.
-
-    In all texts ``{tmp}`` is a directory of the test, with a regular file ``file`` in it, and ``{port}`` a port that is taken.
-    """
+    """One kind of bad input; ``{tmp}`` is a directory of the test with a regular ``file`` in it, ``{port}`` a port in use."""
 
     name: str
+    #: What the one line must contain; ``|`` separates what may stand for each other.
     says: tuple[str, ...]
+    #: Words of the command line before the script, and arguments of initialize() as Python text; None: there is no such form.
     options: tuple[str, ...] | None = ()
     keywords: str | None = ""
+    #: Variables of all ranks, and of each.
     env: Mapping[str, str] = field(default_factory=dict)
     per_rank: tuple[Mapping[str, str], ...] = ()
     ranks: int = 2
+    #: Emulated GPUs of the host.
     gpus: int = 0
+    #: Dask's configuration file.
     yaml: str = ""
-    only: str = ""
     quick: tuple[pytest.MarkDecorator, ...] = ()
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """How the job is started: what the environment says needs one form only, the command or initialize()."""
+        """How the job is started; the environment needs one form only, the command or initialize()."""
         if not self.options and not self.keywords:
             return ("initialize",) if self.per_rank else ("command",)
         forms = {"command": self.options, "initialize": self.keywords}
-        return tuple(form for form, words in forms.items() if words is not None and self.only in ("", form))
-
-
-def worker_options(cls: str, text: str) -> dict[str, object]:
-    """Options of this class, in both forms."""
-    return {
-        "options": ("--worker-class", cls, "--worker-options", text),
-        "keywords": f"worker_class={cls!r}, worker_options={text}",
-    }
-
-
-def value(name: str, text: str) -> dict[str, object]:
-    """An option with this value, in both forms."""
-    return {"options": (f"--{name.replace('_', '-')}", text), "keywords": f"{name}={text!r}"}
-
-
-def visible(text: str) -> dict[str, object]:
-    """Two GPUs on the host, and this selection of them on all ranks."""
-    return {"gpus": 2, "env": {"CUDA_VISIBLE_DEVICES": text}}
+        return tuple(form for form, words in forms.items() if words is not None)
 
 
 quick = pytest.mark.quick
-CUDA, NANNY, WORKER = "dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker"
 BELOW_A_FILE = "{tmp}/file/below"
 
+#: One of each place where bad input is found; tests/pure/options and their like have the others.
 ROWS = (
-    # what the command line or the keywords say
-    Row(
-        "malformed JSON",
-        ("--worker-options", "not JSON", "column 16"),
-        ("--worker-options", '{"nthreads": 2,'),
-        None,
-    ),
-    Row(
-        "JSON without quotes",
-        ("--worker-options", "single quotes"),
-        ("--worker-options", "{nthreads: 2}"),
-        None,
-    ),
-    Row(
-        "JSON that is no object",
-        ("--worker-options", "[1, 2]", "expected an object"),
-        ("--worker-options", "[1, 2]"),
-        None,
-    ),
-    Row(
-        "keyword that is no object",
-        ("worker_options", "'{}'", "expected an object"),
-        None,
-        "worker_options='{}'",
-    ),
+    # the command line and the keywords: names, values, rules, and what only a start can check
     Row(
         "unknown CLI option",
         ("command line", "--layuot", "--layout"),
@@ -138,68 +74,22 @@ ROWS = (
         quick=(quick("mpich"),),
     ),
     Row(
-        "unknown choice", ("layout", "'exlusive'", "did you mean 'exclusive'?"), **value("layout", "exlusive")
-    ),
-    Row(
         "threads in words",
         ("nthreads", "'two'", "expected an integer of 1 or more"),
-        **value("nthreads", "two"),
-    ),
-    Row(
-        "no threads", ("nthreads", "0", "expected an integer of 1 or more"), ("--nthreads", "0"), "nthreads=0"
-    ),
-    Row(
-        "memory in words",
-        ("memory_limit|--memory-limit", "'lots'", "expected bytes"),
-        **value("memory_limit", "lots"),
-    ),
-    Row(
-        "negative timeout",
-        ("startup_timeout|--startup-timeout", "-1", "more than 0 seconds"),
-        ("--startup-timeout=-1",),
-        "startup_timeout=-1",
-    ),
-    Row(
-        "port out of range",
-        ("scheduler_port|--scheduler-port", "70000", "to 65535"),
-        ("--scheduler-port", "70000"),
-        "scheduler_port=70000",
-        only="command",
-    ),
-    Row(
-        "rank that is not there",
-        ("client_rank|--client-rank", "7", "found 2"),
-        ("--client-rank", "7"),
-        "client_rank=7",
-        only="command",
+        ("--nthreads", "two"),
+        "nthreads='two'",
     ),
     Row(
         "ucx with security",
         ("ucx", "cannot encrypt", "--no-security"),
         ("--protocol", "ucx", "--security"),
-        "protocol='ucx', security=True",
+        None,
     ),
-    Row(
-        "unknown protocol",
-        ("protocol", "'tsl'", "did you mean 'tls'?"),
-        only="initialize",
-        **value("protocol", "tsl"),
-    ),
-    # what the environment and the configuration say
+    # the environment and the configuration
     Row(
         "unknown key in the environment",
         ("environment DASK_GPU_MPI__LAYUOT", "DASK_GPU_MPI__LAYOUT"),
         env={"DASK_GPU_MPI__LAYUOT": "shared"},
-    ),
-    Row(
-        "one underscore",
-        ("DASK_GPU_MPI_LAYOUT", "DASK_GPU_MPI__LAYOUT"),
-        env={"DASK_GPU_MPI_LAYOUT": "shared"},
-    ),
-    Row(
-        "wrong type in the environment",
-        ("environment DASK_GPU_MPI__NTHREADS", "'two'"),
-        env={"DASK_GPU_MPI__NTHREADS": "two"},
     ),
     Row(
         "unknown key in YAML",
@@ -212,79 +102,28 @@ ROWS = (
         ("Dask's configuration can't be read", "dask.yaml", "malformed"),
         yaml="gpu-mpi:\n  layout: [shared\n",
     ),
-    Row(
-        "malformed YAML of other matters",
-        ("Dask's configuration can't be read", "dask.yaml", "malformed"),
-        yaml="distributed:\n  worker: [1\n",
-    ),
-    Row("wrong type in YAML", ("gpu-mpi.cpu-workers", "'many'"), yaml="gpu-mpi:\n  cpu-workers: many\n"),
     # the workers' class and its options
     Row(
         "unknown class",
         ("'distributed.Nany'", "did you mean 'distributed.Nanny'?"),
-        **value("worker_class", "distributed.Nany"),
+        ("--worker-class", "distributed.Nany"),
+        "worker_class='distributed.Nany'",
     ),
-    Row(
-        "unknown module",
-        ("'no_such_module.Worker'", "no module 'no_such_module'"),
-        only="command",
-        **value("worker_class", "no_such_module.Worker"),
-    ),
-    Row(
-        "no module",
-        ("'Nanny'", "did you mean 'distributed.Nanny'?"),
-        only="initialize",
-        **value("worker_class", "Nanny"),
-    ),
-    Row(
-        "class that is a function",
-        ("'distributed.wait'", "expected a class"),
-        **value("worker_class", "distributed.wait"),
-    ),
-    Row("class that is an object", ("worker_class", "(int; expected"), None, "worker_class=3"),
     Row(
         "unknown option of CUDAWorker",
         ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
+        ("--worker-class", "dask_cuda.CUDAWorker", "--worker-options", '{"rmm_pool_siz": "1GB"}'),
+        "worker_class='dask_cuda.CUDAWorker', worker_options={'rmm_pool_siz': '1GB'}",
         gpus=2,
         quick=(quick("mpich", form="command"),),
-        **worker_options(CUDA, '{"rmm_pool_siz": "1GB"}'),
-    ),
-    Row(
-        "unknown option of Nanny",
-        ("'memory_limt'", "did you mean 'memory_limit'?"),
-        only="initialize",
-        **worker_options(NANNY, '{"memory_limt": "1GB"}'),
-    ),
-    Row(
-        "unknown option of Worker",
-        ("'nthread'", "did you mean 'nthreads'?"),
-        only="command",
-        **worker_options(WORKER, '{"nthread": 1}'),
-    ),
-    Row(
-        "unknown option of any worker",
-        ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
-        ("--worker-options", '{"rmm_pool_siz": 1}'),
-        "worker_options={'rmm_pool_siz': 1}",
-        only="initialize",
-    ),
-    Row(
-        "option that is ours",
-        ("'name'", "set by dask_gpu_mpi", "--name"),
-        **worker_options(NANNY, '{"name": "x"}'),
     ),
     Row(
         "wrong type of a worker's option",
         ("nthreads", "'two'", "expected an integer"),
-        only="command",
-        **worker_options(NANNY, '{"nthreads": "two"}'),
+        ("--worker-class", "distributed.Nanny", "--worker-options", '{"nthreads": "two"}'),
+        None,
     ),
     # what only one rank can know
-    Row(
-        "interface that no rank has",
-        ("'nope0'", "it has:", "lo", "--interface", f"on {HOST}"),
-        **value("interface", "nope0"),
-    ),
     Row(
         "interface that one rank has not",
         (f"rank 1 on {HOST}", "'nope0'", "it has:", "--interface"),
@@ -301,8 +140,7 @@ ROWS = (
         # of no node: RFC 5737
         ("dashboard_address (--dashboard-address): '192.0.2.1:8787' is not on", "leave the option out"),
         ("--dashboard-address", "192.0.2.1:8787"),
-        "dashboard_address='192.0.2.1:8787'",
-        only="command",
+        None,
     ),
     Row(
         "port in use",
@@ -312,42 +150,21 @@ ROWS = (
         quick=(quick("mpich", form="command"),),
     ),
     Row(
-        "local directory below a file",
-        (BELOW_A_FILE, "can't be written", "--local-directory"),
-        **value("local_directory", BELOW_A_FILE),
-    ),
-    Row(
         "local directory below a file on one rank",
-        (f"rank 1 of 2 on {HOST}", BELOW_A_FILE, "--local-directory"),
+        (f"rank 1 of 2 on {HOST}", BELOW_A_FILE, "can't be written", "--local-directory"),
         per_rank=({}, {"DASK_GPU_MPI__LOCAL_DIRECTORY": BELOW_A_FILE}),
-    ),
-    Row(
-        "local directory that is a file",
-        ("{tmp}/file", "can't be written", "--local-directory"),
-        only="command",
-        **value("local_directory", "{tmp}/file"),
     ),
     Row(
         "scheduler file below a file",
         (BELOW_A_FILE, "scheduler file", "can't be written", "--scheduler-file"),
-        **value("scheduler_file", BELOW_A_FILE),
-    ),
-    Row(
-        "scheduler file that is a directory",
-        ("scheduler file '{tmp}'", "can't be written"),
-        only="initialize",
-        **value("scheduler_file", "{tmp}"),
+        ("--scheduler-file", BELOW_A_FILE),
+        f"scheduler_file={BELOW_A_FILE!r}",
     ),
     Row(
         "uneven layout",
         ("layout", "'shared' on rank 0", "'exclusive' on rank 1", HOST),
         ranks=3,
         per_rank=({}, {"DASK_GPU_MPI__LAYOUT": "exclusive"}, {}),
-    ),
-    Row(
-        "uneven protocol",
-        ("protocol", "'tls' on rank 0", "'tcp' on rank 1"),
-        per_rank=({}, {"DASK_GPU_MPI__PROTOCOL": "tcp"}),
     ),
     Row(
         "an option that is wrong on one rank",
@@ -364,63 +181,32 @@ ROWS = (
         quick=(quick("mpich"),),
     ),
     Row(
-        "GPU that is not there",
-        ("CUDA_VISIBLE_DEVICES='0,5'", "there is no GPU '5'", "NVML lists 0 (GPU-"),
-        **visible("0,5"),
-    ),
-    Row(
         "GPU that is not there on one rank",
         (f"rank 1 of 2 on {HOST}|rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'"),
         gpus=2,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}),
     ),
     Row(
-        "the same GPU twice", ("CUDA_VISIBLE_DEVICES='1,1'", "twice", "name each GPU once"), **visible("1,1")
-    ),
-    Row(
-        "garbage for GPUs",
-        ("CUDA_VISIBLE_DEVICES='all of them'", "correct the variable or unset it"),
-        **visible("all of them"),
-    ),
-    Row(
-        "GPUs without a driver",
-        ("CUDA_VISIBLE_DEVICES='0'", "NVML lists no GPU"),
-        env={"CUDA_VISIBLE_DEVICES": "0"},
-    ),
-    Row(
         "GPUs hidden from GPU workers",
         ("GPU workers are asked for", "CUDA_VISIBLE_DEVICES", "--worker-class"),
+        ("--worker-class", "dask_cuda.CUDAWorker"),
+        None,
         gpus=2,
         env={"CUDA_VISIBLE_DEVICES": ""},
-        only="command",
-        **value("worker_class", CUDA),
     ),
     # the world
     Row(
         "exclusive with two ranks",
         ("exclusive", "3", "2", "shared"),
+        ("--layout", "exclusive"),
+        "layout='exclusive'",
         quick=(quick(form="command"),),
-        **value("layout", "exclusive"),
-    ),
-    Row(
-        "no scheduler to join",
-        ("no scheduler is started, and none is named", "--scheduler-address", "--scheduler-file"),
-        ("--no-scheduler",),
-        "scheduler=False",
     ),
     Row(
         "scheduler file that is not there",
         ("no scheduler file '{tmp}/none.json'",),
-        ("--no-scheduler", "--scheduler-file", "{tmp}/none.json"),
+        None,
         "scheduler=False, scheduler_file='{tmp}/none.json'",
-        only="initialize",
-    ),
-    Row(
-        "scheduler file that is none",
-        ("'{tmp}/file' is no scheduler file",),
-        ("--no-scheduler", "--scheduler-file", "{tmp}/file"),
-        "scheduler=False, scheduler_file='{tmp}/file'",
-        only="command",
     ),
 )
 
@@ -550,28 +336,19 @@ def test_initialize_twice(mpirun: Mpi) -> None:
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-@pytest.mark.parametrize(("path", "what"), [("none.py", "does not exist"), (".", "is a directory")])
-def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, ranks: int | None) -> None:
-    program = ["python", "-m", "dask_gpu_mpi", path]
-    done = mpirun.run(program, ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    error_line(done, repr(path), what, repr(str(tmp_path)))
-    nothing_left(mpirun, tmp_path)
-
-
-@pytest.mark.parametrize("words", [["-m", "none_such.mod"], ["-m"], ["-c"]])
-def test_module_or_code_that_is_none(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], 2, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    error_line(
-        done, "no module named 'none_such.mod'" if words[1:] else f"Option '{words[0]}' requires an argument"
-    )
-    nothing_left(mpirun, tmp_path)
-
-
-@pytest.mark.parametrize("words", [["--cpu-workers", "1", "plan"], ["plam"]])
-def test_command_that_was_taken_for_a_script(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], None, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    meant = "did you mean the command 'plan', which comes before all options?"
-    error_line(done, repr(words[-1]), "does not exist", meant)
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["none.py"], ("'none.py'", "does not exist", "{tmp}")),
+        (["-m", "none_such.mod"], ("no module named 'none_such.mod'",)),
+    ],
+    ids=["file", "module"],
+)
+def test_script_that_is_none(
+    mpirun: Mpi, tmp_path: Path, words: list[str], says: list[str], ranks: int | None
+) -> None:
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    error_line(done, *(text.replace("{tmp}", repr(str(tmp_path))) for text in says))
     nothing_left(mpirun, tmp_path)
 
 
