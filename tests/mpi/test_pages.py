@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from support import ROOT
 from support.jobs.clusters import COMMAND
 from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.one_mpi
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def first_script(page: str) -> str:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from support import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def benchmark(name: str) -> ModuleType:

@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
+from support import ROOT
+
+sys.path.insert(0, str(ROOT / "docs"))
 
 import make_performance
 from measured import plots, results, sections, summary
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = (ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results" / "README.md")
 
 

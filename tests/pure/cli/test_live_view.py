@@ -12,15 +12,13 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.errors import InputError
+from support import ROOT
 from support.jobs.clusters import until
-
-ROOT = Path(__file__).resolve().parents[3]
 
 #: Runs `watch` on samples that the argument names.
 PROGRAM = """

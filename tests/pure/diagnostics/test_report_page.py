@@ -17,11 +17,10 @@ from bokeh.models import Div
 from dask_gpu_mpi.diagnostics.report_data import SCHEMA
 from dask_gpu_mpi.diagnostics.report_page import TABS, main, page
 from dask_gpu_mpi.diagnostics.report_plots import on_grid
+from support import ROOT
 from support.jobs.screens import TABS as TITLES
 from support.jobs.screens import browser
 from support.mocks.snapshots import made_up
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(

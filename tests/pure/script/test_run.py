@@ -15,8 +15,7 @@ import pytest
 from dask_gpu_mpi.script import run as module
 from dask_gpu_mpi.script.program import Kind, Program
 from dask_gpu_mpi.sites.command import START
-
-ROOT = Path(__file__).resolve().parents[3]
+from support import ROOT
 
 RUN = """
 import sys

@@ -22,9 +22,9 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render, template
+from support import ROOT
 from support.mocks.batch import ENVIRON, FakeBatch, directives
 
-ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 

@@ -13,6 +13,7 @@ import pytest
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
 from dask_gpu_mpi.sites.execute import run_command
 from dask_gpu_mpi.sites.pbs import job_script, resources
+from support import ROOT
 
 QSTAT = """Job Id: 42.server
     Job_Name = dask-gpu-mpi
@@ -141,7 +142,7 @@ def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
     for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
         script.write_text(f"#!/bin/bash\n{command}\ntrue\n")
         script.chmod(0o755)
-        root = str(Path(__file__).resolve().parents[3])
+        root = str(ROOT)
         for shell in (["bash"], []):  # or by its first line
             words = [*shell, str(script), sys.executable, ask]
             done = subprocess.run(
