@@ -17,38 +17,25 @@ from support.jobs.mpi import Mpi
 
 @dataclass(frozen=True)
 class Row:
-    """A script's last lines.
+    """A script's last lines."""
 
-    Attributes
-    ----------
-    name : str
-        What it does.
-    body : str
-        How.
-    codes : int or mapping
-        Exit codes, as in `support.jobs.faults.end`.
-    within : float
-        Seconds.
-    says : tuple of str
-        What it says, once.
-    tracebacks : int
-        How many there are.
-    client : bool
-        Whether it has made a client.
-    forms : tuple of str
-        Those that it is tested in.
-    quick : tuple of marks
-        Where it is one of the rows of `ci/test.sh`.
-    """
-
+    #: What it does.
     name: str
+    #: How.
     body: str
+    #: Exit codes, as in `support.jobs.faults.end`.
     codes: Any = 0
+    #: Seconds.
     within: float = 3.0
+    #: What it says, once.
     says: tuple[str, ...] = ()
+    #: How many there are.
     tracebacks: int = 0
+    #: Whether it has made a client.
     client: bool = True
+    #: Those that it is tested in.
     forms: tuple[str, ...] = FORMS
+    #: Where it is one of the rows of `ci/test.sh`.
     quick: tuple[pytest.MarkDecorator, ...] = ()
 
 

@@ -13,17 +13,11 @@ import pytest
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs here.
+    """The GPUs here."""
 
-    Attributes
-    ----------
-    uuids : tuple of str
-        In the order of NVML.
-    memory : tuple of int
-        Bytes of each.
-    """
-
+    #: In the order of NVML.
     uuids: tuple[str, ...]
+    #: Bytes of each.
     memory: tuple[int, ...]
 
     def contexts(self) -> list[int]:

@@ -48,24 +48,16 @@ def template(name: str, asked: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Ended:
-    """A job that has ended.
+    """A job that has ended."""
 
-    Attributes
-    ----------
-    state : str
-        As Slurm has it: COMPLETED, FAILED, ...
-    code, signal : int
-        Exit code of the batch script, and the signal that ended it.
-    output : str
-        All that the job wrote.
-    seconds : float
-        From submission until it was out of the queue.
-    """
-
+    #: As Slurm has it: COMPLETED, FAILED, ...
     state: str
+    #: Exit code of the batch script, and the signal that ended it.
     code: int
     signal: int
+    #: All that the job wrote.
     output: str
+    #: From submission until it was out of the queue.
     seconds: float
 
     def check(self, state: str = "COMPLETED", code: int = 0) -> Ended:
@@ -80,30 +72,20 @@ class Ended:
 
 @dataclass
 class BatchJob:
-    """A job in the queue.
-
-    Attributes
-    ----------
-    number : str
-        Of the job; of a member of an array "12_0".
-    directory : Path
-        Its working directory and TMPDIR.
-    mark : str
-        Its processes have it in their environment.
-    gpus : dict
-        The GPUs that Slurm gave it, by host: places on that host. Known once it was seen running.
-    before : frozenset of Path
-        What lay in the hosts' shared memory before it.
-    start, end : float
-        When it was submitted and when it was first seen ended.
-    """
+    """A job in the queue."""
 
     slurm: Slurm
+    #: Of the job; of a member of an array "12_0".
     number: str
+    #: Its working directory and TMPDIR.
     directory: Path
+    #: Its processes have it in their environment.
     mark: str
+    #: When it was submitted and when it was first seen ended.
     start: float = field(default_factory=time.monotonic)
+    #: The GPUs that Slurm gave it, by host: places on that host. Known once it was seen running.
     gpus: dict[str, list[int]] = field(default_factory=dict)
+    #: What lay in the hosts' shared memory before it.
     before: frozenset[Path] = frozenset()
     end: float | None = None
 
@@ -156,12 +138,8 @@ class BatchJob:
     def wait(self, timeout: float = 90, *, allowed: str = "^$") -> Ended:
         """Wait for its end; then nothing of it may be left on any host, but files whose names match `allowed`.
 
-        Raises
-        ------
-        JobTimeout
-            It did not end in time; it is cancelled.
-        JobError
-            Processes or scratch directories are left.
+        Raises `JobTimeout`: it did not end in time; it is cancelled.
+        Raises `JobError`: processes or scratch directories are left.
         """
         deadline = time.monotonic() + timeout
         while (shown := self.show())["JobState"] not in FINAL:
@@ -260,26 +238,17 @@ def _hosts(text: str) -> list[str]:
 
 @dataclass
 class Slurm:
-    """A Slurm that is up.
+    """A Slurm that is up."""
 
-    Attributes
-    ----------
-    bed : TestBed
-        Its hosts.
-    conf : Path
-        Its slurm.conf.
-    cgroups : bool
-        Whether jobs are confined by cgroups.
-    libdir : Path
-        The simulated NVML.
-    gpus : mapping
-        GPUs of each host.
-    """
-
+    #: Its hosts.
     bed: TestBed
+    #: Its slurm.conf.
     conf: Path
+    #: Whether jobs are confined by cgroups.
     cgroups: bool
+    #: The simulated NVML.
     libdir: Path
+    #: GPUs of each host.
     gpus: Mapping[str, tuple[SimGpu, ...]]
     jobs: list[BatchJob] = field(default_factory=list)
 
@@ -352,20 +321,12 @@ class Slurm:
     ) -> BatchJob:
         """Submit a job script.
 
-        Parameters
-        ----------
-        script : str or Path
-            Its text, or the file.
-        options : str
-            Of sbatch; they take precedence over those in the script.
-        args : sequence of str
-            Of the script.
-        env : mapping, optional
-            Variables of the job.
-        environment : Path, optional
-            The virtual environment that the job uses; default: this one.
-        files : mapping, optional
-            Names and texts of files in its working directory.
+        `script`: its text, or the file.
+        `options`: of sbatch; they take precedence over those in the script.
+        `args`: of the script.
+        `env`: variables of the job.
+        `environment`: the virtual environment that the job uses; default: this one.
+        `files`: names and texts of files in its working directory.
         """
         # a name of a socket has 107 characters at most
         base = tempfile.gettempdir()

@@ -89,44 +89,29 @@ class Target:
 
 @dataclass
 class Attacked:
-    """A job that was attacked.
+    """A job that was attacked."""
 
-    Attributes
-    ----------
-    done : CompletedJob
-        How it ended.
-    outcomes : dict
-        ``{attack: {target: outcome}}`` (see `attacks`).
-    seconds : dict
-        Of each attack, the longest.
-    listeners : list of Listener
-        Of the whole job, from its start on.
-    unexpected : list of Listener
-        Those of no known kind.
-    harmed : dict
-        By target what became of its process: ``"written"``, its memory was changed, or ``"gone"``.
-    hidden : dict
-        By target what an intruder should not read of its process's memory, as hexadecimal digits.
-    open_memory : list of str
-        Shared memory of its processes that others may use (see `listeners.open_memory`).
-    rounds : list of int
-        Rounds of the script during each group of attacks, its start not counted.
-    exploded : bool
-        Whether somebody has unpickled what the intruder sent.
-    notes : int
-        How often the operation that the intruder replays has run.
-    """
-
+    #: ``{attack: {target: outcome}}`` (see `attacks`).
     outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: Of the whole job, from its start on.
     listeners: list[Listener] = field(default_factory=list)
+    #: Those of no known kind.
     unexpected: list[Listener] = field(default_factory=list)
+    #: By target what became of its process: ``"written"``, its memory was changed, or ``"gone"``.
     harmed: dict[str, str] = field(default_factory=dict)
+    #: By target what an intruder should not read of its process's memory, as hexadecimal digits.
     hidden: dict[str, str] = field(default_factory=dict)
+    #: Shared memory of its processes that others may use (see `listeners.open_memory`).
     open_memory: list[str] = field(default_factory=list)
+    #: Of each attack, the longest.
     seconds: dict[str, float] = field(default_factory=dict)
+    #: Rounds of the script during each group of attacks, its start not counted.
     rounds: list[int] = field(default_factory=list)
+    #: Whether somebody has unpickled what the intruder sent.
     exploded: bool = False
+    #: How often the operation that the intruder replays has run.
     notes: int = 0
+    #: How it ended.
     done: CompletedJob | None = None
 
 
@@ -163,18 +148,11 @@ def attacked(
 ) -> Attacked:
     """Attack a job from its start to its end.
 
-    Parameters
-    ----------
-    job : Job
-        See `start`.
-    command : sequence of str
-        What the intruder's command line begins with: it leads to its host.
-    hosts : mapping
-        Address of each of the job's networks, as `listeners.Place.network` names it.
-    user : str
-        Whom the intruder is.
-    attacks : mapping
-        Groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
+    `job`: see `start`.
+    `command`: what the intruder's command line begins with: it leads to its host.
+    `hosts`: address of each of the job's networks, as `listeners.Place.network` names it.
+    `user`: whom the intruder is.
+    `attacks`: groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
     """
     result = Attacked()
     with Census(job) as census:

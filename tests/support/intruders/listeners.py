@@ -43,17 +43,13 @@ class Place:
 
 @dataclass(frozen=True, order=True)
 class Listener:
-    """A listening socket and what it is for.
+    """A listening socket and what it is for."""
 
-    Attributes
-    ----------
-    role : str
-        ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's command line.
-    what : str
-        ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or empty.
-    """
-
+    #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's
+    #: command line.
     role: str
+    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or
+    #: empty.
     what: str
     place: Place
 
@@ -66,12 +62,8 @@ class Listener:
 class Census:
     """Looks at a job's listening sockets until the block ends.
 
-    Attributes
-    ----------
-    seen : dict
-        By socket the times (``time.monotonic()``) at which it was seen first and last.
-    roles : dict
-        By socket the role that its process had when it was seen first: nothing can be found out of one that has ended.
+    `seen`: By socket the times (``time.monotonic()``) at which it was seen first and last.
+    `roles`: By socket the role that its process had when it was seen first: nothing can be found out of one that has ended.
     """
 
     EVERY = 0.1  # seconds

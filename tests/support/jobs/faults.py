@@ -40,26 +40,17 @@ _CLIENT = "from distributed import Client\nclient = Client()\n"
 
 @dataclass(frozen=True)
 class Result:
-    """What a row showed.
+    """What a row showed."""
 
-    Attributes
-    ----------
-    row : str
-        The test.
-    mpi : str
-        "openmpi" or "mpich".
-    rc : int
-        Exit code of the launcher.
-    seconds : float
-        From the fault, or the script's last line, until the launcher had ended.
-    within : float
-        Seconds it may take.
-    """
-
+    #: The test.
     row: str
+    #: "openmpi" or "mpich".
     mpi: str
+    #: Exit code of the launcher.
     rc: int
+    #: From the fault, or the script's last line, until the launcher had ended.
     seconds: float
+    #: Seconds it may take.
     within: float
 
 
@@ -93,26 +84,15 @@ def start(
 ) -> Job:
     """Start a job.
 
-    Parameters
-    ----------
-    mpirun : Mpi
-        The fixture.
-    form : str
-        One of `FORMS`, "execute" for a body that calls that, or "bare": the command without a script.
-    body : str
-        What the script does once the cluster is there; it may use `session` and `client`, `mark` and the other helpers.
-    ranks : int or None
-        As in `Mpi.start`.
-    before : str
-        What it does before, with the form "initialize" on all ranks.
-    client : bool
-        False: the script makes no client.
-    options : mapping, optional
-        Options of dask_gpu_mpi, by way of the environment.
-    through : sequence of str
-        Command on each rank that runs the rest of its line.
-    call : str
-        How the form "initialize" calls it.
+    `mpirun`: the fixture.
+    `form`: one of `FORMS`, "execute" for a body that calls that, or "bare": the command without a script.
+    `body`: what the script does once the cluster is there; it may use `session` and `client`, `mark` and the other helpers.
+    `ranks`: as in `Mpi.start`.
+    `before`: what it does before, with the form "initialize" on all ranks.
+    `client`: false: the script makes no client.
+    `options`: options of dask_gpu_mpi, by way of the environment.
+    `through`: command on each rank that runs the rest of its line.
+    `call`: how the form "initialize" calls it.
     """
     added = {f"DASK_GPU_MPI__{name.upper()}": str(value) for name, value in (options or {}).items()}
     added.setdefault("DASK_GPU_MPI__SCHEDULER_FILE", SCHEDULER_FILE)
@@ -149,10 +129,7 @@ def write(name: str, text: str) -> Path:
 def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
     """When the script was at this mark; waits for it.
 
-    Raises
-    ------
-    JobError
-        The job ended without it.
+    Raises `JobError`: the job ended without it.
     """
     path = job.directory / f"mark-{name}"
 
@@ -180,20 +157,12 @@ def end(
 ) -> CompletedJob:
     """Wait for the end, and check all that must hold.
 
-    Parameters
-    ----------
-    codes : int, several, mapping by MPI, or None
-        Exit codes of the launcher; None: any but 0.
-    within : float
-        Seconds from the fault until the launcher has ended.
-    since : float, optional
-        When the fault was, seconds since the epoch; None: at the script's mark "end".
-    says : sequence of str
-        What standard error must have, each exactly once.
-    tracebacks : int or None
-        How many there must be; None: any number.
-    scratch : bool
-        Whether scratch may be left.
+    `codes`: exit codes of the launcher; None: any but 0.
+    `within`: seconds from the fault until the launcher has ended.
+    `since`: when the fault was, seconds since the epoch; None: at the script's mark "end".
+    `says`: what standard error must have, each exactly once.
+    `tracebacks`: how many there must be; None: any number.
+    `scratch`: whether scratch may be left.
     """
     try:
         job.launcher.wait(timeout)

@@ -41,25 +41,12 @@ def check_workers(
 ) -> dict[str, dict[str, Any]]:
     """Compare every worker, as it is seen from inside, with what this job must give.
 
-    Parameters
-    ----------
-    told : mapping
-        The script's facts.
-    gpus : sequence of SimGpu
-        All GPUs of all hosts.
-    expected : mapping
-        The devices of each GPU worker, by its name.
-    bound : mapping, optional
-        The cores of each rank; default: all.
-    cpu_workers : sequence of str
-        The names of all other workers.
-    device_limit : float
-        Part of the (first) device that the worker may fill.
-
-    Returns
-    -------
-    dict
-        The workers' looks, by name.
+    `told`: the script's facts.
+    `gpus`: all GPUs of all hosts.
+    `expected`: the devices of each GPU worker, by its name.
+    `bound`: the cores of each rank; default: all.
+    `cpu_workers`: the names of all other workers.
+    `device_limit`: part of the (first) device that the worker may fill.
     """
     rows = workers_of(dict(told))
     assert sorted(rows) == sorted([*expected, *cpu_workers])

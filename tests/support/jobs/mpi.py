@@ -49,27 +49,18 @@ class LeakedProcesses(JobError):
 
 @dataclass(frozen=True)
 class CompletedJob:
-    """What is left of a job.
+    """What is left of a job."""
 
-    Attributes
-    ----------
-    argv : tuple of str
-        The whole command line, launcher included.
-    rc : int
-        Exit code of the launcher; negative: the signal that ended it.
-    stdout, stderr : str
-        Of the launcher, all ranks mixed.
-    seconds : float
-        From start to the end of the launcher.
-    leaked : tuple of str
-        "PID command" of each process that had to be killed afterwards.
-    """
-
+    #: The whole command line, launcher included.
     argv: tuple[str, ...]
+    #: Exit code of the launcher; negative: the signal that ended it.
     rc: int
+    #: Of the launcher, all ranks mixed.
     stdout: str
     stderr: str
+    #: From start to the end of the launcher.
     seconds: float
+    #: "PID command" of each process that had to be killed afterwards.
     leaked: tuple[str, ...] = ()
 
     @property
@@ -87,12 +78,8 @@ class CompletedJob:
 class Job:
     """A job that runs. Made by `Mpi.start`.
 
-    Attributes
-    ----------
-    directory : Path
-        The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
-    launcher : subprocess.Popen
-        The launcher, or the program itself where there is none.
+    `directory`: The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
+    `launcher`: The launcher, or the program itself where there is none.
     """
 
     def __init__(
@@ -148,12 +135,8 @@ class Job:
     def wait_for(self, pattern: str, timeout: float = 30, *, stream: str = "stdout") -> re.Match[str]:
         """Wait until the regular expression matches what the job printed so far; return the match.
 
-        Raises
-        ------
-        JobTimeout
-            After `timeout` seconds.
-        JobError
-            The job ended and it does not match.
+        Raises `JobTimeout`: after `timeout` seconds.
+        Raises `JobError`: the job ended and it does not match.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -173,13 +156,9 @@ class Job:
     def wait(self, timeout: float = 60, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
         """Wait for the end of the launcher and then, `grace` seconds at most, of all its processes.
 
-        Raises
-        ------
-        JobTimeout
-            The launcher did not end within `timeout` seconds. Its Python processes are asked for their tracebacks,
-            which are in the message, and everything is killed.
-        LeakedProcesses
-            Processes outlived the launcher by `grace` seconds, unless `allow_leaks`. They are killed.
+        Raises `JobTimeout`: the launcher did not end within `timeout` seconds. Its Python processes are asked for their
+        tracebacks, which are in the message, and everything is killed.
+        Raises `LeakedProcesses`: processes outlived the launcher by `grace` seconds, unless `allow_leaks`. They are killed.
         """
         if self.result is not None:
             return self.result
@@ -242,17 +221,11 @@ class Job:
 
 @dataclass
 class Mpi:
-    """The MPI of this environment, and the jobs started with it.
+    """The MPI of this environment, and the jobs started with it."""
 
-    Attributes
-    ----------
-    name : str
-        "openmpi" or "mpich".
-    mpirun : Path
-        Its launcher.
-    """
-
+    #: "openmpi" or "mpich".
     name: str
+    #: Its launcher.
     mpirun: Path
     jobs: list[Job] = field(default_factory=list)
 
@@ -281,23 +254,14 @@ class Mpi:
     ) -> Job:
         """Start a job.
 
-        Parameters
-        ----------
-        program : str or sequence of str
-            The text of a Python script, or a command line, in which a first word "python" stands for this Python.
-        ranks : int or None
-            MPI processes. None: the program alone, without a launcher.
-        args : sequence of str
-            Arguments after the program.
-        env : mapping, optional
-            Variables for every rank, on top of a clean copy of this process' environment; None removes one.
-        per_rank_env : sequence of mapping, optional
-            One mapping for each rank, on top of `env` (the launchers' colon syntax).
-        bed, hosts : TestBed and sequence or mapping, optional
-            Run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping says. The
-            launcher runs on the first of them. `bed` alone: on all its hosts.
-        cwd : Path, optional
-            Working directory; default: the job's own folder.
+        `program`: the text of a Python script, or a command line, in which a first word "python" stands for this Python.
+        `ranks`: MPI processes. None: the program alone, without a launcher.
+        `args`: arguments after the program.
+        `env`: variables for every rank, on top of a clean copy of this process' environment; None removes one.
+        `per_rank_env`: one mapping for each rank, on top of `env` (the launchers' colon syntax).
+        `bed`, `hosts`: run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping
+        says. The launcher runs on the first of them. `bed` alone: on all its hosts.
+        `cwd`: working directory; default: the job's own folder.
         """
         # short, because a path that names a socket has 107 characters at most
         base = tempfile.gettempdir()

@@ -121,10 +121,8 @@ class Ran:
 class FakeBatch:
     """A directory of stand-ins.
 
-    Attributes
-    ----------
-    answers : dict
-        What a command prints and exits with, by ``"name"`` or ``"name first-argument second-argument"``; ``"start"``: a rank.
+    `answers`: What a command prints and exits with, by ``"name"`` or ``"name first-argument second-argument"``; ``"start"``:
+    a rank.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -52,22 +52,9 @@ Failures = Mapping[str, str | int]
 def compile_nvml(directory: Path) -> Path:
     """Compile the library into a directory.
 
-    Parameters
-    ----------
-    directory : Path
-        Where `libnvidia-ml.so.1` goes; made if missing.
-
-    Returns
-    -------
-    Path
-        The directory, for `simulated_environ`.
-
-    Raises
-    ------
-    FileNotFoundError
-        There is no C compiler (``$CC``, else ``cc``).
-    RuntimeError
-        The compiler found something, warnings included; its words are in the message.
+    `directory`: where `libnvidia-ml.so.1` goes; made if missing.
+    Raises `FileNotFoundError`: there is no C compiler (``$CC``, else ``cc``).
+    Raises `RuntimeError`: the compiler found something, warnings included; its words are in the message.
     """
     return compile_library(NVML, directory / LIBRARY)
 
@@ -116,35 +103,23 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class SimMig:
-    """A MIG instance of a simulated GPU.
+    """A MIG instance of a simulated GPU."""
 
-    Attributes
-    ----------
-    uuid : str
-        ``"MIG-..."``.
-    memory : int
-        Bytes.
-    name : str or None
-        None: the parent's name and the place on it.
-    used : int or None
-        Bytes; None: the sum of `processes`.
-    index : int or None
-        Place on the parent, 0 to 7; None: the next one.
-    processes : tuple of (int, int)
-        Running processes as (pid, bytes).
-    lost : bool
-        Every call on it gives ``NVML_ERROR_GPU_IS_LOST``.
-    failures : mapping of str to (str or int)
-        Function (``"nvmlDeviceGetName"``, ``"*"``) to its error, ``"NO_PERMISSION"`` or a number.
-    """
-
+    #: ``"MIG-..."``.
     uuid: str
+    #: Bytes.
     memory: int
+    #: None: the parent's name and the place on it.
     name: str | None = None
+    #: Bytes; None: the sum of `processes`.
     used: int | None = None
+    #: Place on the parent, 0 to 7; None: the next one.
     index: int | None = None
+    #: Running processes as (pid, bytes).
     processes: tuple[tuple[int, int], ...] = ()
+    #: Every call on it gives ``NVML_ERROR_GPU_IS_LOST``.
     lost: bool = False
+    #: Function (``"nvmlDeviceGetName"``, ``"*"``) to its error, ``"NO_PERMISSION"`` or a number.
     failures: Failures | None = None
 
     def item(self) -> str:
@@ -164,49 +139,34 @@ class SimMig:
 
 @dataclass(frozen=True)
 class SimGpu:
-    """A simulated GPU.
+    """A simulated GPU."""
 
-    Attributes
-    ----------
-    uuid : str
-        ``"GPU-..."``.
-    name : str
-        What ``nvmlDeviceGetName`` gives.
-    memory : int or None
-        Bytes; None: a device without memory of its own (``NVML_ERROR_NOT_SUPPORTED``).
-    used : int or None
-        Bytes; None: the sum of the processes, those of the instances included.
-    cores : tuple of int or None
-        Cores near it; None: all of the machine's; empty: ``NVML_ERROR_NOT_SUPPORTED``.
-    node, minor : int or None
-        NUMA node (default 0) and device minor number (default: the place on the host).
-    pci : str or None
-        ``"0000:3b:00.0"``; None: made from the place on the host.
-    utilization, temperature, ecc : int or None
-        Percent, degrees Celsius, count.
-    processes, lost, failures
-        As in `SimMig`.
-    mig : tuple of SimMig
-        MIG instances.
-    mig_mode : bool or None
-        None: on with instances, else the GPU knows no MIG.
-    """
-
+    #: ``"GPU-..."``.
     uuid: str
+    #: What ``nvmlDeviceGetName`` gives.
     name: str = "NVIDIA H200"
+    #: Bytes; None: a device without memory of its own (``NVML_ERROR_NOT_SUPPORTED``).
     memory: int | None = 141 * GIB
+    #: Bytes; None: the sum of the processes, those of the instances included.
     used: int | None = None
+    #: Cores near it; None: all of the machine's; empty: ``NVML_ERROR_NOT_SUPPORTED``.
     cores: tuple[int, ...] | None = None
+    #: NUMA node (default 0) and device minor number (default: the place on the host).
     node: int | None = None
     minor: int | None = None
+    #: ``"0000:3b:00.0"``; None: made from the place on the host.
     pci: str | None = None
+    #: Percent, degrees Celsius, count.
     utilization: int | None = None
     temperature: int | None = None
     ecc: int | None = None
+    #: As in `SimMig`.
     processes: tuple[tuple[int, int], ...] = ()
     lost: bool = False
     failures: Failures | None = None
+    #: MIG instances.
     mig: tuple[SimMig, ...] = ()
+    #: None: on with instances, else the GPU knows no MIG.
     mig_mode: bool | None = None
 
     def item(self) -> str:
@@ -234,30 +194,20 @@ class SimGpu:
 
 @dataclass(frozen=True)
 class SimHost:
-    """The GPUs of one host.
+    """The GPUs of one host."""
 
-    Attributes
-    ----------
-    gpus : tuple of SimGpu
-        All that are in the host.
-    only : tuple of int or None
-        Device isolation: only the GPUs at these places exist, and are indexed from 0. None: all.
-    files : str or None
-        Device files, without the number at their end: GPUs whose file a process is not permitted to open, as in
-        a device cgroup, do not exist for it. None: there are no files.
-    init_fail : str, int or None
-        The error that ``nvmlInit`` gives, such as ``"DRIVER_NOT_LOADED"``.
-    driver : str or None
-        Driver version.
-    cuda : int or None
-        CUDA version of the driver, such as 13000.
-    """
-
+    #: All that are in the host.
     gpus: tuple[SimGpu, ...] = ()
+    #: Device isolation: only the GPUs at these places exist, and are indexed from 0. None: all.
     only: tuple[int, ...] | None = None
+    #: Device files, without the number at their end: GPUs whose file a process is not permitted to open, as in a device
+    #: cgroup, do not exist for it. None: there are no files.
     files: str | None = None
+    #: The error that ``nvmlInit`` gives, such as ``"DRIVER_NOT_LOADED"``.
     init_fail: str | int | None = None
+    #: Driver version.
     driver: str | None = None
+    #: CUDA version of the driver, such as 13000.
     cuda: int | None = None
 
     def describe(self) -> str:
@@ -280,15 +230,10 @@ class SimHost:
 
 @dataclass(frozen=True)
 class SimCluster:
-    """Hosts with different GPUs.
+    """Hosts with different GPUs."""
 
-    Attributes
-    ----------
-    hosts : mapping of str to SimHost
-        Host name, or a pattern such as ``"gpu*"``, to what is in it. The first that fits is taken; a host
-        that fits none has no driver.
-    """
-
+    #: Host name, or a pattern such as ``"gpu*"``, to what is in it. The first that fits is taken; a host that fits none
+    #: has no driver.
     hosts: Mapping[str, SimHost]
 
     def environ(self) -> dict[str, str]:
@@ -306,19 +251,9 @@ def make_gpus(
 ) -> tuple[SimGpu, ...]:
     """Make alike GPUs with UUIDs that depend on host and place only.
 
-    Parameters
-    ----------
-    count : int
-        How many.
-    host : str
-        Goes into the UUIDs: GPUs of different hosts differ.
-    name : str
-        Name of each.
-    memory : int
-        Bytes of each.
-    cores : sequence of tuple of int
-        The cores near each GPU, shared out in equal blocks: two entries for eight GPUs are two sockets of
-        four. Empty: every GPU is near all cores.
+    `host`: goes into the UUIDs: GPUs of different hosts differ.
+    `cores`: the cores near each GPU, shared out in equal blocks: two entries for eight GPUs are two sockets of four. Empty:
+    every GPU is near all cores.
     """
     return tuple(
         SimGpu(
@@ -337,15 +272,10 @@ Described = SimCluster | SimHost | Mapping[str, SimHost] | Iterable[SimGpu]
 def simulated_environ(libdir: Path, gpus: Described, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """Make the environment of a process that sees simulated GPUs.
 
-    Parameters
-    ----------
-    libdir : Path
-        What `compile_nvml` returned; goes first on ``LD_LIBRARY_PATH``, before a driver's own library.
-    gpus : SimCluster, SimHost, mapping of str to SimHost, or iterable of SimGpu
-        What there is; GPUs alone are the same on every host.
-    base : mapping, optional
-        The environment to start from, default `os.environ`. Its ``CUDA_VISIBLE_DEVICES`` and isolation are
-        left out: they speak of the machine's own GPUs. So add them to what this returns.
+    `libdir`: what `compile_nvml` returned; goes first on ``LD_LIBRARY_PATH``, before a driver's own library.
+    `gpus`: what there is; GPUs alone are the same on every host.
+    `base`: the environment to start from, default `os.environ`. Its ``CUDA_VISIBLE_DEVICES`` and isolation are left out: they
+    speak of the machine's own GPUs. So add them to what this returns.
     """
     environ = dict(os.environ if base is None else base)
     for variable in ("CUDA_VISIBLE_DEVICES", ONLY_VARIABLE):

@@ -63,12 +63,8 @@ class Message:
 class Comm:
     """One rank's view of a communicator; all that have the same `queues` are of one job.
 
-    Attributes
-    ----------
-    comes : bool
-        Whether what takes all ranks, and what this one sends, completes.
-    broken : Error, optional
-        What sending and probing raise.
+    `comes`: Whether what takes all ranks, and what this one sends, completes.
+    `broken`: What sending and probing raise.
     """
 
     def __init__(
