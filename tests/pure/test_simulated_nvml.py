@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shutil
@@ -17,7 +16,6 @@ import pytest
 from support.jobs.scripts import script
 from support.mocks.gpus import (
     GIB,
-    LIBRARY,
     ONLY_VARIABLE,
     VARIABLE,
     SimGpu,
@@ -228,38 +226,6 @@ def test_the_variable_is_read_at_every_init(libdir: Path) -> None:
     (gpu,) = make_gpus(1)
     out, _ = run(textwrap.dedent(script), simulated_environ(libdir, [gpu]))
     assert out.split() == ["1", "3", gpu.uuid, "down"]
-
-
-def test_every_function_that_the_users_call_is_there(libdir: Path) -> None:
-    """What the tests above do not call; under both names where pynvml has used both."""
-    library = ctypes.CDLL(str(libdir / LIBRARY))
-    called = [
-        "nvmlInit",
-        "nvmlInit_v2",
-        "nvmlInitWithFlags",
-        "nvmlShutdown",
-        "nvmlErrorString",
-        "nvmlSystemGetDriverVersion",
-        "nvmlSystemGetNVMLVersion",
-        "nvmlSystemGetCudaDriverVersion",
-        "nvmlSystemGetCudaDriverVersion_v2",
-        "nvmlDeviceGetCount",
-        "nvmlDeviceGetCount_v2",
-        "nvmlDeviceGetHandleByIndex",
-        "nvmlDeviceGetHandleByIndex_v2",
-        "nvmlDeviceGetHandleByUUID",
-        "nvmlDeviceGetHandleByPciBusId_v2",
-        "nvmlDeviceGetMemoryInfo_v2",
-        "nvmlDeviceGetMemoryAffinity",
-        "nvmlDeviceGetCpuAffinityWithinScope",
-        "nvmlDeviceGetGpuInstanceId",
-        "nvmlDeviceGetComputeInstanceId",
-        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
-        "nvmlDeviceGetTotalEccErrors",
-        "nvmlDeviceGetTemperature",
-        "nvmlDeviceGetTemperatureV",
-    ]
-    assert [name for name in called if not hasattr(library, name)] == []
 
 
 def test_structures_have_pynvmls_layout(libdir: Path) -> None:
