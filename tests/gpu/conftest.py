@@ -27,14 +27,14 @@ class Gpus:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
         return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
 
-    def idle(self, seconds: float = 10.0) -> bool:
-        """Whether no process has a context any more, within `seconds`."""
+    def check_idle(self, seconds: float = 10.0) -> None:
+        """Wait until no process has a context any more."""
         limit = time.monotonic() + seconds
-        while any(self.contexts()):
-            if time.monotonic() > limit:
-                return False
+        while any(there := self.contexts()):
+            assert time.monotonic() < limit, (
+                f"processes with a context, of each GPU: {there} after {seconds} s"
+            )
             time.sleep(0.2)
-        return True
 
 
 @pytest.fixture(scope="session")

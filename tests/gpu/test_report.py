@@ -28,7 +28,7 @@ def test_use_and_memory_over_time(name: str, mpirun: Mpi, gpus: Any) -> None:
         with browser() as chromium:
             tabs = {tab.title: tab for tab in chromium.open(job.directory / name)}
         assert [title for title, _ in tabs["GPUs"].figures][:2] == ["GPU use, %", "GPU memory in use"]
-        assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures)
+        assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
         assert tabs["GPUs"].painted >= 2
         return
     record = json.loads((job.directory / name).read_text())["record"]

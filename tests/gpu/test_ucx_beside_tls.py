@@ -106,7 +106,7 @@ def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
         assert server.exitcode == 0
     finally:
         server.kill()
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 #: Waits until UCX has started in each worker, which it does a moment after it, and only then looks at its sockets.
@@ -129,4 +129,4 @@ def test_workers_of_a_default_job_listen_on_their_own_ports_alone(
         assert each["ucx"]
         assert each["others"] == []
     assert scratch_of(mpirun.jobs[-1]) == []
-    assert gpus.idle()
+    gpus.check_idle()

@@ -36,7 +36,7 @@ def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
         ("h3", [3]),
     ]
     assert data["scheduler"] == {"rank": 0, "host": "h1", "address": "10.77.0.1"}
-    assert all(abs(host["clock_ahead"]) < 1 for host in data["hosts"])
+    assert all(abs(host["clock_ahead"]) < 1 for host in data["hosts"]), data["hosts"]
 
 
 def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:

@@ -60,7 +60,7 @@ def check_workers(told: dict[str, Any], gpus: dict[str, tuple[SimGpu, ...]]) -> 
         assert not row["address"].startswith(("tls://127.", "tls://localhost"))
         memory[row["host"]] = memory.get(row["host"], 0) + row["memory"]
     limits = {host["host"]: host["memory"] for host in plan["hosts"]}
-    assert all(used <= limits[host] for host, used in memory.items())
+    assert all(used <= limits[host] for host, used in memory.items()), memory
     assert len({row["visible"] for row in rows.values()}) == len(rows)
     assert len({row["seed"] for row in rows.values()}) == 1
     assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == len(memory)
@@ -83,7 +83,9 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     # Dask listens on each host's own address, never on all of them; what browsers see, on the loopback interface alone.
     sockets = {pid: set(listening(pid)) for pid in without_mpi(job)}
     assert {address for found in sockets.values() for address, _ in found}.isdisjoint({"0.0.0.0", "::"})
-    assert any(("127.0.0.1", urlsplit(told["dashboard"]).port) in found for found in sockets.values())
+    assert any(("127.0.0.1", urlsplit(told["dashboard"]).port) in found for found in sockets.values()), (
+        sockets
+    )
     outside = {socket for found in sockets.values() for socket in found if socket[0] != "127.0.0.1"}
     # the workers, their nannies, the scheduler
     assert len(outside) == 16 + 16 + 1

@@ -111,7 +111,7 @@ def test_chunk_per_host(pbs: Pbs) -> None:
     # Open MPI brings no variable to another host by itself
     assert set(told["seen"].values()) == {"error"}
     assert set(told["site"].values()) == {"a b"}
-    assert all(row["identity"] == [] for row in rows.values())
+    assert all(row["identity"] == [] for row in rows.values()), rows
     names = {path.name for path in (pbs.work / "logs" / JOB).iterdir()}
     assert any("h1" in name for name in names)
     assert any("h2" in name for name in names)
@@ -245,9 +245,10 @@ def test_container_that_shows_nothing_of_the_site(mpirun: Mpi, hosts: TestBed, t
     for path in pbs.commands.bin.iterdir():
         shutil.copy(path, tmp_path / "bin" / path.name)
     told = facts(pbs.run(SCRIPT, ["h1", "h2"], env).check())
-    assert (told["answer"], told["other"]) == (42, False)
+    assert told["answer"] == 42
+    assert not told["other"], told
     rows = workers_of(told)
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
-    assert all(row["directory"].startswith(f"{site}/scratch/dgm-") for row in rows.values())
+    assert all(row["directory"].startswith(f"{site}/scratch/dgm-") for row in rows.values()), rows
     assert list((site / "scratch").iterdir()) == []
     assert len(list((site / "logs" / JOB).iterdir())) >= 2

@@ -34,7 +34,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
     for found in (told["first"], told["second"]):
         assert [row["rank"] for row in found] == list(range(16))
         assert [row["host"] for row in found] == names
-        assert all(row["hosts"] == names and row["gathered"] == list(range(16)) for row in found)
+        assert all(row["hosts"] == names and row["gathered"] == list(range(16)) for row in found), found
         assert [row["local"] for row in found] == [*range(6), *range(5), *range(5)]
         assert {(row["host"], row["node"], row["local_size"]) for row in found} == {
             ("h1", 0, 6),
@@ -45,7 +45,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
         masters = {row["master"] for row in found}
         assert len(masters) == 1
         assert not masters.pop().startswith("127.")
-        assert all(row["nccl"] == f"={row['interface']}" != "=lo" for row in found)
+        assert all(row["nccl"] == f"={row['interface']}" != "=lo" for row in found), found
     rank, worker, host, text = told["error"]
     assert (rank, worker, host) == (15, "2-4", "h3")
     assert text == "spmd: rank 15 (worker 2-4 on h3) died while the gang ran"

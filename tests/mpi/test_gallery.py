@@ -62,7 +62,7 @@ def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None
     done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()
     lines = [line for line in done.stdout.splitlines() if "on worker" in line]
     assert len(lines) == 9
-    assert all(line.endswith(("on worker 0-0", "on worker 1-1")) for line in lines)
+    assert all(line.endswith(("on worker 0-0", "on worker 1-1")) for line in lines), lines
 
 
 @pytest.mark.slow
@@ -127,7 +127,7 @@ def test_training_continues_after_the_walltime(mpirun: Mpi, tmp_path: Path) -> N
 def continued(output: str, epochs: int) -> set[int]:
     """After which epoch the two ranks continued, of a training that had begun and not ended."""
     found = {int(epoch) for epoch in re.findall(r"rank [01] of 2 continues after epoch (\d+)", output)}
-    assert all(0 < epoch < epochs for epoch in found)
+    assert all(0 < epoch < epochs for epoch in found), found
     return found
 
 

@@ -128,4 +128,4 @@ def test_processes_are_told_by_the_mark(mpirun: Mpi) -> None:
     found = job.processes(r"script\.py")
     assert os.getpid() not in found
     assert len(job.processes(r"^\S*python\S* \S*script\.py$")) == 2
-    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found)
+    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found), found

@@ -59,4 +59,4 @@ def test_nannies_do_not_measure_the_event_loop_that_they_share(mpirun: Mpi) -> N
     for callbacks in told["nannies"]:
         assert {"tick", "ticks"}.isdisjoint(callbacks)
         assert "memory_monitor" in callbacks
-    assert all("tick" in callbacks for callbacks in told["workers"])
+    assert all("tick" in callbacks for callbacks in told["workers"]), told["workers"]

@@ -103,7 +103,7 @@ def test_choice_that_leaves_a_port_on_one_host(
     job.signal(15)
     warnings = [line for line in job.wait(30).stderr.splitlines() if "memory of the ranks" in line]
     assert len(warnings) == is_open
-    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings)
+    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings), warnings
 
 
 @pytest.mark.parametrize("closed", [False, True])

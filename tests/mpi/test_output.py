@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.jobs.clusters import COMMAND, only_our_lines
+from support.jobs.clusters import COMMAND, foreign_lines
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
 
@@ -35,7 +35,7 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, work
     ends = ["half a line", "the scheduler's plugin", "the worker's plugin"]
     ends += ["the nanny's plugin"] * (worker_class == "distributed.Nanny")
     assert {line: done.stdout.count(line) for line in ends} == dict.fromkeys(ends, 1), done.output
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 @pytest.mark.quick
@@ -106,8 +106,8 @@ def test_nobody_to_print_for(mpirun: Mpi, tmp_path: Path, redirection: str, work
     program = [sys.executable, *COMMAND[1:], "--worker-class", worker_class, "script.py"]
     done = mpirun.run(["sh", "-c", f"exec {shlex.join(program)} {redirection}"], None, cwd=tmp_path).check()
     assert (tmp_path / "succeeded").exists()
-    assert only_our_lines(done.stderr)
-    assert only_our_lines(done.stdout.replace("a task\n", "").replace("its child\n", ""))
+    assert foreign_lines(done.stderr) == []
+    assert foreign_lines(done.stdout.replace("a task\n", "").replace("its child\n", "")) == []
 
 
 @pytest.mark.one_mpi
@@ -202,7 +202,7 @@ def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
         "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires "
         "workers=elsewhere (expected one of 0, 1). Fix: choose a worker or node of this cluster",
     ]
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 SECOND_CLUSTER = """
@@ -240,7 +240,7 @@ def test_another_cluster_whose_workers_would_run_the_script_again(mpirun: Mpi, t
     script = tmp_path / "script.py"
     script.write_text(SECOND_CLUSTER.replace("PROCESSES", "True").replace('__name__ == "__main__"', "True"))
     done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     (error,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert error.startswith(
         "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
@@ -285,5 +285,5 @@ def test_a_script_that_does_not_use_its_cluster(
     script.write_text(text)
     done = mpirun.run([*COMMAND, "--no-dashboard", "--client-rank", str(client_rank), str(script)], 2)
     assert done.check(3 if use == "an error" else 0).stdout == "1\n"
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     assert done.stderr.count(UNUSED) == warned

@@ -42,7 +42,7 @@ def test_no_key_in_anything_that_a_job_leaves_or_shows(mpirun: Mpi) -> None:
     files = {path for path in job.directory.rglob("*") if path.is_file()}
     names = {path.name for path in files}
     assert {"dump.msgpack.gz", "dump.yaml", "from-scheduler.yaml", "said.json", "file.json"} <= names
-    assert any(path.parent.name == "logs" for path in files)
+    assert any(path.parent.name == "logs" for path in files), files
     assert {path.name for path in files if has_key(path)} == {"script.py", "file.json"}
     dump = (job.directory / "dump.yaml").read_text()
     assert "private key, left out" in dump

@@ -169,8 +169,8 @@ def test_once_and_json(file: Path) -> None:
         assert row["gpu_memory_total"] == 80 * GIB
     assert rows["0-cpu-0"]["gpu_use"] is rows["0-cpu-0"]["device"] is None
     assert {row["status"] for row in rows.values()} == {"running"}
-    assert all(row["host_memory"] > 0 for row in rows.values())
-    assert all(row["received"] == row["sent"] == 0 for row in rows.values())
+    assert all(row["host_memory"] > 0 for row in rows.values()), rows
+    assert all(row["received"] == row["sent"] == 0 for row in rows.values()), rows
 
 
 def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
     rows = workers_of(facts(ended.output))
     assert sorted(rows) == ["0", "1"]
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
-    assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values())
+    assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values()), rows
 
 
 @pytest.mark.parametrize("name", NAMES)

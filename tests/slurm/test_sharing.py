@@ -94,7 +94,7 @@ def test_hosts_that_differ(slurm: Slurm, name: str) -> None:
     for rank, host in enumerate(("h1", "h2", "h3")):
         own = {row["visible"] for row in rows.values() if row["host"] == host}
         assert own == {gpu.uuid for gpu in slurm.gpus[host]}
-        assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-"))
+        assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-")), rows
 
 
 def test_a_heterogeneous_job(slurm: Slurm, detected_mpi: Mpi) -> None:

@@ -64,4 +64,4 @@ def test_the_distributions_mpi(
     assert sorted(rows) == ["0-0", "0-1", "1-0", "1-1"]
     given = {slurm.gpus[host][place].uuid: host for host, places in job.gpus.items() for place in places}
     assert {row["visible"]: row["host"] for row in rows.values()} == given
-    assert all(row["identity"] == [] for row in rows.values())
+    assert all(row["identity"] == [] for row in rows.values()), rows

@@ -17,7 +17,7 @@ import pytest
 
 from dask_gpu_mpi.base.private_api import TABLE
 from support.bed.hosts import TestBed
-from support.jobs.clusters import COMMAND, MESSAGES, facts, only_our_lines, scratch_of, workers_of
+from support.jobs.clusters import COMMAND, MESSAGES, facts, foreign_lines, scratch_of, workers_of
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import CompletedJob, Mpi
 from support.jobs.scripts import script
@@ -38,7 +38,7 @@ def check(told: dict[str, Any], workers: int, *, mpi_first: bool = False) -> dic
     rows = workers_of(told)
     assert len(rows) == workers
     assert told["scheduler"].startswith("tls://")
-    assert all(row["address"].startswith("tls://") for row in rows.values())
+    assert all(row["address"].startswith("tls://") for row in rows.values()), rows
     assert told["total"] == pytest.approx(2e6, rel=0.01)
     # workers alone use UCX; the script's rank has its library before MPI's, for what the script may import
     assert told["loaded"] == {
@@ -67,7 +67,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     check(told, 2)
     assert told["messages"] == [2_000_000_000]
     assert told["listening"] == []
-    assert only_our_lines(done.stderr), done.stderr
+    assert foreign_lines(done.stderr) == []
     assert "transport: TLS, and UCX for large data between workers" in done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
 
@@ -89,7 +89,7 @@ tell(threshold=[*client.run(threshold).values()])
     told = facts(mpirun.run(program, 2, env=env, timeout=90).check())
     check(told, 2, mpi_first=True)
     assert told["messages"] == [123_000_000]
-    assert all("12345" in value for value in told["threshold"])
+    assert all("12345" in value for value in told["threshold"]), told["threshold"]
 
 
 #: The user's choice by which UCX leads from host to host where there is no RDMA.
@@ -217,7 +217,7 @@ def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path,
     assert "transport: TLS, and UCX for GPU memory between workers" in done.stderr
     lines = [line for line in done.stderr.splitlines() if "go over TLS, not UCX" in line]
     assert len(lines) == 2  # one of each worker
-    assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines)
+    assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines), lines
 
 
 CHECK = [*COMMAND, "check", "--protocol", "ucx", "--json"]

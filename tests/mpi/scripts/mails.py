@@ -42,4 +42,6 @@ while rank == 0 and len(heard) < 3:
 kept = None if rank == 2 else free(second, 0.3, 60)
 world.Barrier()
 late = free(second, 60, 60)
-tell(**{f"rank{rank}": [freed, kept, late]}, **({"heard": heard} if rank == 0 else {}))
+tell(
+    **{f"rank{rank}": {"freed": freed, "kept": kept, "late": late}}, **({"heard": heard} if rank == 0 else {})
+)

@@ -36,7 +36,7 @@ tell(
     address=client.scheduler.address,
     doubled=client.gather(client.map(double, range(10))),
     beside=client.submit(beside.triple, 5).result(),
-    pair=[isinstance(pair, Pair), pair.left, pair.right != os.getpid()],
+    pair={"type": type(pair).__name__, "left": pair.left, "made here": pair.right == os.getpid()},
     worlds=[list(answer) for answer in client.run(world).values()],
     workers=looks(client),
     plan=current_session().plan.as_json(),

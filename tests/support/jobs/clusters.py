@@ -26,9 +26,9 @@ __all__ = [
     "alive",
     "cpu_seconds",
     "facts",
+    "foreign_lines",
     "gone",
     "listening",
-    "only_our_lines",
     "parent",
     "ranks_of",
     "scratch_of",
@@ -67,9 +67,9 @@ def workers_of(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def only_our_lines(stderr: str) -> bool:
-    """No tracebacks, warnings and other noise: only what dask_gpu_mpi itself has to say."""
-    return all(line.startswith("dask_gpu_mpi: ") for line in stderr.splitlines() if line.strip())
+def foreign_lines(stderr: str) -> list[str]:
+    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise."""
+    return [line for line in stderr.splitlines() if line.strip() and not line.startswith("dask_gpu_mpi: ")]
 
 
 def scratch_of(job: Job, pattern: str = "dgm-*") -> list[str]:
