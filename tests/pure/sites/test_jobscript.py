@@ -119,7 +119,8 @@ def test_module_that_can_not_be_loaded_ends_the_job(batch: FakeBatch) -> None:
         (
             "slurm",
             "--account abc --partition gpu,gpu2 --ranks-per-node 2",
-            "--nodes=2 --ntasks-per-node=2 --gpus-per-node=4 --time=01:30:10 --account=abc --partition=gpu,gpu2 --exclusive --mem=0",
+            "--nodes=2 --ntasks-per-node=2 --gpus-per-node=4 --time=01:30:10 --account=abc --partition=gpu,gpu2 "
+            "--exclusive --mem=0",
         ),
         (
             "pbs",
