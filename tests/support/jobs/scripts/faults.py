@@ -60,3 +60,27 @@ def parent_of(pid, times=1):
 def agent_of(name):
     """PID of the agent that a worker belongs to: the fork server is between them."""
     return parent_of(process_of(name), 2)
+
+
+def compute():
+    """Run one task: the cluster works."""
+    result = client.submit(lambda: 5).result()
+    assert result == 5, result
+
+
+def start_tasks():
+    """Forty tasks of 0.1 s, of which some run when this returns."""
+
+    def add(x):
+        time.sleep(0.1)
+        return x + 1
+
+    futures = client.map(add, range(40))
+    wait_until(lambda: any(client.processing().values()))
+    return futures
+
+
+def check_tasks(futures):
+    """Wait for those tasks; their results are right."""
+    total = sum(client.gather(futures))
+    assert total == sum(range(1, 41)), total
