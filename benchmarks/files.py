@@ -241,11 +241,11 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
 
 def _simulated(count: int, libdir: str) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
-    from support.mocks.gpus import GIB, compile_cuda, compile_nvml, make_gpus, simulated_environ
+    from support.mocks.gpus import GIB, compile_cuda, compile_nvml, emulated_environ, make_gpus
 
     compile_cuda(Path(libdir))
     gpus = make_gpus(count, host="one", memory=80 * GIB)
-    return dict(simulated_environ(compile_nvml(Path(libdir)), gpus, {}))
+    return dict(emulated_environ(compile_nvml(Path(libdir)), gpus, {}))
 
 
 def growth(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

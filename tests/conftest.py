@@ -34,7 +34,7 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
 
 @pytest.fixture(scope="session")
 def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML, compiled once."""
+    """The emulated NVML, compiled once."""
     return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 

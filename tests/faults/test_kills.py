@@ -13,7 +13,7 @@ import pytest
 from support.jobs.clusters import ranks_of, until
 from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, compile_nvml, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, compile_nvml, emulated_environ, make_gpus
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_worker(mpirun: Mpi, form: str) -> None:
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_worker_with_a_gpu(mpirun: Mpi, tmp_path: Path) -> None:
     gpus = make_gpus(4, host="one", memory=80 * GIB)
-    environ = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    environ = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
     body = """
 futures = start_tasks()
 def look(dask_worker):

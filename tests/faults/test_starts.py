@@ -13,7 +13,7 @@ from dask_gpu_mpi.startup.bringup import MPI_GRACE
 from support.bed.hosts import TestBed
 from support.jobs.faults import FORMS, end, start, write
 from support.jobs.mpi import Mpi
-from support.mocks.gpus import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
@@ -41,7 +41,7 @@ def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
 def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
-    env = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    env = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
     fault = time.time()
     job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
     done = end(mpirun, job, {1, 2}, SOON, since=fault)

@@ -39,13 +39,13 @@ class Gpus:
 
 @pytest.fixture(scope="session")
 def gpus() -> Iterator[Gpus]:
-    """Every GPU of this machine; without one the test is skipped: tests/mpi/test_gpus.py has simulated ones."""
+    """Every GPU of this machine; without one the test is skipped: tests/mpi/test_gpus.py has emulated ones."""
     pynvml = pytest.importorskip("pynvml")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         pytest.skip(
-            f"no GPU here ({error}); tests/mpi/test_gpus.py and tests/hosts cover the same with simulated ones"
+            f"no GPU here ({error}); tests/mpi/test_gpus.py and tests/hosts cover the same with emulated ones"
         )
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     yield Gpus(

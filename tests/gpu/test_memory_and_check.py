@@ -74,7 +74,7 @@ def test_pool_that_cannot_fit(mpirun: Mpi, gpus: Any) -> None:
 
 def test_workers_of_two_gpus(mpirun: Mpi, gpus: Any) -> None:
     if len(gpus.uuids) < 2:
-        pytest.skip("two GPUs needed; tests/mpi/test_geometries.py has simulated ones")
+        pytest.skip("two GPUs needed; tests/mpi/test_geometries.py has emulated ones")
     script = (
         TELL
         + """

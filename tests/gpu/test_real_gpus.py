@@ -29,7 +29,7 @@ def initialized(**options: Any) -> str:
 def need(gpus: Any, count: int) -> None:
     if len(gpus.uuids) < count:
         pytest.skip(
-            f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with simulated ones"
+            f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with emulated ones"
         )
 
 

@@ -1,4 +1,4 @@
-"""The main job over several hosts with GPUs of their own: the test bed, and simulated GPUs on it."""
+"""The main job over several hosts with GPUs of their own: the test bed, and emulated GPUs on it."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from support.mocks.gpus import (
     SimGpu,
     SimHost,
     SimMig,
+    emulated_environ,
     make_gpus,
-    simulated_environ,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
@@ -39,7 +39,7 @@ def bed() -> Iterator[TestBed]:
 def environ(libdir: Path, gpus: Any) -> dict[str, str | None]:
     # Open MPI brings no more of the environment to other hosts than it is told
     path = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    return {"CUDA_VISIBLE_DEVICES": None, **path, **simulated_environ(libdir, gpus, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **path, **emulated_environ(libdir, gpus, {})}
 
 
 def check_workers(told: dict[str, Any], gpus: dict[str, tuple[SimGpu, ...]]) -> dict[str, dict[str, Any]]:

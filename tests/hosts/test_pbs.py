@@ -21,7 +21,7 @@ from support.bed.hosts import TestBed
 from support.jobs.clusters import TELL, facts, workers_of
 from support.jobs.mpi import MARK, CompletedJob, Mpi
 from support.mocks.batch import FakeBatch
-from support.mocks.gpus import GIB, VARIABLE, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, VARIABLE, SimHost, emulated_environ, make_gpus
 
 JOB = "7.server"
 SCRIPT = (
@@ -128,11 +128,11 @@ def test_chunks_that_differ(pbs: Pbs) -> None:
 def test_gpus_of_every_host(pbs: Pbs, libdir: Path, visible: str, second: int) -> None:
     counts = {"h1": 2, "h2": second}
     gpus = {host: make_gpus(count, host=host, memory=80 * GIB) for host, count in counts.items()}
-    env: dict[str, str | None] = dict(simulated_environ(libdir, {h: SimHost(g) for h, g in gpus.items()}, {}))
+    env: dict[str, str | None] = dict(emulated_environ(libdir, {h: SimHost(g) for h, g in gpus.items()}, {}))
     # the cgroup hook names the GPUs of the host where the script runs
     first = {"uuids": ",".join(gpu.uuid for gpu in gpus["h1"]), "unset": None, "nothing": ""}
     env["CUDA_VISIBLE_DEVICES"] = first[visible]
-    env["DGM_CHECK"] = "no"  # its kernel does not run on GPUs that are simulated
+    env["DGM_CHECK"] = "no"  # its kernel does not run on GPUs that are emulated
     rows = workers_of(facts(pbs.run(SCRIPT, ["h1", "h2"], env).check()))
     if visible == "nothing":
         # no ngpus in the chunk

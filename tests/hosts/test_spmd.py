@@ -11,7 +11,7 @@ from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, facts
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 
@@ -25,7 +25,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
     env: dict[str, str | None] = {
         "CUDA_VISIBLE_DEVICES": None,
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
-        **simulated_environ(libdir, gpus, {}),
+        **emulated_environ(libdir, gpus, {}),
     }
     (tmp_path / "script.py").write_text(SCRIPT)
     line = [*COMMAND, str(tmp_path / "script.py")]

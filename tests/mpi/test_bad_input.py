@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs.mpi import CompletedJob, Mpi
-from support.mocks.gpus import make_gpus, simulated_environ
+from support.mocks.gpus import emulated_environ, make_gpus
 
 HOST = socket.gethostname()
 RAN = "the script went on"
@@ -265,8 +265,8 @@ def nothing_left(mpirun: Mpi, *directories: Path) -> None:
         assert {path.name for path in directory.iterdir()} <= {"file", "script.py", "dask.yaml"}
 
 
-def simulated(libdir: Path, gpus: int) -> dict[str, str]:
-    return simulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
+def emulated(libdir: Path, gpus: int) -> dict[str, str]:
+    return emulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
 
 
 def script_of(row_keywords: str | None) -> str:
@@ -282,7 +282,7 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row, fo
     def fill(text: str) -> str:
         return text.replace("{tmp}", str(blank)).replace("{port}", str(port))
 
-    env = QUICK | {name: fill(text) for name, text in row.env.items()} | simulated(libdir, row.gpus)
+    env = QUICK | {name: fill(text) for name, text in row.env.items()} | emulated(libdir, row.gpus)
     if row.yaml:
         (blank / "dask.yaml").write_text(row.yaml)
         env["DASK_CONFIG"] = str(blank)
@@ -298,7 +298,7 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row, fo
 
 
 def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
-    env = QUICK | simulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
+    env = QUICK | emulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
     script = f"""
         from dask_gpu_mpi import initialize
         session = initialize(dashboard=False)
@@ -593,7 +593,7 @@ def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
 def test_plan_of_an_allocation_with_one_bad_rank(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     program = ["python", "-m", "dask_gpu_mpi", "plan"]
     per_rank = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-    env = QUICK | simulated(libdir, 2)
+    env = QUICK | emulated(libdir, 2)
     done = mpirun.run(program, 2, timeout=LIMIT, env=env, per_rank_env=per_rank, cwd=tmp_path)
     error_line(done, f"rank 1 of 2 on {HOST}|rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'")
     nothing_left(mpirun, tmp_path)

@@ -15,7 +15,7 @@ import pytest
 
 from support.jobs.clusters import COMMAND, ranks_of, until
 from support.jobs.mpi import CompletedJob, Mpi
-from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
@@ -23,7 +23,7 @@ compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, 
 
 
 def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
-    return {"CUDA_VISIBLE_DEVICES": None, **simulated_environ(libdir, there, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(libdir, there, {})}
 
 
 def findings(done: CompletedJob, level: str = "error") -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def test_options_and_script_of_the_job(mpirun: Mpi) -> None:
 
 @compiler
 def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
-    # The GPUs are simulated, so nothing can compute on them: each is tried, by one rank, and told.
+    # The GPUs are emulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
     env = gpus(libdir, there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
     done = mpirun.run([*CHECK, "--json"], 2, env=env)

@@ -81,7 +81,7 @@ def test_the_driver_is_kept_up_for_the_start_alone(
     """A process that is no worker has initialised CUDA, made no context, and is gone when the workers are there."""
     body = """
 limit = time.monotonic() + 10
-others = {int(line.split()[0]) for line in open(os.environ["SIMULATED_CUDA_LOG"]) if "cuInit" in line}
+others = {int(line.split()[0]) for line in open(os.environ["EMULATED_CUDA_LOG"]) if "cuInit" in line}
 others -= {row["pid"] for row in rows()}
 left = others
 while left and time.monotonic() < limit:

@@ -1,4 +1,4 @@
-"""The main job on GPUs that are simulated: the unmodified CUDAWorker, one for each, seen from inside."""
+"""The main job on GPUs that are emulated: the unmodified CUDAWorker, one for each, seen from inside."""
 
 from __future__ import annotations
 

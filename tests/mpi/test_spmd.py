@@ -11,7 +11,7 @@ import pytest
 from support.jobs.clusters import COMMAND, facts, foreign_lines
 from support.jobs.mpi import Mpi
 from support.jobs.scripts import script
-from support.mocks.gpus import GIB, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, emulated_environ, make_gpus
 
 PATH = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 
@@ -79,7 +79,7 @@ os.write(1, ("FACTS " + json.dumps(told) + "\\n").encode())
 def test_gpu_workers_are_the_members_and_know_their_device(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     gpus = make_gpus(2, host="one", memory=80 * GIB)
     (tmp_path / "script.py").write_text(DEVICES)
-    environ = {"CUDA_VISIBLE_DEVICES": None, **PATH, **simulated_environ(libdir, gpus, {})}
+    environ = {"CUDA_VISIBLE_DEVICES": None, **PATH, **emulated_environ(libdir, gpus, {})}
     line = [*COMMAND, "--cpu-workers", "1", str(tmp_path / "script.py")]
     told = facts(mpirun.run(line, 2, env=environ, timeout=90).check(0))
     assert told["gpus"] == [[rank, 2, 0, gpus[rank].uuid] for rank in range(2)]

@@ -34,7 +34,7 @@ def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_it_refuses(slurm: Slurm, name: str) -> None:
-    # a simulated GPU runs no kernel
+    # an emulated GPU runs no kernel
     text = template(name, ("--gpus-per-node=1",))
     job = slurm.submit(
         text, *OPTIONS, args=["script.py"], files={"script.py": SCRIPT}, env={"DGM_CHECK": "yes"}

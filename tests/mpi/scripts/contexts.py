@@ -18,7 +18,7 @@ rows = looks(Client())
 tell(workers=rows, warnings=session.plan.warnings)
 
 # who has initialised the driver, but made no context
-calls = [line.split() for line in Path(os.environ["SIMULATED_CUDA_LOG"]).read_text().splitlines()]
+calls = [line.split() for line in Path(os.environ["EMULATED_CUDA_LOG"]).read_text().splitlines()]
 keepers = {pid for pid, _ in calls} - {pid for pid, function in calls if "Ctx" in function}
 limit = time.monotonic() + 10
 while any(map(os.path.exists, map("/proc/{}".format, keepers))) and time.monotonic() < limit:

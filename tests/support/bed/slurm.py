@@ -21,7 +21,7 @@ from dask_gpu_mpi.sites.command import START
 from support import ROOT, TESTBED
 from support.bed.hosts import TestBed
 from support.jobs.mpi import MARK, JobError, JobTimeout
-from support.mocks.gpus import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 __all__ = ["GPUS", "RESULTS", "BatchJob", "Ended", "Slurm", "new_slurm", "template", "wait_all"]
 
@@ -246,7 +246,7 @@ class Slurm:
     conf: Path
     #: Whether jobs are confined by cgroups.
     cgroups: bool
-    #: The simulated NVML.
+    #: The emulated NVML.
     libdir: Path
     #: GPUs of each host.
     gpus: Mapping[str, tuple[SimGpu, ...]]
@@ -345,9 +345,9 @@ class Slurm:
         hosts = {host: SimHost(gpus, files=device) for host, gpus in self.gpus.items()}
         prefix = Path(sys.prefix) if environment is None else environment
         job_env = {
-            **simulated_environ(self.libdir, hosts, base_env),
+            **emulated_environ(self.libdir, hosts, base_env),
             MARK: mark,
-            # CUDA is not simulated: the preflight refuses a GPU that runs no kernel
+            # CUDA is not emulated: the preflight refuses a GPU that runs no kernel
             "DGM_CHECK": "no",
             "TMPDIR": str(directory),
             "SLURM_CONF": str(self.conf),

@@ -1,4 +1,4 @@
-"""What tests of jobs on simulated GPUs share: a script that looks at its workers from inside, and what must be true."""
+"""What tests of jobs on emulated GPUs share: a script that looks at its workers from inside, and what must be true."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from support.jobs.clusters import workers_of
 from support.jobs.scripts import script
-from support.mocks.gpus import Described, SimGpu, SimMig, simulated_environ
+from support.mocks.gpus import Described, SimGpu, SimMig, emulated_environ
 
 __all__ = ["CORES", "SCRIPT", "SITE", "check_workers", "gpu_environ"]
 
 #: The cores that this process, and so every rank of a job that binds nothing, may use.
 CORES = sorted(os.sched_getaffinity(0))
 
-#: A folder with simulated libraries, for PYTHONPATH.
+#: A folder with emulated libraries, for PYTHONPATH.
 SITE = Path(__file__).parents[1] / "mocks" / "site"
 
 #: Runs as a command's script, or after `initialize`. Tasks are steered to GPU and CPU workers, where there are any.
@@ -27,7 +27,7 @@ def gpu_environ(libdir: Path, gpus: Described) -> dict[str, str | None]:
     """What makes a job see these GPUs, and no others."""
     # Open MPI brings no more of the environment to other hosts than it is told
     path = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    return {"CUDA_VISIBLE_DEVICES": None, **path, **simulated_environ(libdir, gpus, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **path, **emulated_environ(libdir, gpus, {})}
 
 
 def check_workers(

@@ -1,11 +1,11 @@
-/* A simulated CUDA driver: libcuda.so.1 with no more than the primary contexts of a process.
+/* An emulated CUDA driver: libcuda.so.1 with no more than the primary contexts of a process.
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -o DIR/libcuda.so.1 cuda.c -ldl
  *
  * It is for tests of who makes contexts.  The devices are as many as CUDA_VISIBLE_DEVICES has entries, else as
- * SIMULATED_CUDA says (default 1); the UUID of device N is sixteen bytes of N.  As in the real one, every call before cuInit
+ * EMULATED_CUDA says (default 1); the UUID of device N is sixteen bytes of N.  As in the real one, every call before cuInit
  * gives NOT_INITIALIZED, and a primary context lives while it is retained.  Each call that initialises, or makes one, adds a line "PID FUNCTION" to the file that
- * SIMULATED_CUDA_LOG names, with one write, so that the processes of a job may share it.
+ * EMULATED_CUDA_LOG names, with one write, so that the processes of a job may share it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,18 +27,18 @@ static __thread int *current;
 
 static void tell(const char *function)
 {
-    const char *path = getenv("SIMULATED_CUDA_LOG");
+    const char *path = getenv("EMULATED_CUDA_LOG");
     int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666) : -1;
     if (file < 0) return;
     char line[96];
     int length = snprintf(line, sizeof line, "%d %s\n", (int)getpid(), function);
-    if (write(file, line, (size_t)length) != length) perror("simulated CUDA");
+    if (write(file, line, (size_t)length) != length) perror("emulated CUDA");
     close(file);
 }
 
 static int count(void)
 {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES"), *said = getenv("SIMULATED_CUDA");
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES"), *said = getenv("EMULATED_CUDA");
     int number = said ? atoi(said) : 1;
     if (visible) {
         number = *visible != '\0';

@@ -1,9 +1,9 @@
 """GPUs that this machine does not have: NVML and the CUDA driver in C, compiled here, and hosts of GPUs described to them.
 
 >>> gpus = make_gpus(4, host="h1", memory=80 * GIB, cores=[(0, 1), (0, 1), (2, 3), (2, 3)])
->>> environ = simulated_environ(compile_nvml(directory), gpus)
+>>> environ = emulated_environ(compile_nvml(directory), gpus)
 >>> hosts = {"h1": SimHost(gpus), "h2": SimHost(gpus, only=(2, 3)), "*": SimHost(init_fail="UNKNOWN")}
->>> environ = simulated_environ(directory, hosts) | {"CUDA_VISIBLE_DEVICES": "0,1"}
+>>> environ = emulated_environ(directory, hosts) | {"CUDA_VISIBLE_DEVICES": "0,1"}
 >>> subprocess.run([sys.executable, "script.py"], env=environ)
 
 The grammar of the environment variable is at the top of ``nvml.c``; nothing else needs to know it.
@@ -30,16 +30,16 @@ __all__ = [
     "compile_cuda",
     "compile_library",
     "compile_nvml",
+    "emulated_environ",
     "make_gpus",
     "read_log",
-    "simulated_environ",
 ]
 
 
-VARIABLE = "SIMULATED_NVML"
+VARIABLE = "EMULATED_NVML"
 """The one variable that describes every host's GPUs."""
 
-ONLY_VARIABLE = "SIMULATED_NVML_ONLY"
+ONLY_VARIABLE = "EMULATED_NVML_ONLY"
 """Per process: the places (``"1,3"``) of the GPUs that exist for it, as in the device cgroup of one rank."""
 
 NVML = Path(__file__).with_name("nvml.c")
@@ -75,7 +75,7 @@ def _text(value: object) -> str:
     text = str(value)
     if any(character in text for character in ",|;\n") or text != text.strip():
         raise ValueError(
-            f"{text!r} can't be described to the simulated NVML: it holds one of , | ; or outer blanks"
+            f"{text!r} can't be described to the emulated NVML: it holds one of , | ; or outer blanks"
         )
     return text
 
@@ -103,7 +103,7 @@ def _ranges(numbers: Iterable[int]) -> str:
 
 @dataclass(frozen=True)
 class SimMig:
-    """A MIG instance of a simulated GPU."""
+    """A MIG instance of an emulated GPU."""
 
     #: ``"MIG-..."``.
     uuid: str
@@ -139,7 +139,7 @@ class SimMig:
 
 @dataclass(frozen=True)
 class SimGpu:
-    """A simulated GPU."""
+    """An emulated GPU."""
 
     #: ``"GPU-..."``.
     uuid: str
@@ -269,8 +269,8 @@ def make_gpus(
 Described = SimCluster | SimHost | Mapping[str, SimHost] | Iterable[SimGpu]
 
 
-def simulated_environ(libdir: Path, gpus: Described, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Make the environment of a process that sees simulated GPUs.
+def emulated_environ(libdir: Path, gpus: Described, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Make the environment of a process that sees emulated GPUs.
 
     `libdir`: what `compile_nvml` returned; goes first on ``LD_LIBRARY_PATH``, before a driver's own library.
     `gpus`: what there is; GPUs alone are the same on every host.
@@ -289,7 +289,7 @@ def simulated_environ(libdir: Path, gpus: Described, base: Mapping[str, str] | N
     return environ | gpus.environ()
 
 
-LOG_VARIABLE = "SIMULATED_CUDA_LOG"
+LOG_VARIABLE = "EMULATED_CUDA_LOG"
 """The file to which every process adds what it does with CUDA."""
 
 CUDA = Path(__file__).with_name("cuda.c")

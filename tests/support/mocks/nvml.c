@@ -1,9 +1,9 @@
-/* A simulated NVML: libnvidia-ml.so.1 for machines without a GPU.
+/* An emulated NVML: libnvidia-ml.so.1 for machines without a GPU.
  *
  *     cc -shared -fPIC -O1 -Wall -Wextra -Werror -o DIR/libnvidia-ml.so.1 nvml.c
  *
  * With DIR first on LD_LIBRARY_PATH, pynvml (and so distributed and dask-cuda, both unmodified) sees the GPUs that the
- * environment variable SIMULATED_NVML describes.  nvml.py writes that variable; this is its grammar:
+ * environment variable EMULATED_NVML describes.  nvml.py writes that variable; this is its grammar:
  *
  *     variable    = "@" path-of-a-file-with-a-description | description
  *     description = host { ";" host }         a new line is a ";"; what starts with "#" is a comment
@@ -31,7 +31,7 @@
  *                          device cgroup, are isolated from it. What else comes of opening it does not matter.
  *     driver=TEXT          cuda=12080                  versions
  *
- * CODE is a number or a name without NVML_ERROR_, such as GPU_IS_LOST.  SIMULATED_NVML_ONLY=1,3 isolates further (one
+ * CODE is a number or a name without NVML_ERROR_, such as GPU_IS_LOST.  EMULATED_NVML_ONLY=1,3 isolates further (one
  * rank of a host, say); its numbers too are places in the whole list.  Variable unset, or no host that fits: nvmlInit
  * gives DRIVER_NOT_LOADED.  An empty variable or host: a driver without GPUs.  A description with a mistake: one line
  * on standard error, and nvmlInit gives INVALID_ARGUMENT, which nothing above it takes for "no GPU here".
@@ -62,7 +62,7 @@ typedef int nvmlReturn_t;
 typedef unsigned long long ull;
 typedef enum { MIG_UNSUPPORTED, MIG_OFF, MIG_ON } MigMode;
 
-/* Layouts of nvml.h, checked against pynvml's ctypes structures by tests/pure/test_simulated_nvml.py. */
+/* Layouts of nvml.h, checked against pynvml's ctypes structures by tests/pure/test_emulated_nvml.py. */
 typedef struct { ull total, free, used; } nvmlMemory_t;
 typedef struct { unsigned version; ull total, reserved, free, used; } nvmlMemory_v2_t;
 typedef struct { unsigned gpu, memory; } nvmlUtilization_t;
@@ -124,7 +124,7 @@ static bool bad(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    fputs("simulated NVML: ", stderr);
+    fputs("emulated NVML: ", stderr);
     vfprintf(stderr, format, arguments);
     fputc('\n', stderr);
     va_end(arguments);
@@ -284,7 +284,7 @@ static Device *copy_of(const Device *original)
 
 static bool add_gpus(Host *made, const char *count, char *fields)
 {
-    Device model = {.total = 16ULL << 30, .temperature = 40, .name = "Simulated GPU"};
+    Device model = {.total = 16ULL << 30, .temperature = 40, .name = "Emulated GPU"};
     unsigned n = 1;
     if (*count && !set_unsigned(&n, "gpu", count)) return false;
     if (made->count + n > MAX_GPUS) return bad("more than %d GPUs", MAX_GPUS);
@@ -423,7 +423,7 @@ static char *contents(const char *path)
 
 static nvmlReturn_t load(void)
 {
-    const char *variable = getenv("SIMULATED_NVML"), *only = getenv("SIMULATED_NVML_ONLY");
+    const char *variable = getenv("EMULATED_NVML"), *only = getenv("EMULATED_NVML_ONLY");
     char name[256] = "", *source, *text, *part, *only_here = only ? strdup(only) : NULL;
     if (!variable) return DRIVER_NOT_LOADED;
     text = *variable == '@' ? contents(variable + 1) : strdup(variable);

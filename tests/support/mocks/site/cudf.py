@@ -1,4 +1,4 @@
-"""A simulated cuDF, for jobs that have this folder on PYTHONPATH: it writes down what dask-cuda's CUDFSetup asks of it."""
+"""An emulated cuDF, for jobs that have this folder on PYTHONPATH: it writes down what dask-cuda's CUDFSetup asks of it."""
 
 from typing import Any
 

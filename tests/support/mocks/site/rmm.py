@@ -1,4 +1,4 @@
-"""A simulated RMM, for jobs that have this folder on PYTHONPATH: it writes down what dask-cuda's RMMSetup asks of it."""
+"""An emulated RMM, for jobs that have this folder on PYTHONPATH: it writes down what dask-cuda's RMMSetup asks of it."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The simulated NVML, seen through what it is for: pynvml, distributed and dask-cuda, all unmodified."""
+"""The emulated NVML, seen through what it is for: pynvml, distributed and dask-cuda, all unmodified."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from support.mocks.gpus import (
     SimGpu,
     SimHost,
     SimMig,
+    emulated_environ,
     make_gpus,
-    simulated_environ,
 )
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
@@ -50,7 +50,7 @@ def test_gpus_are_seen_as_described(libdir: Path, count: int) -> None:
     gpus = make_gpus(
         count, host=THIS_HOST, name="NVIDIA A100-SXM4-80GB", memory=80 * GIB, cores=[(0, 1), (2, 3, 70)]
     )
-    seen = look(simulated_environ(libdir, gpus))
+    seen = look(emulated_environ(libdir, gpus))
     assert [gpu["UUID"] for gpu in seen] == [gpu.uuid for gpu in gpus]
     assert {gpu["Name"] for gpu in seen} == {"NVIDIA A100-SXM4-80GB"}
     assert [gpu["Index"] for gpu in seen] == [gpu["MinorNumber"] for gpu in seen] == list(range(count))
@@ -72,7 +72,7 @@ def test_every_field_of_a_gpu(libdir: Path) -> None:
         utilization=42,
         processes=((7, GIB), (8, 2 * GIB)),
     )
-    (seen,) = look(simulated_environ(libdir, [described]))
+    (seen,) = look(emulated_environ(libdir, [described]))
     assert (seen["pci"], seen["MinorNumber"], seen["utilization"]) == ("00000001:3B:00.0", 5, 42)
     assert seen["memory"] == [8 * GIB, 3 * GIB, 5 * GIB]
     assert seen["processes_v2"] == seen["processes_v3"] == [[7, GIB], [8, 2 * GIB]]
@@ -85,7 +85,7 @@ def test_mig_instances(libdir: Path) -> None:
     )
     sliced, whole = make_gpus(2, memory=80 * GIB)
     sliced = SimGpu(sliced.uuid, name="H100", memory=80 * GIB, cores=(1,), mig=instances)
-    first, second = look(simulated_environ(libdir, [sliced, whole]))
+    first, second = look(emulated_environ(libdir, [sliced, whole]))
     assert first["MigMode"] == [1, 1]
     assert first["utilization"] == "NVMLError_NotSupported"
     assert first["processes_v2"] == [[9, GIB]]
@@ -112,7 +112,7 @@ def test_failures_of_a_device(libdir: Path) -> None:
         c.uuid, failures={"nvmlDeviceGetUtilizationRates": "NO_PERMISSION", "nvmlDeviceGetName": 999}
     )
     shared = SimGpu(d.uuid, memory=None, cores=())
-    seen = look(simulated_environ(libdir, [a, lost, broken, shared]))
+    seen = look(emulated_environ(libdir, [a, lost, broken, shared]))
     assert seen[0]["UUID"] == a.uuid
     assert seen[1] == "NVMLError_GpuIsLost"
     assert (seen[2]["utilization"], seen[2]["Name"]) == ("NVMLError_NoPermission", "NVMLError_Unknown")
@@ -128,11 +128,11 @@ def test_failures_of_a_device(libdir: Path) -> None:
     ],
 )
 def test_nvml_does_not_start(libdir: Path, host: SimHost, error: str) -> None:
-    assert look(simulated_environ(libdir, host)) == error
+    assert look(emulated_environ(libdir, host)) == error
 
 
 def test_no_variable_is_no_driver_and_an_empty_one_no_gpu(libdir: Path) -> None:
-    environ = simulated_environ(libdir, [])
+    environ = emulated_environ(libdir, [])
     assert look(environ) == []
     del environ[VARIABLE]
     assert look(environ) == "NVMLError_DriverNotLoaded"
@@ -142,14 +142,14 @@ def test_hosts_differ(libdir: Path) -> None:
     here, elsewhere = make_gpus(1, host="here"), make_gpus(4, host="elsewhere")
     assert here[0].uuid != elsewhere[0].uuid
     hosts = {"elsewhere*": SimHost(elsewhere), THIS_HOST: SimHost(here), "*": SimHost()}
-    assert [gpu["UUID"] for gpu in look(simulated_environ(libdir, hosts))] == [here[0].uuid]
-    assert look(simulated_environ(libdir, {"elsewhere*": SimHost(elsewhere)})) == "NVMLError_DriverNotLoaded"
+    assert [gpu["UUID"] for gpu in look(emulated_environ(libdir, hosts))] == [here[0].uuid]
+    assert look(emulated_environ(libdir, {"elsewhere*": SimHost(elsewhere)})) == "NVMLError_DriverNotLoaded"
 
 
 def test_isolation_renumbers(libdir: Path) -> None:
     gpus = make_gpus(4)
     host = SimHost(gpus, only=(1, 3))
-    environ = simulated_environ(libdir, host)
+    environ = emulated_environ(libdir, host)
     seen = look(environ)
     assert [(gpu["UUID"], gpu["Index"], gpu["MinorNumber"]) for gpu in seen] == [
         (gpus[1].uuid, 0, 1),
@@ -164,7 +164,7 @@ def test_what_has_device_files(libdir: Path, tmp_path: Path) -> None:
     gpus = make_gpus(2)
     for number in range(2):
         (tmp_path / f"gpu{number}").touch()
-    seen = look(simulated_environ(libdir, SimHost(gpus, files=str(tmp_path / "gpu"))))
+    seen = look(emulated_environ(libdir, SimHost(gpus, files=str(tmp_path / "gpu"))))
     assert [gpu["UUID"] for gpu in seen] == [gpu.uuid for gpu in gpus]
 
 
@@ -173,8 +173,8 @@ def test_a_file_can_hold_the_description(libdir: Path, tmp_path: Path) -> None:
     file.write_text(
         "# two racks\nrack1: gpu = 2\n\n* : gpu=3, memory = 1G , name=Some GPU | gpu,cores=0-1+4\n"
     )
-    seen = look(simulated_environ(libdir, []) | {VARIABLE: f"@{file}"})
-    assert [gpu["Name"] for gpu in seen] == ["Some GPU"] * 3 + ["Simulated GPU"]
+    seen = look(emulated_environ(libdir, []) | {VARIABLE: f"@{file}"})
+    assert [gpu["Name"] for gpu in seen] == ["Some GPU"] * 3 + ["Emulated GPU"]
     assert seen[0]["memory"][0] == GIB
     assert seen[3]["cores"] == [0, 1, 4]
     assert len({gpu["UUID"] for gpu in seen}) == 4
@@ -196,9 +196,9 @@ def test_a_file_can_hold_the_description(libdir: Path, tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_the_description_is_loud(libdir: Path, description: str, complaint: str) -> None:
-    out, err = run(LOOK, simulated_environ(libdir, []) | {VARIABLE: description})
+    out, err = run(LOOK, emulated_environ(libdir, []) | {VARIABLE: description})
     assert json.loads(out) == "NVMLError_InvalidArgument"
-    assert err.startswith("simulated NVML: ")
+    assert err.startswith("emulated NVML: ")
     assert complaint in err
     assert err.count("\n") == 1
 
@@ -224,7 +224,7 @@ def test_the_variable_is_read_at_every_init(libdir: Path) -> None:
             print("down")
     """
     (gpu,) = make_gpus(1)
-    out, _ = run(textwrap.dedent(script), simulated_environ(libdir, [gpu]))
+    out, _ = run(textwrap.dedent(script), emulated_environ(libdir, [gpu]))
     assert out.split() == ["1", "3", gpu.uuid, "down"]
 
 
@@ -260,7 +260,7 @@ def test_structures_have_pynvmls_layout(libdir: Path) -> None:
     mig = SimMig("MIG-x", 300, processes=((77, 300),))
     gpu = SimGpu("GPU-x", memory=1000, pci="0001:3b:02.0", node=1, temperature=61, ecc=4, mig=(mig,))
     host = SimHost((gpu,), driver="570.1", cuda=12080)
-    assert run(textwrap.dedent(script), simulated_environ(libdir, host))[0] == "good\n"
+    assert run(textwrap.dedent(script), emulated_environ(libdir, host))[0] == "good\n"
 
 
 WORKER = script("pure/scripts/cuda_worker.py")
@@ -275,7 +275,7 @@ def test_an_unmodified_cuda_worker_comes_up(libdir: Path, tmp_path: Path) -> Non
     own = SimGpu(own.uuid, name="Own", memory=40 * GIB, cores=near, utilization=17, used=GIB)
     script = tmp_path / "script.py"
     script.write_text(WORKER)
-    environ = simulated_environ(libdir, [far, own]) | {"CUDA_VISIBLE_DEVICES": own.uuid}
+    environ = emulated_environ(libdir, [far, own]) | {"CUDA_VISIBLE_DEVICES": own.uuid}
     command = [sys.executable, str(script), str(tmp_path)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -292,5 +292,5 @@ def test_an_unmodified_cuda_worker_comes_up(libdir: Path, tmp_path: Path) -> Non
     (metrics,) = report["metrics"]  # as the scheduler has them, for the dashboard
     assert (metrics["gpu_utilization"], metrics["gpu_memory_used"]) == (17, GIB)
     assert report["four"] == 4
-    # There is no libcuda behind the simulated GPU: dask-cuda says so once and goes on.
+    # There is no libcuda behind the emulated GPU: dask-cuda says so once and goes on.
     assert done.stderr.count("Unable to start CUDA Context") == 1
