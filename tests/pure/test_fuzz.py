@@ -20,7 +20,6 @@ from dask_gpu_mpi.base.sizes import parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.node_pairs import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
@@ -33,8 +32,6 @@ from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
-
-DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
 
 
 @fuzz
