@@ -26,14 +26,14 @@ from typing import Any
 from common import default_launcher, introduce, machine, middle, parser_for, write
 
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts, RunWarning
-from dask_gpu_mpi.diagnostics.job_watch import JobWatch
-from dask_gpu_mpi.diagnostics.recorder import Recorder
-from dask_gpu_mpi.diagnostics.report_data import Job, assemble
-from dask_gpu_mpi.diagnostics.report_file import write_report
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
+from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
+from dask_gpu_mpi.view.job_watch import JobWatch
+from dask_gpu_mpi.view.recorder import Recorder
+from dask_gpu_mpi.view.report_data import Job, assemble
+from dask_gpu_mpi.view.report_file import write_report
 
 GIB = 2**30
 #: When the made-up job begins, in seconds since the epoch.
@@ -261,7 +261,7 @@ asyncio.run(main())
 
 def _switch(on: bool, dask_scheduler: Any) -> float:
     """In the scheduler's process: with or without the recorder; its CPU seconds until now."""
-    from dask_gpu_mpi.diagnostics.recorder import Recorder, recorder_of
+    from dask_gpu_mpi.view.recorder import Recorder, recorder_of
 
     known = dask_scheduler.plugins.get(Recorder.name)
     if known is not None and not on:

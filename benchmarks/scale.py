@@ -47,7 +47,7 @@ from common import (
 )
 
 from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
-from dask_gpu_mpi.mpi.sealing import KeyPair
+from dask_gpu_mpi.mpi.wire import KeyPair
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.options.model import Options

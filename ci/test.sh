@@ -47,7 +47,7 @@ package() {
 # else.
 pure() {
   local part rooms=() ignored=() log other rc=0
-  for part in agent check cli cluster options script sites workers; do
+  for part in agent check cli job options sites workers; do
     rooms+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done

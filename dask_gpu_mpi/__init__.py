@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .errors import (
+from dask_gpu_mpi.errors import (
     ClusterLostError,
     DaskGpuMpiError,
     GangCancelledError,
@@ -23,11 +23,11 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from .cluster.api import connect, execute, initialize, send_close_signal
-    from .cluster.session import Session, current_session
-    from .gang.group import Group
-    from .gang.spmd import spmd
-    from .plan.plan import Plan
+    from dask_gpu_mpi.gang.group import Group
+    from dask_gpu_mpi.gang.spmd import spmd
+    from dask_gpu_mpi.job.api import connect, execute, initialize, send_close_signal
+    from dask_gpu_mpi.job.session import Session, current_session
+    from dask_gpu_mpi.plan.plan import Plan
 
 __all__ = [
     "ClusterLostError",
@@ -58,12 +58,12 @@ __all__ = [
 _LAZY = {
     "Group": "gang.group",
     "Plan": "plan.plan",
-    "Session": "cluster.session",
-    "connect": "cluster.api",
-    "current_session": "cluster.session",
-    "execute": "cluster.api",
-    "initialize": "cluster.api",
-    "send_close_signal": "cluster.api",
+    "Session": "job.session",
+    "connect": "job.api",
+    "current_session": "job.session",
+    "execute": "job.api",
+    "initialize": "job.api",
+    "send_close_signal": "job.api",
     "spmd": "gang.spmd",
 }
 

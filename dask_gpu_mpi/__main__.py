@@ -1,7 +1,7 @@
 """``python -m dask_gpu_mpi``."""
 
 try:
-    from .cli.main import main
+    from dask_gpu_mpi.cli.main import main
 except (ImportError, SyntaxError) as error:
     # A node with another Python, on which only this package is found: no launcher would name the node.
     import platform

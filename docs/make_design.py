@@ -51,10 +51,10 @@ TIP = (
 #: The rooms from top to bottom, as import-linter holds them (pyproject.toml).
 LAYERS = (
     ("cli",),
-    ("cluster", "check"),
-    ("script", "startup"),
+    ("job", "check"),
+    ("startup",),
     ("agent",),
-    ("workers", "diagnostics", "gang"),
+    ("workers", "view", "gang"),
     ("plan", "mpi"),
     ("machine",),
     ("network",),

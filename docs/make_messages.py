@@ -26,10 +26,10 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- messages: made by docs/make_messages.py -->\n", "<!-- end of messages -->"
 #: Their texts stand on a page, among its figures.
 PAGES = (
-    "diagnostics/report_page",
-    "diagnostics/report_plots",
-    "diagnostics/report_tabs",
-    "diagnostics/report_work_tabs",
+    "view/report_page",
+    "view/report_plots",
+    "view/report_tabs",
+    "view/report_tabs",
 )
 #: Why a message comes, where its own words do not say so: by words of it.
 CAUSES = {

@@ -13,15 +13,12 @@ import select
 import signal
 import threading
 
-from dask_gpu_mpi.base.descriptors import raise_descriptor_limit
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
-from dask_gpu_mpi.base.signal_actions import NUMBERS, Action, install, kept
-from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line
+from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer
+from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
+from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
-
-from .orders import UNCONFIGURED, Answer
 
 __all__ = ["main"]
 
@@ -92,7 +89,7 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
             hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
             hooks.start()
             timeline.lap("load UCX")
-        from .main import run
+        from dask_gpu_mpi.agent.main import run
 
         run(control, reply, timeline, cuda="cuda" in begin, hooks=hooks, look=look)
     except BrokenPipeError:

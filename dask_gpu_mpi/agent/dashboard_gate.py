@@ -16,10 +16,12 @@ Who has no token leaves no line in a log. Nor does the token: nothing behind the
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 import hmac
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote_plus, urlsplit
 
@@ -35,7 +37,49 @@ from tornado.routing import Router
 from dask_gpu_mpi.network.dashboard_link import TOKEN
 from dask_gpu_mpi.network.listeners import until_known
 
-__all__ = ["TokenGate"]
+# Which of Dask's servers listen for HTTP: those that have something to serve there.
+#
+# distributed starts an HTTP server in the scheduler and in every worker, dashboard or not, and each tells every user of the
+# node what runs there. Whether one is wanted, its routes in Dask's configuration say: a worker has none, unless the user asks
+# for its server in ``worker_options``, and a scheduler without a dashboard has none.
+
+NO_SCHEDULER_ROUTES: dict[str, Any] = {"distributed.scheduler.http.routes": []}
+NO_WORKER_ROUTES: dict[str, Any] = {"distributed.worker.http.routes": []}
+
+
+def listen_where_routes_are() -> None:
+    """Have scheduler and workers of this process, and of those forked from it, start no HTTP server that has no routes.
+
+    May be called again.
+    """
+    from distributed.node import ServerNode
+
+    start = getattr(ServerNode, "start_http_server", None)
+    if start is None or getattr(start, "with_routes", False):
+        return
+
+    @functools.wraps(start)
+    def start_http_server(self: ServerNode, routes: list[Any], *args: Any, **kwargs: Any) -> None:
+        if routes:
+            start(self, routes, *args, **kwargs)
+
+    start_http_server.with_routes = True  # type: ignore[attr-defined]
+    ServerNode.start_http_server = start_http_server  # type: ignore[method-assign]
+
+
+def asks_for_server(worker_options: Mapping[str, Any]) -> bool:
+    """Whether the user wants an HTTP server in each worker.
+
+    >>> [asks_for_server(each) for each in ({}, {"dashboard": False}, {"dashboard": True}, {"dashboard_address": ":0"})]
+    [False, False, True, True]
+    """
+    return bool(worker_options.get("dashboard")) or worker_options.get("dashboard_address") is not None
+
+
+def report_no_server(scheduler: Any) -> None:
+    """Let clients of a scheduler without a server know its port, 0: they look it up for their links, and fail without it."""
+    scheduler.services["dashboard"] = SimpleNamespace(port=0, stop=lambda: None)
+
 
 #: Seconds for the head of a request, from the connection or the request before it. Browsers connect again by themselves.
 REQUEST_TIMEOUT = 30.0

@@ -24,10 +24,8 @@ from multiprocessing import current_process, resource_tracker, spawn, util
 from multiprocessing import forkserver as stdlib
 from typing import Any
 
-from dask_gpu_mpi.base.descriptors import away_from_here
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
-from dask_gpu_mpi.base.signal_actions import NUMBERS, action_before, is_ours, keep_in_children, kept
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.signals import NUMBERS, action_before, die_with_parent, is_ours, keep_in_children, kept
+from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.machine.scratch import remove_scratch
 
 __all__ = [

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
@@ -24,9 +26,6 @@ from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import scrub
-
-from .cuda_keepalive import may_use_cuda
-from .orders import Answer, Configuration, Order
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu

@@ -23,9 +23,13 @@ from dataclasses import replace
 from multiprocessing import active_children
 from typing import Any
 
-from dask_gpu_mpi.base.descriptors import away_from_here
+from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
+from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
+from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer
+from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signals import die_with_parent
+from dask_gpu_mpi.base.streams import away_from_here
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import collect
@@ -42,11 +46,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
-
-from .forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
-from .http_servers import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
-from .orders import UNCONFIGURED, Answer
-from .serve import Agent
 
 __all__ = ["run"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.view.job_facts import JobFacts
 
 __all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 

@@ -17,16 +17,14 @@ from collections.abc import Callable
 from multiprocessing import get_context
 from typing import Any
 
-from dask_gpu_mpi.base.recording import RECORD_OPERATION
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, listen_where_routes_are, report_no_server
+from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
-from dask_gpu_mpi.base.timeline import Step, Timeline
+from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
-from dask_gpu_mpi.network.certificates import certificate_validity, ending_soon, time_of_warning
+from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
-
-from .http_servers import NO_SCHEDULER_ROUTES, listen_where_routes_are, report_no_server
-from .orders import Answer, Order, SchedulerSettings
 
 __all__ = ["SchedulerProcess", "run_scheduler"]
 
@@ -140,9 +138,8 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
-    from dask_gpu_mpi.diagnostics.job_watch import JobWatch
-
-    from .dashboard_gate import TokenGate
+    from dask_gpu_mpi.agent.dashboard_gate import TokenGate
+    from dask_gpu_mpi.view.job_watch import JobWatch
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
@@ -179,7 +176,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         pipe.send(_failure(error, settings, of_dashboard=scheduler is None))
         return 1
     if settings.gpu_by_default:
-        from .default_workers import GpuByDefault
+        from dask_gpu_mpi.agent.default_workers import GpuByDefault
 
         scheduler.add_plugin(GpuByDefault())
     http_port = scheduler.http_server.port if settings.dashboard else None
@@ -220,13 +217,13 @@ def _record(scheduler: Any, *, from_start: bool) -> None:
     """Have it tell what the job has done, for the report: from its start, or from when it is first asked."""
 
     def tell() -> dict[str, Any]:
-        from dask_gpu_mpi.diagnostics.recorder import recorder_of
+        from dask_gpu_mpi.view.recorder import recorder_of
 
         return recorder_of(scheduler, from_start=from_start).record()
 
     scheduler.handlers[RECORD_OPERATION] = tell
     if from_start:
-        from dask_gpu_mpi.diagnostics.recorder import recorder_of
+        from dask_gpu_mpi.view.recorder import recorder_of
 
         recorder_of(scheduler, from_start=True)
 

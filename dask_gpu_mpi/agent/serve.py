@@ -8,11 +8,14 @@ import os
 from collections.abc import Coroutine
 from typing import Any
 
+from dask_gpu_mpi.agent.forkserver import watch_fork_server
+from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSettings
+from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.visible_devices import hide_gpus
-from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import (
     disable_gpu_transports,
@@ -24,10 +27,6 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
 from dask_gpu_mpi.workers.settings import Start
-
-from .forkserver import watch_fork_server
-from .orders import Answer, Configuration, Order, SchedulerSettings
-from .scheduler import SchedulerProcess
 
 __all__ = ["Agent"]
 

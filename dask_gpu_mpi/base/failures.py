@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dask_gpu_mpi import errors
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
@@ -13,9 +15,6 @@ from dask_gpu_mpi.errors import (
     WorldTooSmallException,
     world_too_small,
 )
-
-from .hostlist import ranks_text
-from .streams import say
 
 __all__ = ["Failure", "one_report", "report_error"]
 

@@ -12,7 +12,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["Step", "Timeline", "process_start"]
+# Names by which the processes of a job find what is recorded of it.
+
+#: Operation of the scheduler that answers with its record (`diagnostics.recorder`).
+RECORD_OPERATION = "gpu_mpi_record"
+#: Dask's topic of events for the deaths of workers' processes: who, how, its last output.
+DEATHS_TOPIC = "dask-gpu-mpi-deaths"
+#: The scheduler's plugin that follows which workers come and go (`diagnostics.job_watch`).
+JOB_PLUGIN = "dask_gpu_mpi-job"
+#: Key of our own metric among those of a worker's heartbeat (`workers.figures`).
+METRIC = "gpu_mpi"
 
 
 class Step(NamedTuple):

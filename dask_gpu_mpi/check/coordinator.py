@@ -12,21 +12,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from dask_gpu_mpi.check.kernel import KernelResult
+from dask_gpu_mpi.check.observations import Observations
+from dask_gpu_mpi.check.report import Evidence, Outcome
+from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.network.node_pairs import MOST_IN_CHECK, Node
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_IN_CHECK, Node
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator, MakePlan, Phase, addresses_of, plan_of
 from dask_gpu_mpi.startup.messages import Event, Kind, Registration
-from dask_gpu_mpi.startup.reachability import ReachabilityTest
-from dask_gpu_mpi.startup.transport import choose_transport
-
-from .kernel import KernelResult
-from .observations import Observations
-from .report import Evidence, Outcome
-from .ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult
+from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport
 
 __all__ = [
     "OBSERVE_TIMEOUT",

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 

@@ -21,7 +21,7 @@ from dask_gpu_mpi.plan.device_memory import device_options
 from dask_gpu_mpi.sites.batch import gpus_on_node
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import Registration
-from dask_gpu_mpi.startup.transport import ucx_ability
+from dask_gpu_mpi.startup.reachability import ucx_ability
 
 __all__ = [
     "MPI_LIBRARY",

@@ -12,6 +12,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.check.coordinator import (
+    OBSERVE_TIMEOUT,
+    PAYLOADS,
+    REPORT_TIMEOUT,
+    CheckCoordinator,
+    CheckKind,
+    RankResult,
+    RankTest,
+)
+from dask_gpu_mpi.check.kernel import run_kernels
+from dask_gpu_mpi.check.observations import observe, without_rank
+from dask_gpu_mpi.check.report import Evidence, Finding, Report, split_fix
+from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.check.ucx import UcxTrial
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
@@ -23,21 +37,6 @@ from dask_gpu_mpi.startup.exchange import FLUSH, until_over
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.startup.start_context import ALIVE, Patience, StartContext
-
-from .coordinator import (
-    OBSERVE_TIMEOUT,
-    PAYLOADS,
-    REPORT_TIMEOUT,
-    CheckCoordinator,
-    CheckKind,
-    RankResult,
-    RankTest,
-)
-from .kernel import run_kernels
-from .observations import observe, without_rank
-from .report import Evidence, Finding, Report, split_fix
-from .rules import apply_rules
-from .ucx import UcxTrial
 
 __all__ = ["CheckingRank", "run_check"]
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 

@@ -11,10 +11,9 @@ from packaging.version import Version
 
 from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
+from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
+from dask_gpu_mpi.check.report import Evidence, Finding
 from dask_gpu_mpi.options.protocols import Protocol
-
-from .observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
-from .report import Evidence, Finding
 
 __all__ = ["KNOWN_BAD", "KnownBad", "check_known_issues", "check_versions", "known_bad"]
 

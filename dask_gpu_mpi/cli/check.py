@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_gpu_mpi.cli.options import (
+    RUN_CONTEXT,
+    RunCommand,
+    fail,
+    resolve_texts,
+    run_help,
+    run_parameters,
+    split_run,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError
-
-from .options import RUN_CONTEXT, RunCommand, fail, resolve_texts, run_help, run_parameters, split_run
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.check.report import Report
@@ -45,8 +52,8 @@ def check(
     Give it the arguments that the job will have after `run`: options count where they change what there is to check, SCRIPT is
     ignored. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
     """
+    from dask_gpu_mpi.check.report import as_data, render
     from dask_gpu_mpi.check.run import run_check
-    from dask_gpu_mpi.check.table import as_data, render
 
     def show(report: Report) -> None:
         # Open MPI gives its ranks a terminal as standard output, wherever that goes, but not as standard error.

@@ -9,18 +9,24 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.base.safe_paths import write
+from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.cli.options import (
+    HelpCommand,
+    click_option,
+    complete_files,
+    fail,
+    help_of,
+    parse_run,
+    resolve_texts,
+    usable,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
-from dask_gpu_mpi.options.convert import convert
+from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.hints import show, suggest
 from dask_gpu_mpi.options.model import Option
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, submit
-
-from .help import HelpCommand, help_of
-from .options import click_option, complete_files, fail, parse_run, resolve_texts, usable
 
 __all__ = ["JOB_OPTIONS", "jobscript", "request"]
 

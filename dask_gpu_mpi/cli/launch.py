@@ -11,9 +11,8 @@ from typing import Any
 
 import click
 
+from dask_gpu_mpi.cli.options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
-
-from .options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters
 
 __all__ = ["launch"]
 

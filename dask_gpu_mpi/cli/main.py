@@ -10,17 +10,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from dask_gpu_mpi.base.streams import open_missing, say
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.options.hints import ELSEWHERE
-from dask_gpu_mpi.options.model import OPTIONS, Options
-from dask_gpu_mpi.script.cluster_file import forget_cluster
-
-from .check import check
-from .help import HelpGroup
-from .jobscript import jobscript
-from .launch import launch
-from .options import (
+from dask_gpu_mpi.cli.check import check
+from dask_gpu_mpi.cli.jobscript import jobscript
+from dask_gpu_mpi.cli.launch import launch
+from dask_gpu_mpi.cli.options import (
     RUN_CONTEXT,
+    HelpGroup,
     RunCommand,
     complete_files,
     fail,
@@ -29,8 +24,12 @@ from .options import (
     run_parameters,
     split_run,
 )
-from .plan import plan
-from .top import top
+from dask_gpu_mpi.cli.plan import plan
+from dask_gpu_mpi.cli.top import top
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.job.cluster_file import forget_cluster
+from dask_gpu_mpi.options.convert import ELSEWHERE
+from dask_gpu_mpi.options.model import OPTIONS, Options
 
 __all__ = ["cli", "main"]
 
@@ -91,9 +90,8 @@ def run(program: tuple[str, ...], **given: Any) -> None:
 
 
 def _run(read_options: Callable[[], Options], words: Sequence[str]) -> None:
-    from dask_gpu_mpi.cluster.start import prepare_process, start
-    from dask_gpu_mpi.script.program import Program
-    from dask_gpu_mpi.script.run import run_script
+    from dask_gpu_mpi.job.program import Program, run_script
+    from dask_gpu_mpi.job.start import prepare_process, start
 
     def check_client(rank: int, options: Options) -> None:
         from dask_gpu_mpi.plan.roles import expected_client

@@ -1,4 +1,4 @@
-"""The command ``top``; what it does is in `dask_gpu_mpi.cli.top_run`."""
+"""The command ``top``; what it does is in `dask_gpu_mpi.cli.live_view`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import sys
 
 import click
 
+from dask_gpu_mpi.cli.options import HelpCommand, fail, help_of
 from dask_gpu_mpi.errors import DaskGpuMpiError
-
-from .help import HelpCommand, help_of
-from .options import fail
 
 __all__ = ["top"]
 
@@ -36,7 +34,7 @@ def top(scheduler_file: str | None, once: bool, as_json: bool, interval: float) 
     Keys: q quits; s sorts by the next column, r reverses; n and N narrow to the next or previous node; f folds each node into
     one row; the arrows, or j and k, scroll.
     """
-    from .top_run import run_top
+    from dask_gpu_mpi.cli.live_view import run_top
 
     try:
         code = run_top(scheduler_file, once=once, as_json=as_json, interval=interval)

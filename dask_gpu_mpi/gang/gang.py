@@ -3,15 +3,215 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from .members import Member
-from .rounds import Rounds
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.text import natural
 
-__all__ = ["Failure", "Gang", "Kind", "Stage"]
+# Which gang has which workers: all that it asks for at once, in the order of asking.
+
+
+class Leases:
+    """Sets of workers, each leased to one gang at a time.
+
+    A gang holds all of its workers or none, and one that waits is passed by those alone that share no worker with it. So two
+    gangs never wait for each other, and none waits for ever.
+
+    Examples
+    --------
+    >>> leases = Leases()
+    >>> leases.ask("first", ["a", "b"]), leases.ask("second", ["b", "c"]), leases.ask("third", ["c"])
+    (['first'], [], [])
+    >>> leases.ask("fourth", ["d"])
+    ['fourth']
+    >>> leases.release("first")
+    ['second']
+    """
+
+    def __init__(self) -> None:
+        #: In the order of asking.
+        self._wanted: dict[str, frozenset[str]] = {}
+        self._granted: set[str] = set()
+
+    def ask(self, gang: str, workers: Iterable[str]) -> list[str]:
+        """A gang asks for workers; returns the gangs that are granted theirs by this: it, or none."""
+        if gang in self._wanted:
+            raise ValueError(f"gang {gang} has asked already")
+        self._wanted[gang] = frozenset(workers)
+        return self._grant()
+
+    def release(self, gang: str) -> list[str]:
+        """A gang gives back what it has, or asks no more; returns the gangs that are granted theirs by this."""
+        self._wanted.pop(gang, None)
+        self._granted.discard(gang)
+        return self._grant()
+
+    def _grant(self) -> list[str]:
+        taken: set[str] = set()
+        new = []
+        for gang, workers in self._wanted.items():
+            if gang not in self._granted and taken.isdisjoint(workers):
+                self._granted.add(gang)
+                new.append(gang)
+            taken |= workers
+        return new
+
+
+# Which workers make a gang, and their ranks: the workers of a node have neighbouring ranks.
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A worker that is connected."""
+
+    name: str
+    address: str
+    #: The host of its address.
+    node: str
+    #: The address of its nanny; None: it has none.
+    nanny: str | None = None
+    #: Whether it has the resource ``GPU``.
+    has_gpu: bool = False
+
+
+@dataclass(frozen=True)
+class Member:
+    """A worker as a member of a gang."""
+
+    rank: int
+    worker: Candidate
+    local_rank: int
+    local_size: int
+    node_rank: int
+    nodes: int
+
+
+def choose(wanted: Sequence[str] | None, workers: Iterable[Candidate]) -> tuple[list[str], list[str]]:
+    """The names of the workers that a call means, and what it names that is not there.
+
+    Parameters
+    ----------
+    wanted : sequence of str or None
+        Names or addresses. None: all workers with a GPU, and where there are none, all workers.
+
+    Examples
+    --------
+    >>> there = [Candidate("0", "tls://h1:1", "h1"), Candidate("1", "tls://h1:2", "h1")]
+    >>> choose(None, there), choose(["tls://h1:2", "7"], there)
+    ((['0', '1'], []), (['1'], ['7']))
+    """
+    workers = list(workers)
+    if wanted is None:
+        with_gpu = [worker.name for worker in workers if worker.has_gpu]
+        return with_gpu or [worker.name for worker in workers], []
+    known = {worker.name: worker.name for worker in workers} | {
+        worker.address: worker.name for worker in workers
+    }
+    names = dict.fromkeys(known[name] for name in wanted if name in known)
+    return list(names), [name for name in wanted if name not in known]
+
+
+def rank_members(workers: Iterable[Candidate]) -> list[Member]:
+    """Their ranks: node by node, in the order of the first name on each, and by name within a node.
+
+    >>> names = {"0-1": "h2", "0-0": "h2", "10-0": "h1", "2-0": "h3"}
+    >>> members = rank_members(Candidate(name, "", node) for name, node in names.items())
+    >>> [(member.worker.name, member.local_rank, member.node_rank) for member in members]
+    [('0-0', 0, 0), ('0-1', 1, 0), ('2-0', 0, 1), ('10-0', 0, 2)]
+    """
+    nodes: dict[str, list[Candidate]] = {}
+    for worker in sorted(workers, key=lambda worker: natural(worker.name)):
+        nodes.setdefault(worker.node, []).append(worker)
+    placed = list(_places(nodes))
+    return [Member(rank, *place) for rank, place in enumerate(placed)]
+
+
+def _places(nodes: Mapping[str, Sequence[Candidate]]) -> Iterable[tuple[Candidate, int, int, int, int]]:
+    for node_rank, there in enumerate(nodes.values()):
+        for local_rank, worker in enumerate(there):
+            yield worker, local_rank, len(there), node_rank, len(nodes)
+
+
+# The collective operations of a gang, as the scheduler sees them: each is a round to which every member brings its part.
+
+
+class MismatchError(ValueError):
+    """Members of a gang call different operations where they have to call the same."""
+
+
+class Rounds:
+    """The rounds of one gang: the first call of each member belongs to round 0, the second to round 1, and so on.
+
+    Parameters
+    ----------
+    size : int
+        Members of the gang.
+
+    Examples
+    --------
+    >>> rounds = Rounds(2)
+    >>> rounds.put(0, 1, "allgather", b"of rank 1")
+    >>> rounds.put(0, 0, "allgather", b"of rank 0")
+    [b'of rank 0', b'of rank 1']
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        #: Rounds that have begun: the operation, who brought it first, and each member's part.
+        self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
+        #: The first round in which somebody has stopped waiting, and who.
+        self._given_up: tuple[int, int] | None = None
+        #: Those whose function has returned: they come to no further round.
+        self._left: set[int] = set()
+
+    def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
+        """A member's part of a round; returns all parts in rank order with the last one, which ends the round.
+
+        Raises
+        ------
+        MismatchError
+            Another member has called another operation in this round, has returned, or has stopped waiting: its next call would
+            meet this one. The text is what this member has done.
+        """
+        if self._given_up is not None and number >= self._given_up[0]:
+            raise MismatchError(
+                f"calls {operation} when rank {self._given_up[1]} has stopped waiting (expected a longer timeout)"
+            )
+        first, by, parts = self._open.setdefault(number, (operation, rank, {}))
+        if first != operation:
+            raise MismatchError(
+                f"calls {operation} where rank {by} calls {first} (expected the same calls in the same order on all ranks)"
+            )
+        if gone := sorted(self._left.difference(parts)):
+            raise MismatchError(
+                f"calls {operation} after {ranks_text(gone)} returned (expected the same calls on all ranks)"
+            )
+        parts[rank] = part
+        if len(parts) < self._size:
+            return None
+        del self._open[number]
+        return [parts[rank] for rank in range(self._size)]
+
+    def give_up(self, number: int, rank: int) -> None:
+        """A member no longer waits for this round."""
+        if self._given_up is None:
+            self._given_up = (number, rank)
+
+    def leave(self, rank: int) -> str | None:
+        """A member has returned, and comes to no round any more; what others wait for in vain, if anything."""
+        self._left.add(rank)
+        for operation, _, parts in self._open.values():
+            if rank not in parts:
+                return f"returned while {ranks_text(sorted(parts))} waited in {operation} (expected the same calls on all ranks)"
+        return None
+
+    def missing(self, number: int) -> list[int]:
+        """The ranks that have not come to a round that has begun."""
+        parts = self._open[number][2] if number in self._open else {}
+        return [rank for rank in range(self._size) if rank not in parts]
 
 
 class Stage(Enum):

@@ -10,14 +10,21 @@ from distributed import Scheduler
 from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dask_gpu_mpi.base.recording import JOB_PLUGIN
 from dask_gpu_mpi.base.streams import say
-
-from .gang import Failure, Gang, Kind, Stage
-from .leases import Leases
-from .members import Candidate, Member, choose, rank_members
-from .messages import CANCEL, LEAVE, PLUGIN, State, one_line
-from .rounds import MismatchError
+from dask_gpu_mpi.base.timeline import JOB_PLUGIN
+from dask_gpu_mpi.gang.gang import (
+    Candidate,
+    Failure,
+    Gang,
+    Kind,
+    Leases,
+    Member,
+    MismatchError,
+    Stage,
+    choose,
+    rank_members,
+)
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, State, one_line
 
 __all__ = ["Gangs"]
 

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-
-from .members import Candidate, Member
-from .messages import MOST_SECONDS, State, is_number, no_result, one_line
+from dask_gpu_mpi.gang.gang import Candidate, Member
+from dask_gpu_mpi.gang.group import MOST_SECONDS, State, is_number, no_result, one_line
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -158,7 +157,7 @@ class _Call:
             self._running.cancel()
 
     async def run(self) -> list[Any]:
-        from .scheduler_plugin import Gangs
+        from dask_gpu_mpi.gang.scheduler_plugin import Gangs
 
         self._running = asyncio.current_task()
         if self._abandoned:
@@ -217,7 +216,7 @@ class _Call:
             await self.client.cancel(futures, asynchronous=True)
 
     def _submit(self, member: Member, size: int) -> Any:
-        from .member import run_member
+        from dask_gpu_mpi.gang.member import run_member
 
         return self.client.submit(
             run_member,

@@ -14,11 +14,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
+from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.errors import InputError, StartupError
 
 if TYPE_CHECKING:
-    from .gpus import Gpu
+    from dask_gpu_mpi.machine.gpus import Gpu
 
 __all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look", "start_own_look"]
 
@@ -43,9 +43,7 @@ class Look:
     """
 
     def __init__(self, fd: int) -> None:
-        from dask_gpu_mpi.base.frames import (
-            FrameReader,  # only here: the agent imports this module before all else
-        )
+        from dask_gpu_mpi.base.frames import FrameReader
 
         self._reader: FrameReader | None = FrameReader(fd)
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
@@ -159,8 +157,7 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
         for fd in close:
             os.close(fd)
         from dask_gpu_mpi.base.frames import write_frame
-
-        from .visible_devices import visible_gpus
+        from dask_gpu_mpi.machine.visible_devices import visible_gpus
 
         found: tuple[str, tuple[Gpu, ...] | str]
         try:

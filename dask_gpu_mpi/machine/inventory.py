@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.nvml import own_contexts
+from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, visible_gpus
 from dask_gpu_mpi.network.interfaces import boot_id
-
-from .cgroups import allowed_cpus, cpu_quota, host_memory
-from .contexts import own_contexts
-from .gpus import Gpu
-from .visible_devices import VISIBLE_DEVICES, visible_gpus
 
 __all__ = ["Gpu", "Inventory", "take_inventory"]
 

@@ -11,12 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dask_gpu_mpi.base.owners import is_ours, unmapped_root
-from dask_gpu_mpi.base.safe_paths import located, make_folder
+from dask_gpu_mpi.base.files import is_ours, located, make_folder, unmapped_root
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.cgroups import parse_mountinfo
 from dask_gpu_mpi.options.dask_config import import_config
-
-from .mounts import parse_mountinfo
 
 __all__ = [
     "Scratch",

@@ -12,9 +12,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 from dask_gpu_mpi.errors import InputError
-
-from .gpus import Gpu
-from .nvml import list_gpus
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.nvml import list_gpus
 
 __all__ = ["NO_GPU", "VISIBLE_DEVICES", "hide_gpus", "parse_visible", "sees_none", "visible_gpus"]
 

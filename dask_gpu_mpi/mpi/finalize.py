@@ -15,9 +15,8 @@ import os
 import time
 
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
 from dask_gpu_mpi.sites.launchers import alone_on_host
-
-from .launcher_check import is_mpich_before_5
 
 __all__ = ["finalize", "finalize_at_exit"]
 

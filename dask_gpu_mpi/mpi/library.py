@@ -11,18 +11,15 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from dask_gpu_mpi.base.descriptors import away_from_here
 from dask_gpu_mpi.base.frames import wait_until_read
-from dask_gpu_mpi.base.streams import flush
+from dask_gpu_mpi.base.streams import away_from_here, flush
 from dask_gpu_mpi.errors import InputError, MpiMissingError
+from dask_gpu_mpi.mpi import launcher_check, openmpi
+from dask_gpu_mpi.mpi.finalize import finalize_at_exit
+from dask_gpu_mpi.mpi.openmpi import closed_to_others, fewer_components
+from dask_gpu_mpi.mpi.watchdogs import look_after_launcher
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, lacks_rdma, load_library
 from dask_gpu_mpi.sites.launchers import all_on_one_host
-
-from . import launcher_check, loopback, openmpi
-from .finalize import finalize_at_exit
-from .launcher_watchdog import look_after_launcher
-from .loopback import closed_to_others
-from .openmpi import fewer_components
 
 __all__ = ["abort", "before_finalize", "check_threads", "load_mpi", "load_ucx_first", "warn_of_ports"]
 
@@ -182,11 +179,11 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
         return []
     version = mpi.Get_library_version()
     warnings = [
-        *filter(None, (loopback.left_open(environ, version), openmpi.left_open(environ, mpi.__file__)))
+        *filter(None, (openmpi.ucx_left_open(environ, version), openmpi.left_open(environ, mpi.__file__)))
     ]
     if warnings or _started_here:
         return warnings
-    setting = loopback.missing(environ, version) or openmpi.missing(environ, mpi.__file__)
+    setting = openmpi.ucx_missing(environ, version) or openmpi.missing(environ, mpi.__file__)
     if not setting:
         return []
     return [

@@ -20,13 +20,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.base.streams import say
-
-from .launcher_check import is_mpich_before_5
-from .library import abort, before_finalize
-from .rendezvous import DEADLINE, Rendezvous
-from .sealing import Channel, ForeignMessageError
-from .signals import undisturbed
-from .wire import DroppedMessages, Wire
+from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
+from dask_gpu_mpi.mpi.library import abort, before_finalize
+from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous
+from dask_gpu_mpi.mpi.signals import undisturbed
+from dask_gpu_mpi.mpi.wire import Channel, DroppedMessages, ForeignMessageError, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure

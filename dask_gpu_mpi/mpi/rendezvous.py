@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.mpi.launcher_check import neighbours
+from dask_gpu_mpi.mpi.wire import FIND_STRANGERS, Channel, DroppedMessages, ForeignMessageError, KeyPair, Wire
 from dask_gpu_mpi.sites.batch import allocated_hosts
-
-from .local_ranks import neighbours
-from .sealing import Channel, ForeignMessageError, KeyPair
-from .wire import FIND_STRANGERS, DroppedMessages, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from dask_gpu_mpi.base.signal_actions import NUMBERS, Action, install
+from dask_gpu_mpi.base.signals import NUMBERS, Action, install
 
 __all__ = ["Signals", "insist_on", "python_ends", "undisturbed"]
 

@@ -16,9 +16,15 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_gpu_mpi.base.safe_paths import located, open_regular, replace
+from dask_gpu_mpi.base.files import (
+    UntrustedFileError,
+    located,
+    open_regular,
+    read_text,
+    read_trusted,
+    replace,
+)
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_text, read_trusted
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.descriptors import away_from_here, leave_directory
+from dask_gpu_mpi.base.streams import away_from_here, leave_directory
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.rules import SWITCHES

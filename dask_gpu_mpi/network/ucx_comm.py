@@ -34,10 +34,9 @@ from distributed.protocol.utils import host_array
 from distributed.utils import nbytes
 
 from dask_gpu_mpi.base.streams import say
-
-from .interfaces import boot_id
-from .listeners import TLSListener
-from .ucx_endpoint import Endpoint, Ucx, UcxError
+from dask_gpu_mpi.network.interfaces import boot_id
+from dask_gpu_mpi.network.listeners import TLSListener
+from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
 __all__ = ["WorkerComm", "use_ucx_between_workers"]
 

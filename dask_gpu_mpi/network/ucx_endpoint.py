@@ -18,8 +18,7 @@ from typing import Any
 from unittest.mock import patch
 
 from dask_gpu_mpi.base.streams import say
-
-from .ucx import (
+from dask_gpu_mpi.network.ucx import (
     CLOSED,
     configured_environment,
     configured_numbers,

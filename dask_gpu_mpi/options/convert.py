@@ -6,24 +6,78 @@ has already guessed the type of an environment variable (``NAME=12`` arrives as 
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import operator
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.base.sizes import parse_memory_limit
+from dask_gpu_mpi.base.text import parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.options.model import Kind, Setting, Source
 
-from .hints import nearest, show
-from .model import Kind, Setting, Source
+# How messages write a value, and which name they propose in place of an unknown one.
 
-__all__ = ["convert"]
+#: What Coiled and Dask's LocalCluster call an option, and ours.
+ELSEWHERE = {
+    "worker_gpu": "gpus_per_worker",
+    "worker_memory": "memory_limit",
+    "worker_cpu": "nthreads",
+    "threads_per_worker": "nthreads",
+}
+
+
+def show(value: Any) -> str:
+    """Write a value into a message: one line, and not a long one.
+
+    >>> show("a value"), show("x" * 90)
+    ("'a value'", "'xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx ... xxxxxxxxxxxxxx'")
+    """
+    try:
+        text = " ".join(repr(value).split())
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or what is nested as deeply
+        text = f"<{type(value).__name__} that is too large to show>"
+    return text if len(text) <= 80 else f"{text[:60]} ... {text[-15:]}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that is nearest to an unknown one, whatever its case and its dashes; None: none is near.
+
+    >>> nearest("Memory-Limits", ["memory_limit", "layout"]), nearest("x", ["tls", "tcp"])
+    ('memory_limit', None)
+    >>> nearest("worker_memory", ["memory_limit", "worker_class"])
+    'memory_limit'
+    """
+    names = {_folded(each): each for each in valid}
+    if (ours := ELSEWHERE.get(_folded(name))) in names:
+        return names[ours]
+    near = difflib.get_close_matches(_folded(name), sorted(names), 1)
+    return names[near[0]] if near else None
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def suggest(name: str, valid: Iterable[str], spell: Callable[[str], str] = str) -> str:
+    """The end of a message about an unknown `name`: the nearest valid one, or all if they are few, or nothing.
+
+    `spell` is how a valid name is written where the user will read it.
+
+    >>> suggest("nthread", ["nthreads", "layout"]), suggest("x", ["tls", "tcp"])
+    ("; did you mean 'nthreads'?", '; valid: tcp, tls')
+    """
+    names = sorted(set(valid))
+    if near := nearest(name, names):
+        return f"; did you mean {spell(near)!r}?"
+    return f"; valid: {', '.join(map(spell, names))}" if 0 < len(names) <= 8 else ""
+
 
 #: Integers, and sizes in bytes, from here on are refused: no message between ranks could have them.
 LARGEST = 1 << 63

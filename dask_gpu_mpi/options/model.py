@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from .protocols import AUTO, Protocol, WorkerUcx
+from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
 __all__ = ["DASHBOARD_ADDRESS", "OPTIONS", "Kind", "Option", "Options", "Setting", "Source"]
 

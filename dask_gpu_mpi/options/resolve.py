@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dask_gpu_mpi.errors import OptionError
-
-from .convert import convert
-from .dask_config import import_config
-from .hints import show, suggest
-from .model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
-from .rules import settle
+from dask_gpu_mpi.options.convert import convert, show, suggest
+from dask_gpu_mpi.options.dask_config import import_config
+from dask_gpu_mpi.options.model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
+from dask_gpu_mpi.options.rules import settle
 
 __all__ = ["register_defaults", "resolve"]
 

@@ -13,10 +13,9 @@ from types import FrameType
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
-
-from .hints import show
-from .model import Source
-from .protocols import AUTO, Protocol, WorkerUcx
+from dask_gpu_mpi.options.convert import show
+from dask_gpu_mpi.options.model import Source
+from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
 __all__ = ["SWITCHES", "settle"]
 

@@ -8,14 +8,13 @@ from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes
+from dask_gpu_mpi.base.text import format_bytes, parse_bytes
 from dask_gpu_mpi.errors import OptionError
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
     from dask_gpu_mpi.options.model import Options
-
-    from .model import HostPlan, WorkerPlan
+    from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
 __all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options", "device_sizes"]
 

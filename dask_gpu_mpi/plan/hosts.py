@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
-
-from .model import HostPlan
+from dask_gpu_mpi.plan.model import HostPlan
 
 __all__ = [
     "Host",

@@ -7,11 +7,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.machine.gpus import Gpu
-
-from .model import HostPlan, Planned, WorkerPlan
-from .table import MANY_HOSTS
+from dask_gpu_mpi.plan.model import HostPlan, Planned, WorkerPlan
+from dask_gpu_mpi.plan.table import MANY_HOSTS
 
 __all__ = ["DomainBox", "GpuBox", "NodeBox", "WorkerBox", "node_boxes", "roles", "summary"]
 

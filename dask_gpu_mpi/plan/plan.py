@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from dask_gpu_mpi.base.hostlist import counted
-
-from .model import HostPlan, Role, WorkerPlan
-from .nodes import roles, summary
-from .table import host_blocks
+from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
+from dask_gpu_mpi.plan.nodes import roles, summary
+from dask_gpu_mpi.plan.table import host_blocks
 
 __all__ = ["Plan"]
 
@@ -60,7 +59,7 @@ class Plan:
 
     def _repr_svg_(self) -> str:
         """The picture that a notebook shows."""
-        from .picture import svg
+        from dask_gpu_mpi.plan.picture import svg
 
         return svg(self)
 

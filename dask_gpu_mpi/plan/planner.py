@@ -10,10 +10,9 @@ from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
-
-from . import device_memory
-from .gpu_assignment import divide_gpus, scheduler_gpu
-from .hosts import (
+from dask_gpu_mpi.plan import device_memory
+from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu
+from dask_gpu_mpi.plan.hosts import (
     Host,
     existing_contexts,
     gpus_in_use,
@@ -23,10 +22,10 @@ from .hosts import (
     refuse_gpus_in_use,
     refuse_machine_with_two_names,
 )
-from .model import Role
-from .plan import Plan
-from .roles import choose_roles, in_order, reserved_ranks
-from .workers import plan_workers
+from dask_gpu_mpi.plan.model import Role
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.roles import choose_roles, in_order, reserved_ranks
+from dask_gpu_mpi.plan.workers import plan_workers
 
 __all__ = ["make_plan"]
 

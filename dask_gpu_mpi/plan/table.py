@@ -6,10 +6,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.sizes import format_bytes
+from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.machine.gpus import Gpu
-
-from .model import HostPlan, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
 __all__ = ["HEADER", "MANY_HOSTS", "NO_WORKER", "NUMERIC", "Block", "blocks", "host_blocks"]
 

@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
-from dask_gpu_mpi.base.sizes import format_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import format_bytes, parse_memory_limit
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
-
-from .cores import intersection, near_cores, share_cores
-from .device_memory import device_sizes
-from .hosts import Host, name_some
-from .model import WorkerPlan
+from dask_gpu_mpi.plan.device_memory import device_sizes
+from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
+from dask_gpu_mpi.plan.hosts import Host, name_some
+from dask_gpu_mpi.plan.model import WorkerPlan
 
 __all__ = ["excess_warnings", "plan_workers", "worker_limit"]
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-
-from .batch import Allocation
-from .launchers import CRAY, detect, scrub
-from .starter import MpiLibrary, Starter
+from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.launchers import CRAY, detect, scrub
+from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
 __all__ = ["START", "Launch", "Request", "as_text", "decide", "launch_environment", "python_command"]
 

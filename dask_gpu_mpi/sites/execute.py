@@ -9,13 +9,11 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from dask_gpu_mpi.base.owners import is_ours
-from dask_gpu_mpi.base.pdeathsig import die_with_parent
-from dask_gpu_mpi.base.safe_paths import make_folder, remove
+from dask_gpu_mpi.base.files import is_ours, make_folder, remove
+from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError, LauncherError
-
-from .command import Launch
+from dask_gpu_mpi.sites.command import Launch
 
 __all__ = ["Runner", "run_command", "run_launch"]
 

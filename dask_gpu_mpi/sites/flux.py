@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from .batch import Allocation, Ask, BatchSystem, JobRequest
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest
 
 __all__ = ["FLUX"]
 

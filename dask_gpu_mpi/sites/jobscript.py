@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from importlib import resources
 
 from dask_gpu_mpi.errors import InputError
-
-from .batch import SYSTEMS, BatchSystem, JobRequest, batch_system
+from dask_gpu_mpi.sites.batch import SYSTEMS, BatchSystem, JobRequest, batch_system
 
 __all__ = ["SCRIPTED", "quote", "render", "submit", "template"]
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dask_gpu_mpi.errors import LauncherError
-
-from .batch import SYSTEMS, Allocation, number, systems_of
+from dask_gpu_mpi.sites.batch import SYSTEMS, Allocation, number, systems_of
 
 __all__ = [
     "BY_COMMAND",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from .batch import Allocation, Ask, BatchSystem, Host, JobRequest, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Host, JobRequest, Requeue, Run, count_hosts
 
 __all__ = ["LSF"]
 

@@ -10,8 +10,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dask_gpu_mpi.base.streams import say
-
-from .batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, as_hosts, count_hosts, number
+from dask_gpu_mpi.sites.batch import (
+    Allocation,
+    Ask,
+    BatchSystem,
+    JobRequest,
+    Requeue,
+    Run,
+    as_hosts,
+    count_hosts,
+    number,
+)
 
 __all__ = ["PBS", "job_script", "resources"]
 
@@ -115,7 +124,7 @@ class Pbs(BatchSystem):
 
 def _template_cpus() -> int:
     """The cores of a node that the template requests."""
-    from .jobscript import template
+    from dask_gpu_mpi.sites.jobscript import template
 
     found = re.search(r"^#PBS -l select=\S*:ncpus=(\d+)", template(_SCRIPT), re.MULTILINE)
     assert found is not None, f"{_SCRIPT} requests no cores"

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from dask_gpu_mpi.errors import InputError
-
-from .batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, number
-from .launchers import in_batch_script
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest, Requeue, Run, number
+from dask_gpu_mpi.sites.launchers import in_batch_script
 
 __all__ = ["GPUS_ON_NODE", "SLURM"]
 

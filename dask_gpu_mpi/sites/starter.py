@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dask_gpu_mpi.errors import LauncherError, MpiMissingError
-
-from .batch import Allocation
-from .launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
+from dask_gpu_mpi.sites.batch import Allocation
+from dask_gpu_mpi.sites.launchers import BY_COMMAND, MPIRUNS, Family, Launcher, library_name, scrub
 
 __all__ = [
     "CHOICES",

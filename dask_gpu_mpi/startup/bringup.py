@@ -41,14 +41,20 @@ from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.scaling import configured_keys
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import end_time
-
-from .coordinator import Coordinator, FailureCoordinator, Job, MakePlan, Phase, shared_options
-from .exchange import FLUSH, until_over
-from .inspection import inspect, inspect_node
-from .messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
-from .relay import Relay
-from .start_context import StartContext
-from .transport import ucx_ability
+from dask_gpu_mpi.startup.coordinator import (
+    Coordinator,
+    FailureCoordinator,
+    Job,
+    MakePlan,
+    Phase,
+    shared_options,
+)
+from dask_gpu_mpi.startup.exchange import FLUSH, until_over
+from dask_gpu_mpi.startup.inspection import inspect, inspect_node
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.reachability import ucx_ability
+from dask_gpu_mpi.startup.relay import Relay
+from dask_gpu_mpi.startup.start_context import StartContext
 
 __all__ = [
     "WITHOUT_OPTIONS",
@@ -201,7 +207,7 @@ class Bringup:
         if is_client and context.has_client and size > 1:
             check_threads()
         if options.report is not None and is_client and context.has_client:
-            from dask_gpu_mpi.diagnostics.report_file import check_report
+            from dask_gpu_mpi.view.report_file import check_report
 
             check_report(options.report, f"rank {rank} on {context.host}")
         preparation: Preparation | None = None

@@ -22,22 +22,19 @@ from typing import Any
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.diagnostics.job_facts import facts_of
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
-from dask_gpu_mpi.network.node_pairs import MOST_AT_START
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
-
-from .messages import Cluster, Event, Kind, Registration, Start
-from .reachability import ReachabilityTest, nodes_of
-from .transport import choose_transport, probing_workers
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, Start
+from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers
+from dask_gpu_mpi.view.job_facts import facts_of
 
 __all__ = [
     "Coordinator",

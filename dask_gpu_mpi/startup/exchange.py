@@ -16,10 +16,9 @@ from dask_gpu_mpi.base.streams import write
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.mailbox import Mailbox
-
-from .coordinator import FailureCoordinator
-from .messages import COORDINATOR, POLL_BUSY, Channels, Event, Kind
-from .start_context import StartContext
+from dask_gpu_mpi.startup.coordinator import FailureCoordinator
+from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, Channels, Event, Kind
+from dask_gpu_mpi.startup.start_context import StartContext
 
 __all__ = ["FLUSH", "Progress", "report_to_all", "until_over"]
 

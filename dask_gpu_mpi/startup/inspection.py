@@ -16,9 +16,8 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.scratch import exposed_folder, exposed_text
 from dask_gpu_mpi.options.model import Options
-
-from .messages import Channels
-from .start_context import StartContext
+from dask_gpu_mpi.startup.messages import Channels
+from dask_gpu_mpi.startup.start_context import StartContext
 
 __all__ = ["Probe", "await_agent", "inspect", "inspect_node"]
 

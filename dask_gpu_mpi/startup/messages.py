@@ -16,14 +16,13 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer, Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Step
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Reach, Tokens
+from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.view.job_facts import JobFacts
 from dask_gpu_mpi.workers.settings import Start
 
 __all__ = [

@@ -10,16 +10,15 @@ from typing import Any
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
+from dask_gpu_mpi.startup.reachability import Connecting
+from dask_gpu_mpi.view.job_facts import JobFacts
 from dask_gpu_mpi.workers.settings import Start
-
-from .messages import COORDINATOR, Channels, Event, Kind
-from .reachability import Connecting
 
 __all__ = [
     "Relay",

@@ -23,8 +23,7 @@ from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
 from dask_gpu_mpi.mpi.signals import Signals
-
-from .messages import COORDINATOR, PAYLOADS, Channels
+from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, Channels
 
 __all__ = ["ALIVE", "Patience", "StartContext"]
 

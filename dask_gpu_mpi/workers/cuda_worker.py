@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from dask_gpu_mpi.base.safe_paths import make_folder
+from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config

@@ -10,17 +10,21 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from dask_gpu_mpi.base.recording import DEATHS_TOPIC
-from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.network.certificates import clock_problem
+from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan
-
-from . import logs
-from .factory import make_worker
-from .nannies import closing_reason, kill_at_once, listen_on_tcp, measure_less, watch_nanny
-from .settings import Start
+from dask_gpu_mpi.workers import logs
+from dask_gpu_mpi.workers.factory import (
+    closing_reason,
+    kill_at_once,
+    listen_on_tcp,
+    make_worker,
+    measure_less,
+    watch_nanny,
+)
+from dask_gpu_mpi.workers.settings import Start
 
 __all__ = ["Workers"]
 

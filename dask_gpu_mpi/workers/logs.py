@@ -20,7 +20,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from dask_gpu_mpi.base.safe_paths import open_to_append
+from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.errors import InputError
 
 __all__ = ["last_output", "log_to_file", "set_ending", "set_up"]

@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Iterator
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.hints import show
+from dask_gpu_mpi.options.convert import show
 
 __all__ = [
     "TAKEN",

@@ -9,12 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.options.convert import convert
-from dask_gpu_mpi.options.hints import show, suggest
+from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.model import Kind, Setting
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
-
-from .worker_class import (
+from dask_gpu_mpi.workers.worker_class import (
     CUDA_WORKER,
     NANNY,
     accepted_options,

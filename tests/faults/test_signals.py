@@ -49,7 +49,7 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
 
 #: What happens at the end of `Session._open`, when the cluster is there and the script has not got its session yet.
 OPENED = """
-from dask_gpu_mpi.cluster.session import Session
+from dask_gpu_mpi.job.session import Session
 opened = Session._open
 
 def _open(self):
@@ -333,11 +333,11 @@ def test_interrupted_while_the_cluster_ends(mpirun: Mpi, when: str, name: str) -
     wait for this one.
     """
     cls, method = {
-        "ends": ("cluster.member.Member", "client_done"),
+        "ends": ("job.member.Member", "client_done"),
         "parts": ("mpi.mailbox.Mailbox", "_exchange"),
     }[when]
     before = f"""
-import dask_gpu_mpi.cluster.member, dask_gpu_mpi.mpi.mailbox
+import dask_gpu_mpi.job.member, dask_gpu_mpi.mpi.mailbox
 before = dask_gpu_mpi.{cls}.{method}
 
 def interrupted(self, *args, **kwargs):

@@ -57,7 +57,7 @@ def test_what_a_script_has_printed_that_is_ended_by_force(mpirun: Mpi) -> None:
     program = """
         import contextlib, os, signal, time
         from dask_gpu_mpi import initialize
-        from dask_gpu_mpi.cluster import monitor
+        from dask_gpu_mpi.job import monitor
 
         monitor.LOST_GRACE = 1.0
         initialize()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base import safe_paths
+from dask_gpu_mpi.base import files
 
 
 @pytest.fixture
@@ -17,6 +17,6 @@ def links_are_strangers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call
 
     def call() -> None:
         tmp_path.chmod(0o1777)
-        monkeypatch.setattr(safe_paths, "is_ours", lambda status: not stat.S_ISLNK(status.st_mode))
+        monkeypatch.setattr(files, "is_ours", lambda status: not stat.S_ISLNK(status.st_mode))
 
     return call

@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.hostlist import fold_names
-from dask_gpu_mpi.base.sizes import parse_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.network.node_pairs import worker_ports
+from dask_gpu_mpi.job.cluster_file import BEFORE, _record, _restore
+from dask_gpu_mpi.job.program import Program
+from dask_gpu_mpi.network.reachability import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
-from dask_gpu_mpi.script.cluster_file import BEFORE, _record, _restore
-from dask_gpu_mpi.script.program import Program
 from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import read_worker_options

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
 from dask_gpu_mpi.check.version_rules import known_bad
-from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list
+from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list, parse_mountinfo
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.mounts import parse_mountinfo
 from dask_gpu_mpi.machine.nvml import gpu_health, list_gpus
 from dask_gpu_mpi.machine.scratch import filesystem_of
 from dask_gpu_mpi.machine.visible_devices import parse_visible

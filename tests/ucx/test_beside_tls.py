@@ -15,13 +15,13 @@ from unittest.mock import patch
 
 import pytest
 
-from dask_gpu_mpi.base.private_api import TABLE
 from support.bed.hosts import TestBed
 from support.jobs.clusters import COMMAND, MESSAGES, facts, foreign_lines, scratch_of, workers_of
 from support.jobs.gpus import gpu_environ
 from support.jobs.mpi import CompletedJob, Mpi
 from support.jobs.scripts import script
 from support.mocks.gpus import make_gpus
+from support.private_api import TABLE
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,

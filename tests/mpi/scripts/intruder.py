@@ -7,7 +7,7 @@ from mpi4py import MPI
 
 from dask_gpu_mpi.mpi import mailbox, rendezvous, wire
 from dask_gpu_mpi.mpi.mailbox import Mailbox
-from dask_gpu_mpi.mpi.sealing import KeyPair
+from dask_gpu_mpi.mpi.wire import KeyPair
 from support.jobs.scripts.tell import tell
 
 

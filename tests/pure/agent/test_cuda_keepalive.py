@@ -12,7 +12,7 @@ import pytest
 
 from dask_gpu_mpi.agent import cuda_keepalive as driver
 from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
-from dask_gpu_mpi.mpi.local_ranks import launched_as
+from dask_gpu_mpi.mpi.launcher_check import launched_as
 from dask_gpu_mpi.options.resolve import resolve
 from support.jobs.clusters import alive, until
 from support.mocks.gpus import compile_library

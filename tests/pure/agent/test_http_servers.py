@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from distributed.node import ServerNode
 
-from dask_gpu_mpi.agent.http_servers import listen_where_routes_are
+from dask_gpu_mpi.agent.dashboard_gate import listen_where_routes_are
 
 #: In a process of its own, since Dask leaves threads: the services of a scheduler and of a worker, a client's link, a result.
 CLUSTER = """
 import asyncio, json, sys
 import dask
 from distributed import Client, Scheduler, Worker
-from dask_gpu_mpi.agent.http_servers import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, report_no_server
+from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, NO_WORKER_ROUTES, listen_where_routes_are, report_no_server
 
 async def run(served):
     here = {"host": "127.0.0.1", "dashboard_address": "127.0.0.1:0"}

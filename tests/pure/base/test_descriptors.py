@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base.descriptors import away_from_here, leave_directory
+from dask_gpu_mpi.base.streams import away_from_here, leave_directory
 
 RAISE = """
 import resource, sys
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-from dask_gpu_mpi.base import descriptors
+from dask_gpu_mpi.base import streams as descriptors
 descriptors.MOST = 600
 descriptors.raise_descriptor_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.base.durations import clock
+from dask_gpu_mpi.base.text import clock
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.base.names import natural
+from dask_gpu_mpi.base.text import natural
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from dask_gpu_mpi.base import owners
-from dask_gpu_mpi.base.safe_paths import located
+from dask_gpu_mpi.base import files
+from dask_gpu_mpi.base.files import located
 
 
 @pytest.fixture(autouse=True)
 def _forget_groups() -> Iterator[None]:
-    owners._is_group_of.cache_clear()
+    files._is_group_of.cache_clear()
     yield
-    owners._is_group_of.cache_clear()
+    files._is_group_of.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -46,29 +46,29 @@ def test_group_of_the_user_alone(
     accounts = [SimpleNamespace(pw_uid=me + 7 * (name == "eve"), pw_gid=here) for name in primary]
     accounts.append(SimpleNamespace(pw_uid=me + 8, pw_gid=here + 1))
     group = SimpleNamespace(gr_gid=here, gr_name=name, gr_mem=members)
-    monkeypatch.setattr(owners.pwd, "getpwuid", lambda uid: user)
-    monkeypatch.setattr(owners.pwd, "getpwall", lambda: accounts)
-    monkeypatch.setattr(owners.grp, "getgrgid", lambda gid: group)
+    monkeypatch.setattr(files.pwd, "getpwuid", lambda uid: user)
+    monkeypatch.setattr(files.pwd, "getpwall", lambda: accounts)
+    monkeypatch.setattr(files.grp, "getgrgid", lambda gid: group)
     if acl:
         monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")
     tmp_path.chmod(0o775)
     with located(tmp_path / "file") as (folder, _):
-        assert owners.others_may_write(folder) is others
+        assert files.others_may_write(folder) is others
         tmp_path.chmod(0o757)
-        assert owners.others_may_write(folder)
+        assert files.others_may_write(folder)
         tmp_path.chmod(0o755)
-        assert not owners.others_may_write(folder)
+        assert not files.others_may_write(folder)
 
 
 @pytest.mark.parametrize(("uid", "own"), [(1007, True), (1008, False)])
 def test_a_directory_that_lists_no_accounts(monkeypatch: pytest.MonkeyPatch, uid: int, own: bool) -> None:
     """As sssd: nobody knows who else has this group, so it is the user's only by the convention of such groups."""
     monkeypatch.setattr(
-        owners.pwd, "getpwuid", lambda _: SimpleNamespace(pw_uid=uid, pw_gid=1007, pw_name="ann")
+        files.pwd, "getpwuid", lambda _: SimpleNamespace(pw_uid=uid, pw_gid=1007, pw_name="ann")
     )
-    monkeypatch.setattr(owners.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=0, pw_gid=0)])
+    monkeypatch.setattr(files.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=0, pw_gid=0)])
     monkeypatch.setattr(
-        owners.grp, "getgrgid", lambda _: SimpleNamespace(gr_gid=1007, gr_name="ann", gr_mem=[])
+        files.grp, "getgrgid", lambda _: SimpleNamespace(gr_gid=1007, gr_name="ann", gr_mem=[])
     )
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    assert owners._is_own_group(1007) is own
+    assert files._is_own_group(1007) is own

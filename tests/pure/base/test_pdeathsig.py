@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 
-HEAD = "import os, subprocess, sys, time\nfrom dask_gpu_mpi.base.pdeathsig import die_with_parent\n"
+HEAD = "import os, subprocess, sys, time\nfrom dask_gpu_mpi.base.signals import die_with_parent\n"
 #: A parent that ends at once; its child, which has taken the number that is said, is what this test waits for.
 PARENT = """
 import os, subprocess, sys

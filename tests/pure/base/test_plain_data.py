@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import dask_gpu_mpi
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.check import coordinator as check
-from dask_gpu_mpi.cluster import messages as cluster
+from dask_gpu_mpi.job import ending as cluster
 from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.startup import messages as startup

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.base.printable import printable, text_of
+from dask_gpu_mpi.base.text import printable, text_of
 
 
 @pytest.mark.parametrize("text", ["", "h1", "Größe 5 × 3 — 世界", "<b>&'\""])

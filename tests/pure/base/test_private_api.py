@@ -17,12 +17,11 @@ import pytest
 
 import dask_gpu_mpi
 from dask_gpu_mpi.agent import forkserver
-from dask_gpu_mpi.base.private_api import TABLE, PrivateName
-from dask_gpu_mpi.workers import lifecycle, logs, nannies
+from dask_gpu_mpi.workers import factory, lifecycle, logs
+from support.private_api import TABLE, PrivateName
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
-#: Of ours, but for the table itself.
-MODULES = sorted({*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.py")} - {PACKAGE / "base" / "private_api.py"})
+MODULES = sorted({*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.py")})
 #: Documented, for all their underscore.
 DOCUMENTED = {
     ("os", "_exit"),
@@ -136,7 +135,7 @@ def test_no_other_private_name_is_used() -> None:
         if (names := foreign(module, tree, rooms[module.partition("/")[0]]))
     }
     assert found == {}, (
-        "private names of others: add them to base/private_api.py, with a guard where they are used"
+        "private names of others: add them to tests/support/private_api.py, with a guard where they are used"
     )
 
 
@@ -183,13 +182,13 @@ class TestWithout:
 
     def test_what_nannies_have(self) -> None:
         nanny = SimpleNamespace(pid=1)
-        nannies.measure_less(nanny)
-        nannies.listen_on_tcp(nanny)
-        assert nannies._requested_ends(nanny) == set()
+        factory.measure_less(nanny)
+        factory.listen_on_tcp(nanny)
+        assert factory._requested_ends(nanny) == set()
         assert vars(nanny) == {"pid": 1}
         assert not lifecycle._is_nanny(nanny)
 
     def test_the_class_of_their_processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         process = importlib.import_module("distributed.process")
         monkeypatch.delattr(process, "AsyncProcess")
-        nannies.kill_at_once()
+        factory.kill_at_once()

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base import owners
-from dask_gpu_mpi.base.safe_paths import (
+from dask_gpu_mpi.base import files
+from dask_gpu_mpi.base.files import (
     PlantedError,
     located,
     make_folder,
@@ -35,7 +35,7 @@ shared = pytest.mark.parametrize("mode", [0o1777, 0o777])
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder that all may search, in which the test is `OWNER` and has a file that Eve may not touch."""
-    monkeypatch.setattr(owners, "_is_own_group", lambda gid: False)
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: False)
     world = Path(tempfile.mkdtemp(prefix="dgm-test-", dir="/tmp"))
     world.chmod(0o711)
     home = world / "home"
@@ -257,7 +257,7 @@ def test_files_are_replaced_whichever_way(tmp_path: Path) -> None:
         write(tmp_path, b"3")
 
 
-WRITE = "import sys; from dask_gpu_mpi.base.safe_paths import write; write(sys.argv[1], b'text')"
+WRITE = "import sys; from dask_gpu_mpi.base.files import write; write(sys.argv[1], b'text')"
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
@@ -288,7 +288,7 @@ def test_pipe_that_eve_has_planted_is_not_written_to(world: Path) -> None:
 
 def test_absolute_paths_need_no_working_directory(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nfrom dask_gpu_mpi.base.safe_paths import replace\n"
+        "import os, sys\nfrom dask_gpu_mpi.base.files import replace\n"
         "os.mkdir(sys.argv[1])\nos.chdir(sys.argv[1])\nos.rmdir(sys.argv[1])\nreplace(sys.argv[2], b'text')\n"
     )
     command = [sys.executable, "-c", program, str(tmp_path / "gone"), str(tmp_path / "file")]

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signal_actions import Action, install, is_ours
+from dask_gpu_mpi.base.signals import Action, install, is_ours
 from dask_gpu_mpi.mpi.signals import Signals
 
 HEAD = """
     import ctypes, functools, os, signal, sys, threading, time
-    from dask_gpu_mpi.base.signal_actions import install, is_ours, keep_in_children, kept
+    from dask_gpu_mpi.base.signals import install, is_ours, keep_in_children, kept
 
     heard = []
     def hear(number, frame):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.sizes import format_bytes, parse_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import format_bytes, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
 from support.mocks.inputs import GIB
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from dask_gpu_mpi.base import tally
-from dask_gpu_mpi.base.tally import PERIOD, Tally
+from dask_gpu_mpi.network import listeners
+from dask_gpu_mpi.network.listeners import PERIOD, Tally
 
 
 class Clock:
@@ -76,7 +76,7 @@ def test_once_in_a_while_is_a_line_each(tallied: Tally, clock: Clock, lines: lis
 def test_sources_are_named_and_bounded(
     tallied: Tally, clock: Clock, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tally, "MOST_SOURCES", 5)
+    monkeypatch.setattr(listeners, "MOST_SOURCES", 5)
     for number in range(100):
         tallied.add("x", f"h{number}")
     clock.sleep(PERIOD)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base import owners, trusted_files
-from dask_gpu_mpi.base.trusted_files import UntrustedFileError, read_trusted
+from dask_gpu_mpi.base import files
+from dask_gpu_mpi.base.files import UntrustedFileError, read_trusted
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(owners, "_is_own_group", lambda gid: False)  # of whoever runs the tests
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: False)  # of whoever runs the tests
     folder = tmp_path / "folder"
     folder.mkdir(mode=0o755)
     file = folder / "file"
@@ -79,13 +79,13 @@ def test_file_and_folder_of_a_stranger(
 def test_root_that_a_container_does_not_have(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.parent.chmod(0o1777)
     owner(monkeypatch, file.parent, 65534)
-    monkeypatch.setattr(trusted_files, "unmapped_root", lambda: 65534)
+    monkeypatch.setattr(files, "unmapped_root", lambda: 65534)
     assert read_trusted(file) == "text"
     file.parent.chmod(0o755)
     with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
     file.parent.chmod(0o1777)
-    monkeypatch.setattr(trusted_files, "unmapped_root", lambda: None)
+    monkeypatch.setattr(files, "unmapped_root", lambda: None)
     with pytest.raises(UntrustedFileError, match="another user"):
         read_trusted(file)
 
@@ -128,7 +128,7 @@ def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(ValueError, match="utf-8"):
         read_trusted(file)
-    monkeypatch.setattr(trusted_files, "LARGEST", 3)
+    monkeypatch.setattr(files, "LARGEST", 3)
     file.write_text("123")
     assert read_trusted(file) == "123"
     file.write_text("1234")
@@ -137,7 +137,7 @@ def test_what_is_no_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_folder_with_an_acl_for_others(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "_is_own_group", lambda gid: True)
+    monkeypatch.setattr(files, "_is_own_group", lambda gid: True)
     file.parent.chmod(0o775)
     assert read_trusted(file) == "text"
     monkeypatch.setattr(os, "getxattr", lambda path, name: b"user:eve:rwx")

@@ -24,8 +24,7 @@ from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.node_pairs import Lost
-from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup.bringup import planner

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.check.observations import (
-    NOT_INSTALLED,
-    PYTHON,
-)
+from dask_gpu_mpi.check.observations import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, MISSING, known_bad
 from support.mocks.preflights import VERSIONS, evidence, observed, only
 

@@ -9,8 +9,7 @@ import pytest
 from dask_gpu_mpi.check.report import Evidence
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
-from dask_gpu_mpi.network.node_pairs import Lost
-from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.startup.messages import Listening
 from support.mocks.preflights import bad, evidence, nodes, observed, only, reaching
 

@@ -21,8 +21,7 @@ from dask_gpu_mpi.check.report import Report
 from dask_gpu_mpi.check.run import PATIENCE, CheckingRank, run_check
 from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import Tokens
+from dask_gpu_mpi.network.reachability import Lost, Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.messages import Channels, Connect, Event, Kind, Listen, Reached

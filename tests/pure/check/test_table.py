@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.check.kernel import KernelResult
-from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report
+from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report, as_data, render
 from dask_gpu_mpi.check.rules import apply_rules
-from dask_gpu_mpi.check.table import as_data, render
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach

@@ -26,8 +26,8 @@ import asyncio, sys
 sys.path.insert(0, "tests")
 from dask_gpu_mpi.cli.live_view import check_terminal, watch
 from dataclasses import replace
-from dask_gpu_mpi.diagnostics.link import NoAnswerError
-from dask_gpu_mpi.diagnostics.snapshot import snapshot_of
+from dask_gpu_mpi.view.link import NoAnswerError
+from dask_gpu_mpi.view.snapshot import snapshot_of
 from support.mocks.snapshots import cluster
 
 class Source:

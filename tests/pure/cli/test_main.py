@@ -12,11 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from dask_gpu_mpi.cli.main import cli, main
-from dask_gpu_mpi.cluster import start as module
 from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.job import program as script
+from dask_gpu_mpi.job import start as module
+from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.script import run as script
-from dask_gpu_mpi.script.program import Program
 
 
 class Job:

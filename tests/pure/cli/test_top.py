@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dask_gpu_mpi.cli import main, top_run
+from dask_gpu_mpi.cli import live_view, main
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import ClusterLostError
 
@@ -38,7 +38,7 @@ def test_the_arguments_and_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (file, told) == ("x", {"once": False, "as_json": True, "interval": 0.5})
         return 143
 
-    monkeypatch.setattr(top_run, "run_top", run)
+    monkeypatch.setattr(live_view, "run_top", run)
     done = CliRunner().invoke(cli, ["top", "--scheduler-file", "x", "--json", "--interval", "0.5"])
     assert (done.exit_code, done.output) == (143, "")
 
@@ -47,7 +47,7 @@ def test_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: Any, **__: Any) -> int:
         raise ClusterLostError("gone")
 
-    monkeypatch.setattr(top_run, "run_top", run)
+    monkeypatch.setattr(live_view, "run_top", run)
     assert refused("--once", rc=1).endswith("gone")
 
 

@@ -13,11 +13,11 @@ import dask
 import pytest
 from rich.console import Console
 
-from dask_gpu_mpi.cli import top_run
-from dask_gpu_mpi.cli.top_run import find_cluster, print_table, run_top
-from dask_gpu_mpi.diagnostics.snapshot import Snapshot, snapshot_of
+from dask_gpu_mpi.cli import live_view
+from dask_gpu_mpi.cli.live_view import find_cluster, print_table, run_top
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
+from dask_gpu_mpi.view.snapshot import Snapshot, snapshot_of
 from support.mocks.snapshots import cluster
 
 SNAPSHOT = snapshot_of(*cluster(2, 2), 7.0)
@@ -45,8 +45,8 @@ class MockLink:
 
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[MockLink]]:
-    monkeypatch.setattr(top_run, "Link", MockLink)
-    monkeypatch.setattr(top_run, "BETWEEN", 0.0)
+    monkeypatch.setattr(live_view, "Link", MockLink)
+    monkeypatch.setattr(live_view, "BETWEEN", 0.0)
     MockLink.samples, MockLink.error = 0, None
     with dask.config.set({"scheduler-address": "tcp://h:1"}):
         yield MockLink

@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from dask_gpu_mpi.gang.gang import Failure, Gang, Kind, Stage
-from dask_gpu_mpi.gang.members import Candidate, rank_members
-from dask_gpu_mpi.gang.rounds import MismatchError
+from dask_gpu_mpi.gang.gang import Candidate, Failure, Gang, Kind, MismatchError, Stage, rank_members
 
 WORKERS = [Candidate(str(i), f"tls://10.0.0.{i}:1", f"10.0.0.{i}") for i in range(3)]
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.group import Group
-from dask_gpu_mpi.gang.members import Candidate, Member
-from dask_gpu_mpi.gang.messages import State
+from dask_gpu_mpi.gang.gang import Candidate, Member
+from dask_gpu_mpi.gang.group import Group, State
 
 
 class Scheduler:

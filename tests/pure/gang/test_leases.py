@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.gang.leases import Leases
+from dask_gpu_mpi.gang.gang import Leases
 
 
 def test_a_gang_that_waits_is_not_passed_by_one_that_overlaps() -> None:

@@ -13,8 +13,8 @@ from distributed.core import clean_exception
 
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang import member
+from dask_gpu_mpi.gang.gang import Candidate, Member
 from dask_gpu_mpi.gang.group import Group
-from dask_gpu_mpi.gang.members import Candidate, Member
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
 

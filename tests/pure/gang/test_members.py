@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.gang.members import Candidate, choose, rank_members
+from dask_gpu_mpi.gang.gang import Candidate, choose, rank_members
 
 
 def workers(**nodes: str) -> list[Candidate]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.gang.rounds import MismatchError, Rounds
+from dask_gpu_mpi.gang.gang import MismatchError, Rounds
 
 
 def test_members_may_be_a_round_apart() -> None:

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from dask_gpu_mpi.base.recording import JOB_PLUGIN
+from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
-from dask_gpu_mpi.gang.messages import CANCEL, PLUGIN, State
+from dask_gpu_mpi.gang.group import CANCEL, PLUGIN, State
 from dask_gpu_mpi.gang.scheduler_plugin import Gangs
 
 LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from dask_gpu_mpi.gang.members import Candidate, Member
-from dask_gpu_mpi.gang.variables import applied, device_of, variables_of
+from dask_gpu_mpi.gang.gang import Candidate, Member
+from dask_gpu_mpi.gang.member import applied, device_of, variables_of
 
 MEMBER = Member(5, Candidate("1-1", "tls://10.0.0.2:1", "10.0.0.2"), 1, 4, 1, 2)
 

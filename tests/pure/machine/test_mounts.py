@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dask_gpu_mpi.machine.mounts import Mount, parse_mountinfo
+from dask_gpu_mpi.machine.cgroups import Mount, parse_mountinfo
 
 TEXT = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw

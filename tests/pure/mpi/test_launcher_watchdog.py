@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.mpi.launcher_watchdog import look_after_launcher
+from dask_gpu_mpi.mpi.watchdogs import look_after_launcher
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dask_gpu_mpi.mpi import local_ranks
-from dask_gpu_mpi.mpi import start_watchdog as startwatch
-from dask_gpu_mpi.mpi.local_ranks import first_process, launched_as, neighbours, started_here
-from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.mpi import launcher_check
+from dask_gpu_mpi.mpi import watchdogs as startwatch
+from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
+from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.sites.batch import allocated_hosts
 
 RANKS = 4
@@ -209,14 +209,14 @@ def test_a_shell_that_has_started_a_job_of_its_own(name: str, monkeypatch: pytes
     (group, session, terminal, foreground), job, typed = SHELLS[name]
     stat = f"10 (a) shell) S 1 {group} {session} {terminal} {foreground} 4194304 0"
     monkeypatch.setattr(
-        local_ranks.Path, "read_text", lambda path: stat if str(path) == "/proc/10/stat" else ""
+        launcher_check.Path, "read_text", lambda path: stat if str(path) == "/proc/10/stat" else ""
     )
-    monkeypatch.setattr(local_ranks.os, "getpgid", {11: job}.__getitem__)
-    assert local_ranks._typed(10, 11) is typed
+    monkeypatch.setattr(launcher_check.os, "getpgid", {11: job}.__getitem__)
+    assert launcher_check._typed(10, 11) is typed
 
 
 def test_a_process_that_is_gone_was_not_typed() -> None:
-    assert not local_ranks._typed(1 << 30, 1 << 30)
+    assert not launcher_check._typed(1 << 30, 1 << 30)
 
 
 def test_node_file_that_is_no_text(tmp_path: Path) -> None:

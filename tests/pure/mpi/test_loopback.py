@@ -7,8 +7,8 @@ import os
 import dask
 import pytest
 
-from dask_gpu_mpi.mpi import loopback
-from dask_gpu_mpi.mpi.loopback import closed_to_others, left_open
+from dask_gpu_mpi.mpi import openmpi
+from dask_gpu_mpi.mpi.openmpi import closed_to_others, ucx_left_open
 
 ANYWHERE = {"UCX_TLS": "^sysv", "UCX_HANDLE_ERRORS": "none"}
 LOOPBACK = {"UCX_NET_DEVICES": "lo", "FI_TCP_IFACE": "lo", "FI_SOCKETS_IFACE": "lo"}
@@ -21,7 +21,7 @@ def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ALL:
         monkeypatch.setenv(name, "")  # so that it is undone
         monkeypatch.delenv(name)
-    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: False)
+    monkeypatch.setattr(openmpi, "_ucx_is_loaded", lambda: False)
 
 
 def inside(environ: dict[str, str], *, one_host: bool = True) -> dict[str, str]:
@@ -57,13 +57,13 @@ def test_choice_of_the_users(chosen: str, left_alone: set[str]) -> None:
 def test_ranks_that_have_tcp_alone_keep_their_network(transports: str) -> None:
     """By loopback they would not find each other."""
     assert "UCX_NET_DEVICES" not in inside({"UCX_TLS": transports})
-    assert "anyone on this network" in left_open({"UCX_TLS": transports}, OF_UCX)
+    assert "anyone on this network" in ucx_left_open({"UCX_TLS": transports}, OF_UCX)
 
 
 @pytest.mark.parametrize("transports", ["all", "^ib", "tcp,self,sm", "self,posix,tcp", "^sysv"])
 def test_ranks_with_shared_memory_have_loopback(transports: str) -> None:
     assert inside({"UCX_TLS": transports})["UCX_NET_DEVICES"] == "lo"
-    assert "anyone on this node" in left_open({"UCX_TLS": transports}, OF_UCX)
+    assert "anyone on this node" in ucx_left_open({"UCX_TLS": transports}, OF_UCX)
 
 
 def test_on_several_hosts_they_talk_by_tcp() -> None:
@@ -73,7 +73,7 @@ def test_on_several_hosts_they_talk_by_tcp() -> None:
 
 def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would print a warning of a variable that nobody uses."""
-    monkeypatch.setattr(loopback, "_ucx_is_loaded", lambda: True)
+    monkeypatch.setattr(openmpi, "_ucx_is_loaded", lambda: True)
     assert inside({}) == {name: value for name, value in ALL.items() if name != "UCX_HANDLE_ERRORS"}
 
 
@@ -92,7 +92,7 @@ def test_ucx_that_is_loaded_is_told_no_more_of_errors(monkeypatch: pytest.Monkey
 def test_warning_of_a_choice_that_leaves_a_port(value: str | None, is_open: bool) -> None:
     environ = {} if value is None else {"UCX_TLS": value}
     with dask.config.set({"distributed-ucxx.environment.tls": "tcp"}):  # that is Dask's, not MPI's
-        warning = left_open(environ, OF_UCX)
+        warning = ucx_left_open(environ, OF_UCX)
     assert bool(warning) == is_open
     if is_open:
         assert f"UCX_TLS={value}" in warning
@@ -100,4 +100,4 @@ def test_warning_of_a_choice_that_leaves_a_port(value: str | None, is_open: bool
             "anyone on this node who reaches it can read and write the memory of the ranks. Fix: " in warning
         )
     # no other library listens by UCX for it
-    assert left_open(environ, "Open MPI v5.0.11") == left_open(environ, "MPICH Device: ch4:ofi") == ""
+    assert ucx_left_open(environ, "Open MPI v5.0.11") == ucx_left_open(environ, "MPICH Device: ch4:ofi") == ""

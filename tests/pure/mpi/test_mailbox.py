@@ -16,7 +16,7 @@ from dask_gpu_mpi.mpi import mailbox as module
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
-from dask_gpu_mpi.mpi.sealing import KeyPair
+from dask_gpu_mpi.mpi.wire import KeyPair
 from support.mocks.mpi import Comm, install
 
 PAYLOADS = {"text": str, "steps": list[int], "nothing": None}

@@ -13,8 +13,7 @@ from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
-from dask_gpu_mpi.mpi.sealing import KeyPair
-from dask_gpu_mpi.mpi.wire import DroppedMessages
+from dask_gpu_mpi.mpi.wire import DroppedMessages, KeyPair
 from support.mocks.mpi import Comm, install
 
 #: Keys of ranks, which are ready before the test: rank 0's first.

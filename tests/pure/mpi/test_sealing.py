@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.mpi.sealing import Channel, ForeignMessageError, KeyPair
+from dask_gpu_mpi.mpi.wire import Channel, ForeignMessageError, KeyPair
 
 ZERO, ONE, TWO = KeyPair(), KeyPair(), KeyPair()
 

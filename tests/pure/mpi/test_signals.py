@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from dask_gpu_mpi.base.signal_actions import Action, action_before, is_ours
+from dask_gpu_mpi.base.signals import Action, action_before, is_ours
 from dask_gpu_mpi.mpi.signals import Signals
 
 

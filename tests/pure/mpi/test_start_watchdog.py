@@ -11,17 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from dask_gpu_mpi.mpi import start_watchdog as startwatch
-from dask_gpu_mpi.mpi.local_ranks import launched_as
-from dask_gpu_mpi.mpi.start_watchdog import StartWatch
+from dask_gpu_mpi.mpi import watchdogs as startwatch
+from dask_gpu_mpi.mpi.launcher_check import launched_as
+from dask_gpu_mpi.mpi.watchdogs import StartWatch
 
 
 def _watch(code: str) -> subprocess.Popen[str]:
     """A process that watches its parent, which is a rank here, and ends with it, as an agent does."""
     head = (
         "import asyncio, os, time\n"
-        "from dask_gpu_mpi.base.pdeathsig import die_with_parent\n"
-        "from dask_gpu_mpi.mpi.start_watchdog import StartWatch\ndie_with_parent(os.getppid())\n"
+        "from dask_gpu_mpi.base.signals import die_with_parent\n"
+        "from dask_gpu_mpi.mpi.watchdogs import StartWatch\ndie_with_parent(os.getppid())\n"
     )
     rank = (
         "import subprocess, sys\nwatch = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\nwatch.wait()\n"

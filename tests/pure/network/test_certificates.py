@@ -9,13 +9,17 @@ import time
 
 import pytest
 
-from dask_gpu_mpi.network.certificates import (
+from dask_gpu_mpi.network.credentials import (
+    BACKDATED,
+    MARGIN,
+    VALID_DAYS,
+    Credentials,
     certificate_validity,
     clock_problem,
     ending_soon,
+    make_credentials,
     time_of_warning,
 )
-from dask_gpu_mpi.network.credentials import BACKDATED, MARGIN, VALID_DAYS, Credentials, make_credentials
 
 NOW = 1_800_000_000.0
 DAY = 86400.0

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.network.node_pairs import (
+from dask_gpu_mpi.network.reachability import (
     MOST_AT_START,
     MOST_IN_CHECK,
     MOST_PARTS,
+    Listener,
     Lost,
     Node,
+    Tokens,
     connect_to_peers,
     connection_report,
     count_pairs,
@@ -20,7 +22,6 @@ from dask_gpu_mpi.network.node_pairs import (
     peers_by_rank,
     worker_ports,
 )
-from dask_gpu_mpi.network.reachability import Listener, Tokens
 from dask_gpu_mpi.options.model import Options
 
 

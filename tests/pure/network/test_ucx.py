@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job.dask_client import _nest
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.network.ucx import (
     connection_config,
@@ -30,7 +31,6 @@ from dask_gpu_mpi.network.ucx import (
     without_gpu_transports,
 )
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.script.dask_settings import _nest
 from dask_gpu_mpi.startup.bringup import may_be_client
 from dask_gpu_mpi.workers.cuda_worker import _workers_config
 

@@ -221,9 +221,9 @@ def test_a_file_that_can_not_be_read_is_none(empty: dict[str, str]) -> None:
 
 def test_what_an_agent_waits_for_is_little() -> None:
     """The rank starts its agent before it imports what it needs to join; the agent begins with the driver before it imports."""
-    joining = ["startup.bringup", "cluster.member", "plan.planner"]
+    joining = ["startup.bringup", "job.member", "plan.planner"]
     for modules, not_yet in [
-        ("cli.main, dask_gpu_mpi.cluster.api", ["dask", *(f"dask_gpu_mpi.{name}" for name in joining)]),
+        ("cli.main, dask_gpu_mpi.job.api", ["dask", *(f"dask_gpu_mpi.{name}" for name in joining)]),
         ("agent.boot", ["dask_gpu_mpi.agent.main", "asyncio", "multiprocessing.forkserver", "distributed"]),
     ]:
         code = (

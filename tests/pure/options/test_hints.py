@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.options.hints import nearest, show, suggest
+from dask_gpu_mpi.options.convert import nearest, show, suggest
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import yaml
 
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
-from dask_gpu_mpi.cluster.api import initialize
+from dask_gpu_mpi.job.api import initialize
 from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve

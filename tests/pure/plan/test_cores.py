@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.plan.cores import intersection, near_cores, share_cores
+from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
 from support.mocks.inputs import gpu
 
 ALL = tuple(range(8))

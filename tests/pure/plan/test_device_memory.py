@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.base.sizes import parse_bytes
+from dask_gpu_mpi.base.text import parse_bytes
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.plan.drawing import MOST_LINES, Part, at, flow, paragraph, rectangle, stack, text, titled
+from dask_gpu_mpi.plan.picture import MOST_LINES, Part, at, flow, paragraph, rectangle, stack, text, titled
 
 BOX = Part("<b/>", 40, 10)
 

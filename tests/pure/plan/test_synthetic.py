@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dask_gpu_mpi.base.sizes import parse_bytes
+from dask_gpu_mpi.base.text import parse_bytes
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job

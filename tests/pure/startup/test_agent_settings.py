@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.relay import scheduler_settings
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 
 
 def test_any_port_is_port_0() -> None:

@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts, facts_of
 from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
-from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost
-from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.network.reachability import MOST_AT_START, Lost, Reach
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
@@ -29,6 +27,7 @@ from dask_gpu_mpi.startup.coordinator import (
     shared_options,
 )
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Reached, Registration, Start
+from dask_gpu_mpi.view.job_facts import JobFacts, facts_of
 from support.mocks.inputs import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")

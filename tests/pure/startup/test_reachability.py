@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.network.credentials import BACKDATED
-from dask_gpu_mpi.network.node_pairs import MOST_AT_START, Lost, Node
-from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens
+from dask_gpu_mpi.network.reachability import MOST_AT_START, Listener, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan

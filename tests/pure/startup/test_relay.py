@@ -12,14 +12,13 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts
-from dask_gpu_mpi.network.node_pairs import Lost, Node
-from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens
+from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Reached, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
+from dask_gpu_mpi.view.job_facts import JobFacts
 
 WORKER = WorkerPlan(
     name="a", rank=1, host="h", kind="cpu", gpu_index=None, device=None,

@@ -9,8 +9,8 @@ from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.startup import transport
-from dask_gpu_mpi.startup.transport import choose_transport, probing_workers, ucx_ability
+from dask_gpu_mpi.startup import reachability
+from dask_gpu_mpi.startup.reachability import choose_transport, probing_workers, ucx_ability
 from support.mocks.inputs import gpu, one_host, plan, rank
 
 OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
@@ -84,7 +84,7 @@ def test_what_is_missing_is_asked_where_it_matters(
         calls.append(device_memory)
         return MISSING
 
-    monkeypatch.setattr(transport, "missing_ucx", missing)
+    monkeypatch.setattr(reachability, "missing_ucx", missing)
     assert ucx_ability(options, gpus=gpus).obstacle == ("" if asked is None else MISSING)
     assert calls == ([] if asked is None else [asked])
 
@@ -163,8 +163,8 @@ def test_a_port_that_the_user_opens_is_warned_of() -> None:
 
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "missing_ucx", lambda **_: "")
-    monkeypatch.setattr(transport, "obstacle_between_nodes", lambda _: "no RDMA device")
+    monkeypatch.setattr(reachability, "missing_ucx", lambda **_: "")
+    monkeypatch.setattr(reachability, "obstacle_between_nodes", lambda _: "no RDMA device")
     options = Options(worker_ucx=AUTO)
     assert ucx_ability(options, gpus=True, environ={}) == NO_RDMA
     assert ucx_ability(options, gpus=True, environ={"UCX_TLS": "tcp"}) == UcxAbility(opened_by="UCX_TLS")

@@ -10,9 +10,9 @@ import pytest
 from distributed import Client, LocalCluster
 from distributed.protocol import pickle
 
-from dask_gpu_mpi.base.recording import METRIC
-from dask_gpu_mpi.workers import figures
-from dask_gpu_mpi.workers.figures import Figures, of_device, spilled_from_device
+from dask_gpu_mpi.base.timeline import METRIC
+from dask_gpu_mpi.workers import plugins
+from dask_gpu_mpi.workers.plugins import Figures, of_device, spilled_from_device
 
 
 def measured(worker: Any, plugin: Figures) -> dict[str, Any]:
@@ -112,8 +112,8 @@ def test_gpus_that_the_monitor_does_not_sample(
     visible: str, devices: list[str], other: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    monkeypatch.setattr(figures.nvml, "device_get_count", lambda: 2)
-    monkeypatch.setattr(figures, "of_device", lambda device: [1, 2, int(device[-1])])
+    monkeypatch.setattr(plugins.nvml, "device_get_count", lambda: 2)
+    monkeypatch.setattr(plugins, "of_device", lambda device: [1, 2, int(device[-1])])
     told = measured(worker(), Figures(devices))
     assert told.get("gpus") == ([[1, 2, int(device[-1])] for device in devices] if other else None)
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.recording import DEATHS_TOPIC
-from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.model import WorkerPlan

@@ -16,8 +16,8 @@ import pytest
 from distributed.diagnostics.plugin import NannyPlugin
 
 from dask_gpu_mpi.agent.handle import AgentProcess
-from dask_gpu_mpi.workers import nannies
-from dask_gpu_mpi.workers.nannies import (
+from dask_gpu_mpi.workers import factory
+from dask_gpu_mpi.workers.factory import (
     DEATHS,
     WINDOW,
     closing_reason,
@@ -70,7 +70,7 @@ def watch(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, until: float = 1000.0) 
         if nanny.now > until:
             raise Over
 
-    monkeypatch.setattr(nannies.asyncio, "sleep", sleep)
+    monkeypatch.setattr(factory.asyncio, "sleep", sleep)
     try:
         return asyncio.run(watch_nanny(nanny, nanny.clock))
     except Over:
@@ -88,8 +88,8 @@ class Hangs(NannyPlugin):
 
 def test_a_plugin_whose_teardown_hangs_does_not_keep_its_nanny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a worker that dies again and again would never be removed, and its deaths no longer be counted."""
-    monkeypatch.setattr(nannies, "DASK_CLOSES", 0.2)
-    monkeypatch.setattr(nannies, "CLOSING_SLACK", 1.0)
+    monkeypatch.setattr(factory, "DASK_CLOSES", 0.2)
+    monkeypatch.setattr(factory, "CLOSING_SLACK", 1.0)
 
     async def run() -> None:
         address = "tcp://127.0.0.1:0"
@@ -203,7 +203,7 @@ def test_each_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     nanny = Nanny([(0.0, 10.0), (1.0, 20.0), (1.0, 2_000.0)])
     of = {1: -9, 2: 3, 3: None}
     monkeypatch.setattr(
-        nannies, "_process", lambda nanny: None if nanny.pid is None else Process(of[nanny.pid])
+        factory, "_process", lambda nanny: None if nanny.pid is None else Process(of[nanny.pid])
     )
     watching(nanny, monkeypatch, lambda pid, code: told.append((pid, code)))
     assert told == [(1, -9), (2, 3)]
@@ -227,7 +227,7 @@ def watching(nanny: Nanny, monkeypatch: pytest.MonkeyPatch, on_death: Any) -> No
         if nanny.now > 100:
             raise Over
 
-    monkeypatch.setattr(nannies.asyncio, "sleep", sleep)
+    monkeypatch.setattr(factory.asyncio, "sleep", sleep)
     with pytest.raises(Over):
         asyncio.run(watch_nanny(nanny, nanny.clock, on_death=on_death))
 

@@ -9,21 +9,14 @@ from typing import Any
 from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.check.coordinator import PAYLOADS
 from dask_gpu_mpi.check.kernel import KernelResult
-from dask_gpu_mpi.check.observations import (
-    DISTRIBUTIONS,
-    MPI_LIBRARY,
-    NOT_INSTALLED,
-    PYTHON,
-    Observations,
-)
+from dask_gpu_mpi.check.observations import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Observations
 from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.mpi.mailbox import Mail
-from dask_gpu_mpi.network.node_pairs import Node
-from dask_gpu_mpi.network.reachability import Reach
+from dask_gpu_mpi.network.reachability import Node, Reach
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.startup import messages

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dask_gpu_mpi.diagnostics.job_facts import JobFacts, PlannedRow
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from support import ROOT
 
 __all__ = ["GIB", "cluster", "identity_of", "made_up", "metrics"]

@@ -15,7 +15,6 @@ import distributed
 from distributed import Security
 from distributed.comm import connect, listen
 
-from dask_gpu_mpi.base import tally
 from dask_gpu_mpi.network import listeners
 from dask_gpu_mpi.network.credentials import make_credentials
 
@@ -35,7 +34,7 @@ for name in ("", "distributed", "tornado", "tornado.application", "asyncio"):
 protocol = sys.argv[1]
 security = make_credentials(**json.loads(sys.argv[2])).security() if protocol == "tls" else Security()
 dask.config.set({"distributed.comm.timeouts.connect": "1s"})
-tally.PERIOD = 0.2
+listeners.PERIOD = 0.2
 accepts = 0
 accept = listeners.PatientSocket.accept
 

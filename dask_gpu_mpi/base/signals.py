@@ -1,0 +1,196 @@
+"""The end of a process whose parent has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the end of a pipe must be enough).
+
+    `parent` is the process id of the parent: where the parent has ended already, this process ends here. 0: no longer.
+    `number` is the signal that comes then.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number if parent else 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+# Signal handlers of this package: installed, restored, and never in force in a process that other code has forked.
+#
+# A forked process inherits a handler in Python, which does harm there: it would write the checkpoint once more, and
+# `Process.terminate` would end nothing. The handler also loses signals. Python's own code in the child drops a signal that
+# arrives before that code has run, where the default action would have ended the child; a `multiprocessing.Pool` then waits
+# forever for a process that it has terminated. So signals are blocked around each fork, and before they are unblocked the
+# child gets the actions that it would have without this package.
+
+#: What a process sends itself when its cluster is lost: by default it has no effect, and hardly any program has a use for it.
+LOST = signal.SIGURG
+#: All signals that this package handles.
+NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, LOST)
+#: Bytes for a ``struct sigaction``: more than any system has (glibc: 152).
+_SIGACTION = 1024
+#: Seconds after which a signal that came during a fork is sent once more.
+_AGAIN = 0.05
+
+_libc = ctypes.CDLL(None)
+_c_handler = ctypes.pythonapi.PyOS_getsig
+_c_handler.restype = ctypes.c_void_p
+
+#: The process whose handlers these are.
+_owner = os.getpid()
+#: Whether the process that is forked now keeps the handlers.
+_kept = False
+#: Signal masks of the threads that are forking, by thread.
+_masks: dict[int, Any] = {}
+_registered = False
+#: Python's own handler in C, which calls those in Python.
+_pythons: int | None = None
+
+
+class Action:  # no dataclass, whose import an agent's first moments would wait for
+    """What a signal does in this process."""
+
+    def __init__(self, number: int, handler: Any, raw: bytes | None = None, in_c: bool = False) -> None:
+        self.number = number
+        #: As ``signal.getsignal`` returns it: None for a handler in C that was there before Python.
+        self.handler = handler
+        #: The kernel's ``struct sigaction``, which has more: `faulthandler.register` bypasses the module `signal`.
+        #: None: as Python makes it for `handler`.
+        self.raw = raw
+        #: Whether a handler is in force that Python does not know.
+        self.in_c = in_c
+
+    @classmethod
+    def now(cls, number: int) -> Action:
+        """What the signal does now."""
+        raw = ctypes.create_string_buffer(_SIGACTION)
+        _libc.sigaction(number, None, raw)
+        handler = signal.getsignal(number)
+        in_c = not callable(handler) and (_c_handler(number) or signal.SIG_DFL) not in (
+            signal.SIG_DFL,
+            signal.SIG_IGN,
+        )
+        return cls(number, handler, raw.raw, in_c)
+
+    def restore(self) -> None:
+        """Have the signal do this again; in the main thread."""
+        signal.signal(self.number, signal.SIG_DFL if self.handler is None else self.handler)
+        if self.raw is not None:
+            _libc.sigaction(self.number, self.raw, None)
+
+
+class Handler:
+    """A handler of this package: `call` as for ``signal.signal``."""
+
+    def __init__(self, call: Callable[[int, FrameType | None], Any], before: Action) -> None:
+        self._call = call
+        #: What the signal did before, and does in children.
+        self.before = before
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal, if it is for this process and now."""
+        if os.getpid() != _owner:
+            # A library has forked this process without Python; or the script's handler, which replaced this one, has called it:
+            # what counts is the action before this handler.
+            self.first().restore()
+            os.kill(os.getpid(), number)
+        elif threading.get_ident() in _masks:
+            # Python drops exceptions that are raised inside os.fork, where its hooks run.
+            again = threading.Timer(_AGAIN, os.kill, (_owner, number))
+            again.daemon = True
+            again.start()
+        else:
+            self._call(number, frame)
+
+    def first(self) -> Action:
+        """What the signal did before the first of the handlers of this package, of which this is the last."""
+        before = self.before
+        while isinstance(before.handler, Handler):
+            before = before.handler.before
+        return before
+
+
+def install(
+    number: int, call: Callable[[int, FrameType | None], Any], *, before: Action | None = None
+) -> Action:
+    """Handle a signal, one of `NUMBERS`, in this process and in none that it forks; in the main thread.
+
+    Returns what the signal did before, to be restored. `before` is what it does in children; by default the same.
+    """
+    global _owner, _pythons, _registered
+    _owner = os.getpid()
+    if not _registered:
+        _registered = True
+        os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_leave_to_child)
+    now = Action.now(number)
+    signal.signal(number, Handler(call, before or now))
+    _pythons = _c_handler(number)
+    return now
+
+
+def is_ours(number: int) -> bool:
+    """Whether the signal has a handler of this package; Python does not notice where one in C has replaced it."""
+    return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
+
+
+def action_before(number: int) -> Action:
+    """What the signal did before the first handler of this package."""
+    handler = signal.getsignal(number)
+    return handler.first() if isinstance(handler, Handler) else Action(number, handler)
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """A process that is forked inside this context keeps the handlers."""
+    global _kept
+    _kept = True
+    try:
+        yield
+    finally:
+        _kept = False
+
+
+def keep_in_children() -> None:
+    """The processes that this one forks from now on keep the handlers, but not those that they fork."""
+    global _kept
+    _kept = True
+
+
+def _block() -> None:
+    thread = threading.get_ident()
+    _masks[thread] = ()  # from here on the handlers do nothing in this thread
+    _masks[thread] = signal.pthread_sigmask(signal.SIG_BLOCK, NUMBERS)
+
+
+def _unblock() -> None:
+    thread = threading.get_ident()
+    if thread in _masks:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks[thread])
+        # No call after this: Python checks for signals after calls, and the next one must be os.fork's own.
+        del _masks[thread]
+
+
+def _leave_to_child() -> None:
+    global _kept, _owner
+    mask = _masks.get(threading.get_ident(), ())
+    _masks.clear()
+    if _kept:
+        _kept = False
+        _owner = os.getpid()
+    else:
+        for number in NUMBERS:
+            if is_ours(number):
+                action_before(number).restore()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

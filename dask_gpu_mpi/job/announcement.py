@@ -1,0 +1,192 @@
+"""What a job prints when its cluster is up: workers, warnings, where the dashboard is."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from html import escape
+
+from dask_gpu_mpi.base.files import replace
+from dask_gpu_mpi.base.streams import is_public, say
+from dask_gpu_mpi.base.text import clock
+from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.mpi.library import warn_of_ports
+from dask_gpu_mpi.network.dashboard_link import ssh_line
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.startup.bringup import Joined
+
+# A session in a notebook: a card with its nodes, GPUs, dashboard and the time left, as HTML.
+
+#: The notebook's own colours of text and borders, so that it is legible on a light page and on a dark one.
+STYLE = "border: 1px solid currentColor; border-radius: 4px; padding: 8px 12px; display: inline-block; color: inherit"
+CELL = "text-align: left; padding: 1px 12px 1px 0; color: inherit; background: none"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the card shows."""
+
+    address: str
+    #: Whether the cluster has been ended.
+    closed: bool
+    #: Network names of the job's nodes.
+    nodes: tuple[str, ...]
+    gpus: int
+    workers: int
+    #: Link to the dashboard; None: there is none.
+    dashboard: str | None
+    #: Seconds until the batch system ends the job; None: unknown.
+    seconds_left: float | None
+
+    def html(self) -> str:
+        """The card; everything in it is escaped."""
+        rows = [
+            ("Nodes", escape(_names(self.nodes))),
+            ("GPUs", str(self.gpus)),
+            ("Workers", str(self.workers)),
+            ("Scheduler", escape(self.address)),
+        ]
+        if not self.closed:
+            left = "unknown" if self.seconds_left is None else clock(self.seconds_left)
+            rows += [("Dashboard", _link(self.dashboard)), ("Time left", left)]
+        lines = "".join(
+            f'<tr style="background: none"><th style="{CELL}">{name}</th><td style="{CELL}">{value}</td></tr>'
+            for name, value in rows
+        )
+        state = "closed" if self.closed else "open"
+        return (
+            f'<div style="{STYLE}"><strong>dask-gpu-mpi session</strong> ({state})'
+            f'<table style="border: none; margin: 4px 0 0 0">{lines}</table></div>'
+        )
+
+
+def _names(nodes: tuple[str, ...], shown: int = 4) -> str:
+    names = ", ".join(nodes[:shown]) + (", ..." if len(nodes) > shown else "")
+    return f"{len(nodes)} ({names})" if nodes else "0"
+
+
+def _link(link: str | None) -> str:
+    if not link:
+        return "none"
+    if not link.startswith(("http://", "https://")):
+        return escape(link)
+    page = escape(link.partition("?")[0])
+    return f'<a href="{escape(link)}" target="_blank" rel="noopener">{page}</a>'
+
+
+def gpu_count(plan: Plan) -> int:
+    """How many GPUs the workers have."""
+    return len({device for worker in plan.workers for device in worker.devices})
+
+
+def announce(joined: Joined, seconds: float) -> None:
+    """Print what came up, and where the dashboard is."""
+    plan = joined.cluster.plan
+    assert plan is not None  # called on the client rank, which is given it
+    gpus = gpu_count(plan)
+    workers, hosts = len(plan.workers), len(plan.hosts)
+    counts = [
+        f"{number} {noun}{'s' * (number != 1)}"
+        for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
+    ]
+    say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
+    for warning in all_warnings(joined):
+        say(f"warning: {warning}")
+    if joined.cluster.transport:
+        say(f"transport: {joined.cluster.transport}")
+    if joined.cluster.dashboard:
+        # of another job's cluster the node is unknown
+        host = plan.scheduler.host if joined.options.scheduler else ""
+        if line := ssh_line(joined.cluster.dashboard, host, joined.environ):
+            say(f"from your computer: {line}")
+        say(f"dashboard at {_link_for_output(joined, joined.cluster.dashboard)}")
+    elif joined.options.dashboard and importlib.util.find_spec("bokeh") is None:
+        say("no dashboard: bokeh is not installed. Fix: pip install 'bokeh<3.10'")
+
+
+def _link_for_output(joined: Joined, link: str) -> str:
+    """The link as it is printed: where others may read that, its token is in a file of this user's instead."""
+    if not is_public(joined.environ):
+        return link
+    hidden = f"{link.partition('?')[0]}: others may read this output, so the link with its token is in "
+    if joined.options.scheduler_file is not None:
+        return f"{hidden}the scheduler file {os.path.abspath(joined.options.scheduler_file)}"
+    agent = joined.channels.agent
+    # the log directory can be read from a login node; the other one goes with the job
+    for folder, host in ((joined.options.log_directory, ""), (agent and agent.scratch, f"{joined.host}:")):
+        if folder:
+            path = os.path.join(os.path.abspath(folder), "dashboard-link")
+            with contextlib.suppress(OSError):
+                replace(path, f"{link}\n".encode())
+                return f"{hidden}{host}{path}"
+    return f"{hidden}session.dashboard_link"
+
+
+def announce_waiting(options: Options) -> None:
+    """Print what a job without a script waits for: nothing else would tell it from a hang."""
+    if not options.scheduler:
+        say(
+            "no script: the workers stay until the cluster that they have joined ends, or this job is cancelled"
+        )
+        return
+    file = options.scheduler_file
+    how = (
+        "start it with --scheduler-file FILE"
+        if file is None
+        else f"dask_gpu_mpi.connect({os.path.abspath(file)!r})"
+    )
+    say(
+        "no script: the cluster runs until this job is interrupted or cancelled, or a client calls shutdown(). "
+        f"To connect to it: {how}"
+    )
+
+
+def all_warnings(joined: Joined) -> tuple[str, ...]:
+    """What the user is warned of when the cluster is up."""
+    plan, options = joined.cluster.plan, joined.options
+    assert plan is not None  # called on the client rank, which is given it
+    gpus = any(worker.devices for worker in plan.workers)
+    return (
+        *open_warnings(joined.cluster.address, options),
+        *warn_of_ports(joined.environ),
+        *options.warnings,
+        *plan.warnings,
+        *version_warnings(gpus=gpus),
+    )
+
+
+def open_warnings(address: str, options: Options) -> list[str]:
+    """Warns of a cluster of this job's own that is open. A job that joins another's cluster has been warned by then.
+
+    >>> open_warnings("tcp://127.0.0.1:8786", Options())[0].partition(", and its")[0]
+    'the protocol is tcp, without encryption: everyone on this node can reach this cluster and run code as you'
+    """
+    protocol = Protocol.of(address)
+    if not options.scheduler or protocol is None or protocol.encrypts:
+        return []
+    # UCX listens on all interfaces, even in a job on one node
+    where = "this node" if "://127." in address and protocol is Protocol.TCP else "the network"
+    return [
+        f"the protocol is {protocol}, without encryption: everyone on {where} can reach this cluster and run code as you, and "
+        f"its dashboard has no token. Fix: leave out --no-security (security=False) and --protocol {protocol}; the default is TLS"
+    ]
+
+
+def version_warnings(*, gpus: bool) -> list[str]:
+    """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    installed: dict[str, str] = {}
+    for name in ("distributed", "dask-cuda") if gpus else ("distributed",):
+        # a package without metadata, put on PYTHONPATH, has no version, or an empty one
+        with contextlib.suppress(PackageNotFoundError):
+            installed[name] = version(name) or ""
+    warnings = untested(installed)
+    if gpus and all(installed.get(name) for name in ("distributed", "dask-cuda")):
+        with contextlib.suppress(PackageNotFoundError):
+            warnings += pin_warnings(installed, requires("rapids-dask-dependency") or ())
+    return warnings

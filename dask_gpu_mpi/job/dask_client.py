@@ -1,0 +1,286 @@
+"""What a session changes in Dask's `Client` and `LocalCluster`, and does with the clients that the script leaves."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import inspect
+import linecache
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.options.dask_config import is_configured
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from dask_gpu_mpi.plan.plan import Plan
+
+
+# What a session sets in the script's Dask configuration, for as long as its cluster lives.
+
+#: How Dask's dataframes shuffle; it reads that when the graph is made, in the client's process.
+SHUFFLE = "dataframe.shuffle.method"
+
+
+def shuffle_settings(plan: Plan) -> dict[str, str]:
+    """Shuffle by tasks, if all workers have GPUs and the user has not configured it.
+
+    Of 160 million rows, cuDF's shuffle took 0.6 to 0.9 s by tasks, and 26 to 30 s by p2p, which is Dask's choice.
+    """
+    on_gpus = bool(plan.workers) and all(worker.kind == "gpu" for worker in plan.workers)
+    return {SHUFFLE: "tasks"} if on_gpus and not is_configured(SHUFFLE) else {}
+
+
+class DaskSettings:
+    """Settings of Dask's that can be taken back.
+
+    Parameters
+    ----------
+    settings : mapping
+        Values by key, as in ``dask.config.set``.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        import dask.config
+
+        self._changes = [(key, value, dask.config.set({key: value})) for key, value in settings.items()]
+        # dask.config.refresh() starts again from the defaults: so they are set there as well.
+        self._defaults: dict[str, Any] = {}
+        for key, value in settings.items():
+            dask.config.update(self._defaults, _nest(key, value))
+        dask.config.update_defaults(self._defaults)
+
+    def take_back(self) -> None:
+        """Make the configuration what it was before; what the script has changed since stays. May be called again."""
+        import dask.config
+
+        dask.config.defaults[:] = [each for each in dask.config.defaults if each is not self._defaults]
+        for key, value, change in reversed(self._changes):
+            if dask.config.get(key, None) == value:
+                change.__exit__(None, None, None)
+        self._changes = []
+
+
+def _nest(key: str, value: Any) -> dict[str, Any]:
+    head, _, rest = key.partition(".")
+    return {head: _nest(rest, value) if rest else value}
+
+
+#: Address of the scheduler of the session that is open.
+_address: str | None = None
+#: Whether the script has made a client since it has a session.
+_made_client = False
+#: What the user has been warned of: one warning is enough.
+_warned: set[str] = set()
+
+#: Called before the cluster is shut down by a client of this process.
+_before_shutdown: Callable[[], None] = lambda: None  # noqa: E731
+
+
+def silence_dask() -> list[logging.Logger]:
+    """Disable Dask's loggers, and return them: what its clients complain about once the cluster is over is no news."""
+    names = [name for name in logging.root.manager.loggerDict if name.startswith("distributed.")]
+    loggers = [logging.getLogger(name) for name in ("distributed", *names)]
+    silenced = [logger for logger in loggers if not logger.disabled]
+    for logger in silenced:
+        logger.disabled = True
+    return silenced
+
+
+def _clients() -> list[Any]:
+    """All of this process; without importing Dask where the script has not."""
+    module = sys.modules.get("distributed.client")
+    return [] if module is None else list(getattr(module.Client, "_instances", ()))
+
+
+def close_clients(address: str) -> None:
+    """Close the script's clients of this cluster while the scheduler is still there to answer."""
+    for client in _clients():
+        with contextlib.suppress(Exception):
+            if (
+                not client.asynchronous
+                and client.status == "running"
+                and client.scheduler is not None
+                and client.scheduler.address == address
+            ):
+                client.close(timeout=1)
+
+
+def has_lost_client() -> bool:
+    """Whether a client has lost its scheduler, and seeks it."""
+    return any(client.status == "connecting" for client in _clients())
+
+
+def abandon_clients(address: str) -> None:
+    """Mark clients that could not be closed as closed.
+
+    ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such
+    are those whose ``shutdown()`` or ``close()`` has failed half way.
+    """
+    for client in _clients():
+        with contextlib.suppress(Exception):
+            ours = client.scheduler is not None and client.scheduler.address == address
+            if client.status == "closing" or (ours and client.status != "closed"):
+                client.status = "closed"
+
+
+def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
+    """Let ``Client.shutdown()`` do nothing on a client that is closed, instead of failing with errors from its inside.
+
+    A script that ends its cluster twice, by this and by `Session.close`, is right. Before a cluster is shut down, `before` is
+    called.
+    """
+    global _before_shutdown
+    from distributed import Client
+
+    _before_shutdown = before
+    shutdown = Client.shutdown
+    if getattr(shutdown, "once", False):
+        return
+
+    @functools.wraps(shutdown)
+    def once(self: Client) -> Any:
+        if self.status == "closed" and not self.asynchronous:
+            return None
+        _before_shutdown()
+        return shutdown(self)
+
+    once.once = True  # type: ignore[attr-defined]
+    Client.shutdown = once  # type: ignore[method-assign]
+
+
+def prefer_cluster(address: str | None) -> None:
+    """Warn from now on if the script starts another cluster, and let ``Client(n_workers=...)`` connect to this one.
+
+    Parameters
+    ----------
+    address : str or None
+        Of the job's scheduler; None: the job's cluster is over, and the script may start one.
+    """
+    global _address, _made_client
+    _address, _made_client = address, False
+    import dask
+    from distributed import Client, LocalCluster
+
+    make_cluster, make_client = LocalCluster.__init__, Client.__init__
+    if address is None or getattr(make_cluster, "warns", False):
+        return
+
+    @functools.wraps(make_cluster)
+    def cluster(self: LocalCluster, *args: Any, **kwargs: Any) -> None:
+        if _address is not None:
+            _warn_of_cluster(type(self).__name__, processes=kwargs.get("processes") is not False)
+        make_cluster(self, *args, **kwargs)
+
+    @functools.wraps(make_client)
+    def client(self: Client, address: Any = None, *args: Any, **kwargs: Any) -> None:
+        global _made_client
+        _made_client = True
+        if (
+            address is None
+            and _address is not None
+            and dask.config.get("scheduler-address", None) == _address
+        ):
+            kwargs = _without_cluster_options(kwargs, make_client, make_cluster)
+        make_client(self, address, *args, **kwargs)
+
+    cluster.warns = True  # type: ignore[attr-defined]
+    LocalCluster.__init__ = cluster  # type: ignore[method-assign]
+    Client.__init__ = client  # type: ignore[method-assign]
+
+
+def made_client() -> bool:
+    """Whether this process has made a client since it has a session."""
+    return _made_client
+
+
+def _warn_of_cluster(kind: str, *, processes: bool) -> None:
+    """Also LocalCUDACluster is a LocalCluster."""
+    if processes and _runs_again():
+        raise InputError(
+            f"{kind}: this job already has a cluster, and each worker of another would run this script again (expected `if "
+            '__name__ == "__main__":` around it). Fix: client = Client(), which connects to the job\'s cluster'
+        )
+    if kind not in _warned:
+        _warned.add(kind)
+        say(
+            f"warning: {kind}: this job already has a cluster, whose workers do nothing for this one. Fix: client = Client(), "
+            "which connects to the job's cluster"
+        )
+
+
+def _without_cluster_options(
+    kwargs: dict[str, Any], make_client: Callable[..., None], make_cluster: Callable[..., None]
+) -> dict[str, Any]:
+    """The keywords of a `Client` without those of the cluster that it would start elsewhere."""
+    known = {*inspect.signature(make_client).parameters}
+    of_cluster = {*inspect.signature(make_cluster).parameters, "memory_limit", "local_directory"} - known
+    if not of_cluster & set(kwargs):
+        return kwargs  # Dask says what it does not know
+    dropped = [name for name in kwargs if name not in known]
+    if "Client" not in _warned:
+        _warned.add("Client")
+        say(
+            f"warning: Client: this job already has a cluster, to which it connects; no effect: {', '.join(dropped)}. Fix: "
+            "client = Client()"
+        )
+    return {name: value for name, value in kwargs.items() if name in known}
+
+
+def _runs_again() -> bool:
+    """Whether what runs now stands at the top of the script, and multiprocessing would run it again in each new process."""
+    import dask
+
+    main: Any = sys.modules.get("__main__")
+    name = getattr(getattr(main, "__spec__", None), "name", "")
+    if (
+        not getattr(main, "__file__", None)  # -c, a notebook
+        or name.rpartition(".")[2] == "__main__"  # a folder or zip file, a package
+        or dask.config.get("distributed.worker.multiprocessing-method", "") == "fork"
+    ):
+        return False
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not (frame.f_globals is vars(main) and frame.f_code.co_name == "<module>"):
+        frame = frame.f_back
+    if frame is None:
+        return False
+    try:
+        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    return bool(tree.body) and not any(
+        isinstance(node, ast.If)
+        and node.lineno <= frame.f_lineno <= (node.end_lineno or 0)
+        and any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+        for node in ast.walk(tree)
+    )
+
+
+def client_with_link(link: str | None) -> type[Client]:
+    """Dask's ``Client``, whose ``dashboard_link`` is this one, whatever other clients there are; None: as Dask makes it."""
+    import dask
+    from distributed import Client
+
+    if link is None:
+        return Client
+    known = link
+
+    class ClientWithLink(Client):
+        """Dask's, which knows the token of its dashboard."""
+
+        @property
+        def dashboard_link(self) -> Any:
+            """Link to the dashboard, with its token."""
+            template: str = dask.config.get("distributed.dashboard.link")
+            with dask.config.set({"distributed.dashboard.link": link_template(known, template)}):
+                return super().dashboard_link
+
+    return ClientWithLink

@@ -1,0 +1,250 @@
+"""What rank 0 does for the end of all ranks: it decides when the cluster is over, and gathers which ranks have closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dask_gpu_mpi.agent.orders import Order
+from dask_gpu_mpi.base.files import open_to_append, remove
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.job import outcome
+from dask_gpu_mpi.job.ending import Cause, Ending, EndKind
+from dask_gpu_mpi.machine.scratch import remove_scratch
+from dask_gpu_mpi.mpi.library import abort
+from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.startup.bringup import Joined
+from dask_gpu_mpi.startup.messages import COORDINATOR
+
+# How a rank closes its part: workers first, everywhere, then the scheduler; every wait has a deadline.
+
+#: How long, beyond its own closing, rank 0 waits until the others have closed: this part of `shutdown_timeout`,
+#: and so many seconds at least.
+CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
+
+
+class Closing:
+    """The closing of one rank's part, once."""
+
+    def __init__(
+        self,
+        joined: Joined,
+        ending: Ending,
+        coordinator: EndCoordinator | None,
+        pump_until: Callable[[Callable[[], bool], float], None],
+    ) -> None:
+        self._joined = joined
+        self._channels = joined.channels
+        self._ending = ending
+        self._coordinator = coordinator
+        self._pump_until = pump_until
+        #: The agent has reported that its workers have closed.
+        self._workers_closed = False
+        #: Rank 0 has reported that all workers have closed.
+        self._released = False
+
+    def workers_closed(self) -> None:
+        """The agent has closed its workers."""
+        self._workers_closed = True
+        self._report()
+
+    def release(self) -> None:
+        """All ranks have closed their workers: the scheduler may close."""
+        self._released = True
+
+    def run(self) -> None:
+        """Close workers everywhere, then the scheduler: a worker that loses its scheduler first logs many errors."""
+        if self._ending.state.closed:
+            return
+        self._ending.on(Cause.CLOSE)
+        joined, channels = self._joined, self._channels
+        if joined.scheduler_file is not None:
+            # First: a launcher may leave half a second. (The agent removes it as well, if this process does not get so far.)
+            remove_scheduler_file(*joined.scheduler_file)
+        own = time.monotonic() + joined.options.grace + 1.0
+        self._close_workers(own)
+        # From here on this rank is busy: to remove what its workers have spilled may take long.
+        channels.mailbox.flush(1.0)
+        if not joined.has_scheduler or not self._workers_closed:
+            self._end_agent()
+        # The others take as long as this rank, and the messages some time; they are handled also where this rank was slow itself.
+        slack = max(CLOSING_SLACK, CLOSING_SHARE * joined.options.shutdown_timeout)
+        limit = max(own, time.monotonic()) + slack
+        if (coordinator := self._coordinator) is not None:
+            self._pump_until(lambda: not coordinator.silent, limit)
+            coordinator.release_scheduler()
+        if joined.has_scheduler:
+            self._pump_until(lambda: self._released or channels.agent is None, limit + 1.0)
+            self._end_agent()
+        self._report()  # also where its agent could not any more
+
+    def _close_workers(self, limit: float) -> None:
+        """Have the agent close its workers until `limit`, or kill it."""
+        channels = self._channels
+        if channels.agent is not None:
+            channels.agent.send(Order.CLOSE_WORKERS)
+            self._pump_until(lambda: self._workers_closed or channels.agent is None, limit)
+        if not self._workers_closed:
+            if channels.agent is not None:
+                channels.agent.kill()
+            self._report()
+
+    def _end_agent(self) -> None:
+        """End this rank's agent and remove its scratch, within the deadline; what is left then is reported."""
+        channels, timeout = self._channels, self._joined.options.shutdown_timeout
+        limit = time.monotonic() + timeout
+        channels.drop_agent(timeout)
+        left, channels.left = channels.left, []
+        for path in left:  # of agents that were lost before, too
+            remove_scratch(path, within=limit - time.monotonic())
+            if os.path.exists(path):
+                say(
+                    f"warning: rank {channels.rank} on {self._joined.host}: could not remove all of {path} within {timeout:g} s "
+                    "(shutdown_timeout). Fix: remove it, and set a faster local_directory or a longer shutdown_timeout"
+                )
+
+    def _report(self) -> None:
+        """Report to rank 0 that this rank's workers have closed."""
+        self._channels.send(COORDINATOR, EndKind.CLOSED, self._channels.rank)
+
+
+class EndCoordinator:
+    """The end, as rank 0 leads it.
+
+    Parameters
+    ----------
+    joined : Joined
+        Rank 0.
+    ending : Ending
+        Of rank 0.
+    has_client : bool
+        Whether some rank runs a script.
+    """
+
+    def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
+        assert joined.cluster.plan is not None  # rank 0 has it
+        self._plan = joined.cluster.plan
+        self._joined = joined
+        self._channels = joined.channels
+        self._ending = ending
+        self._has_client = has_client
+        #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
+        self._without_workers: dict[int, bool] = {}
+        self._closed: set[int] = set()
+        directory = joined.options.log_directory
+        # absolute: the script may change to another directory
+        self._mark = None if directory is None else Path(directory, "ended").absolute()
+        if self._mark is not None:
+            with contextlib.suppress(OSError):
+                remove(self._mark)  # of a job before this one
+
+    # -- the decision -------------------------------------------------------------------------------------------
+
+    def end_cluster(
+        self, *, final: bool, lost: str | None = None, signal: int | None = None, code: int = 0
+    ) -> None:
+        """End the cluster on all ranks, unless it is over.
+
+        Parameters
+        ----------
+        final : bool
+            The script has ended as well.
+        lost : str, optional
+            How the cluster was lost.
+        signal : int, optional
+            The signal that ends the job.
+        code : int
+            What the script exits with, as far as that is known.
+        """
+        ending = self._ending
+        if lost is not None and not ending.state.over:
+            ending.lost = lost
+            say(
+                f"error: {lost}: the cluster is lost. Fix: find out why, in the log files (--log-directory); out of memory, most "
+                "often"
+            )
+        if final or not self._has_client:
+            if not ending.state.ended:
+                self._channels.mailbox.send_all(EndKind.END, code)
+                ending.signal, ending.code = signal, code
+                ending.on(Cause.END)
+        elif not ending.state.over:
+            self._channels.mailbox.send_all(EndKind.STOP, lost)
+            ending.on(Cause.STOP)
+
+    def on_message(self, kind: str, payload: Any) -> None:
+        """Handle a message to rank 0 alone; others are ignored."""
+        if kind == EndKind.CLOSED:
+            self._closed.add(payload)
+        elif kind == EndKind.OVER:
+            final, lost, code = payload
+            self.end_cluster(final=final, lost=lost, code=code)
+        elif kind == EndKind.WORKERS_ENDED:
+            self._on_workers_ended(*payload)
+        elif kind == EndKind.SIGNAL:
+            self._on_signal(payload)
+        elif kind == EndKind.CLIENT:
+            self._channels.send(self._plan.client.rank, EndKind.CLIENT)
+
+    def _on_signal(self, number: int) -> None:
+        """A rank was sent a signal: it ends the job, by way of the script where there is one."""
+        if self._has_client:
+            self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
+        else:
+            self.end_cluster(final=True, signal=number)
+
+    def _on_workers_ended(self, rank: int, failed: bool) -> None:
+        """All workers of a rank have ended, by themselves."""
+        self._without_workers[rank] = failed
+        if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
+            return
+        if any(self._without_workers.values()):
+            self.end_cluster(final=False, lost="no worker is left")
+        elif not self._joined.options.scheduler:
+            # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
+            self.end_cluster(final=False)
+
+    # -- who has closed -----------------------------------------------------------------------------------------
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that have not closed yet: MPI can't be left in an orderly way without them."""
+        return [rank for rank in range(self._channels.size) if rank not in self._closed]
+
+    def release_scheduler(self) -> None:
+        """The ranks have closed, or did not answer: the scheduler may close."""
+        self._channels.send(self._plan.scheduler.rank, EndKind.RELEASE)
+
+    # -- the last things ----------------------------------------------------------------------------------------
+
+    def finish(self, *, flushed: bool) -> None:
+        """Leave the mark of an orderly end; or, where a rank did not answer, abort the job, since MPI would wait for it for ever.
+
+        Parameters
+        ----------
+        flushed : bool
+            Whether all messages got out.
+        """
+        if (silent := self.silent) or not flushed:
+            names = ranks_text(silent) if silent else "a rank"
+            say(
+                f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
+                "nodes (a rank that is stopped, a full disk, no network?)"
+            )
+            abort(outcome.code_of_abort(self._ending.exit_code() or self._ending.code))
+        else:
+            self.leave_mark()
+
+    def leave_mark(self) -> None:
+        """Mark in the log directory that the job has come to its end.
+
+        Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
+        """
+        if self._mark is not None and self._ending.state.ended:
+            with contextlib.suppress(OSError):
+                os.close(open_to_append(self._mark, make=True))

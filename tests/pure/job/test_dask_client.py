@@ -1,0 +1,111 @@
+"""The clients that a script leaves: which are closed, and which are abandoned."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.job import dask_client
+
+HERE = "tls://here:1"
+
+
+class Client:
+    def __init__(
+        self, status: str = "running", address: str = HERE, asynchronous: bool = False, fails: bool = False
+    ):
+        self.status, self.asynchronous, self.fails = status, asynchronous, fails
+        self.scheduler = SimpleNamespace(address=address)
+
+    def close(self, timeout: float) -> None:
+        if self.fails:
+            raise OSError("no")
+        self.status = "closed"
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> list[Client]:
+    found: list[Client] = []
+    module: Any = SimpleNamespace(Client=SimpleNamespace(_instances=found))
+    monkeypatch.setitem(sys.modules, "distributed.client", module)
+    return found
+
+
+def test_those_of_this_cluster_are_closed(clients: list[Client]) -> None:
+    clients += [Client(fails=True), Client(), Client(address="tcp://other:2"), Client(asynchronous=True)]
+    clients += [Client("connecting")]
+    dask_client.close_clients(HERE)
+    assert [client.status for client in clients] == ["running", "closed", "running", "running", "connecting"]
+
+
+def test_what_could_not_be_closed_is_abandoned(clients: list[Client]) -> None:
+    clients += [Client(fails=True), Client("closing", "tcp://other:2"), Client(address="tcp://other:2")]
+    dask_client.abandon_clients(HERE)
+    assert [client.status for client in clients] == ["closed", "closed", "running"]
+
+
+def test_a_lost_client(clients: list[Client]) -> None:
+    assert not dask_client.has_lost_client()
+    clients.append(Client())
+    assert not dask_client.has_lost_client()
+    clients.append(Client("connecting"))
+    assert dask_client.has_lost_client()
+
+
+def test_without_dask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "distributed.client", raising=False)
+    dask_client.close_clients(HERE)
+    dask_client.abandon_clients(HERE)
+    assert not dask_client.has_lost_client()
+
+
+def test_silence_is_told_so_that_it_can_be_taken_back() -> None:
+    here, quiet = logging.getLogger("distributed.probe"), logging.getLogger("distributed.quiet")
+    quiet.disabled = True
+    silenced = dask_client.silence_dask()
+    try:
+        assert here in silenced
+        assert here.disabled
+        assert quiet not in silenced
+        assert dask_client.silence_dask() == []
+    finally:
+        for logger in [*silenced, quiet]:
+            logger.disabled = False
+
+
+def test_a_client_that_knows_its_dashboard() -> None:
+    """Each its own, whatever is configured for the process; and the user's way there is kept."""
+    import asyncio
+
+    import dask
+    import distributed
+
+    link = "http://localhost:8788/status?token=abc"
+
+    async def links() -> list[Any]:
+        async with distributed.Scheduler(
+            host="127.0.0.1", port=0, protocol="tcp", dashboard=False, dashboard_address="127.0.0.1:0"
+        ) as scheduler:
+            found = []
+            for known in (link, "", None):
+                cls = dask_client.client_with_link(known)
+                async with cls(scheduler.address, asynchronous=True) as client:
+                    found.append(client.dashboard_link)
+                    with dask.config.set({"distributed.dashboard.link": "https://hub/{port}"}):
+                        found.append(client.dashboard_link)
+            port = scheduler.http_server.port
+            return [text.replace(str(port), "PORT") if text else text for text in found]
+
+    assert asyncio.run(asyncio.wait_for(links(), 30)) == [
+        link,
+        "https://hub/PORT?token=abc",
+        "",
+        "",
+        "http://127.0.0.1:PORT/status",
+        "https://hub/PORT",
+    ]
+    assert dask_client.client_with_link(None) is distributed.Client

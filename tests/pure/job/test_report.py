@@ -1,0 +1,203 @@
+"""The client rank's connection to the scheduler: what comes of an answer that is late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed.core import Server
+
+from dask_gpu_mpi.base.timeline import RECORD_OPERATION
+from dask_gpu_mpi.job import report as module
+from dask_gpu_mpi.job.report import Reporter
+from dask_gpu_mpi.options.model import Options
+from support.jobs.clusters import until
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
+
+
+class SlowScheduler:
+    """Answers with its record, when it has time."""
+
+    def __init__(self) -> None:
+        self.job = made_up(1, 1, 3, 1)
+        self.loop = asyncio.new_event_loop()
+        self.address = ""
+        self.asked = 0
+        up = threading.Event()
+        threading.Thread(target=lambda: self.loop.run_until_complete(self.serve(up)), daemon=True).start()
+        assert up.wait(30)
+
+    async def serve(self, up: threading.Event) -> None:
+        self.idle, self.over = asyncio.Event(), asyncio.Event()
+        self.idle.set()
+        server = Server({RECORD_OPERATION: self.tell})
+        await server.listen("tcp://127.0.0.1:0")
+        self.address = server.address
+        up.set()
+        await self.over.wait()
+        await server.close()
+
+    async def tell(self) -> dict[str, Any]:
+        self.asked += 1
+        await self.idle.wait()
+        return self.job.recorder.record()
+
+    def call(self, function: Any) -> None:
+        """In its event loop; returns when it is done."""
+        done = threading.Event()
+        self.loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(20)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[SlowScheduler]:
+    slow = SlowScheduler()
+    yield slow
+    with contextlib.suppress(RuntimeError):  # its loop has ended with the test
+        slow.loop.call_soon_threadsafe(slow.idle.set)
+        slow.loop.call_soon_threadsafe(slow.over.set)
+
+
+def joined_to(scheduler: SlowScheduler, report: str | None = None) -> Any:
+    cluster = SimpleNamespace(
+        address=scheduler.address, plan=plan(one_host((gpu(0),))), steps={}, transport="", hosts={}
+    )
+    return SimpleNamespace(cluster=cluster, options=Options(report=report), channels=SimpleNamespace(rank=0))
+
+
+@pytest.fixture
+def reporter(scheduler: SlowScheduler) -> Iterator[Reporter]:
+    made = Reporter(joined_to(scheduler), None, (), started=100.0, ready=101.0)
+    yield made
+    made.close()
+
+
+def seen(path: Path) -> Any:
+    data = json.loads(path.read_text())
+    tasks = data["record"] and data["record"]["tasks"]["seen"]
+    return data["job"]["scheduler_answered"], tasks
+
+
+def test_nothing_is_left_of_one_that_has_been_closed(scheduler: SlowScheduler, tmp_path: Path) -> None:
+    """In a process that has one cluster after the other; and its session can still write the report."""
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        path = tmp_path / "report.json"
+        made = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
+        assert made.fetch(20)
+        made.close()
+        made.close()
+        until(lambda: sorted(os.listdir("/proc/self/fd")) == before)  # the scheduler has closed its end
+        made.write_now(str(path), ("the session was closed", None), ask=False)
+        assert seen(path)[1] == 3
+        path.unlink()
+
+
+def test_after_an_answer_that_was_too_late_it_asks_again(
+    scheduler: SlowScheduler, reporter: Reporter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, path = (tmp_path / f"{name}.json" for name in ("first", "second", "third"))
+    running = ("the script runs", None)
+    reporter.write_now(str(first), running, ask=True)
+    assert seen(first) == (True, 3)
+    scheduler.call(scheduler.idle.clear)
+    monkeypatch.setattr(module, "CONNECTING", 0.3)
+    with pytest.raises(TimeoutError, match=r"session\.report: the scheduler did not answer within 0\.3 s"):
+        reporter.write_now(str(second), running, ask=True)
+    assert not second.exists()
+    scheduler.job.second(20)
+    scheduler.call(scheduler.idle.set)
+    monkeypatch.setattr(module, "CONNECTING", 20.0)
+    reporter.write_now(str(path), running, ask=True)
+    assert seen(path) == (True, 23)
+    assert scheduler.asked == 3
+
+
+def test_a_scheduler_that_does_not_answer_at_the_end_is_told(
+    scheduler: SlowScheduler, reporter: Reporter, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert reporter.fetch(20.0)
+    scheduler.call(scheduler.idle.clear)
+    path = tmp_path / "report.json"
+    reporter.begin(str(path), ("the script ended", 0), fetch=True)
+    reporter.finish()
+    assert (scheduler.asked, scheduler.idle.is_set()) == (2, False)
+    assert seen(path) == (False, 3)
+    told = capfd.readouterr().err
+    assert told.count("warning: the scheduler did not answer within 3 s at the end; the report tells of") == 1
+    assert ". Fix: " in told
+
+
+def test_what_was_fetched_before_a_shutdown_is_all(
+    scheduler: SlowScheduler, reporter: Reporter, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert reporter.fetch(20.0, last=True)
+    scheduler.call(scheduler.over.set)
+    deadline = time.monotonic() + 20
+    while not reporter._comm.closed():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    path = tmp_path / "report.json"
+    reporter.begin(str(path), ("the script ended", 0), fetch=True)
+    reporter.finish()
+    assert seen(path) == (True, 3)
+    assert "warning" not in capfd.readouterr().err
+
+
+def test_of_a_scheduler_that_is_lost_there_is_what_was_fetched_before(
+    scheduler: SlowScheduler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "REFRESHING", 0.05)
+    path = tmp_path / "report.json"
+    reporter = Reporter(joined_to(scheduler, str(path)), None, (), started=100.0, ready=101.0)
+    deadline = time.monotonic() + 20
+    while scheduler.asked < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    scheduler.call(scheduler.over.set)
+    while not reporter._comm.closed():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    reporter.begin(str(path), ("the cluster was lost", 1), fetch=False, lost=True)
+    reporter.finish()
+    assert seen(path) == (False, 3)
+    reporter.close()
+    reporter._thread.join(20)
+    assert not reporter._thread.is_alive()
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("path", "imported"), [("r.html", True), ("r.json", False), (None, False)])
+def test_what_makes_a_page_is_imported_before_the_end(
+    path: str | None, imported: bool, scheduler: SlowScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = threading.Event()
+    monkeypatch.setattr(module, "PREPARING", 0.0)
+    monkeypatch.setattr(module, "_import_page", done.set)
+    reporter = Reporter(joined_to(scheduler, path), None, (), started=100.0, ready=101.0)
+    try:
+        assert reporter.fetch(20.0)
+        assert done.wait(20.0 if imported else 0.1) is imported
+    finally:
+        reporter.close()
+
+
+def test_the_import_is_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "dask_gpu_mpi.view.report_page"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    module._import_page()
+    assert name in sys.modules

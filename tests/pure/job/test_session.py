@@ -1,0 +1,317 @@
+"""A session: what it is told once, and which exception a signal becomes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.job import session as session_module
+from dask_gpu_mpi.job.ending import Cause, Ending
+from dask_gpu_mpi.job.session import Session
+
+
+class Member:
+    """One that does nothing."""
+
+    leave_open = False
+    descriptors_lost = False
+    busy = False
+
+    def __init__(self) -> None:
+        cluster = SimpleNamespace(
+            plan=SimpleNamespace(workers=(), hosts=()), address="tls://nowhere", dashboard=None, config={}
+        )
+        options = SimpleNamespace(walltime_signal=None, shutdown_timeout=1.0, report=None, scheduler=False)
+        self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
+        self.ending = Ending()
+        self.done: list[bool] = []
+
+    def client_done(self, *, final: bool, code: int = 0) -> None:
+        self.done.append(final)
+
+    def pump(self, timeout: float) -> None:
+        pass
+
+    def pump_until(self, done: Callable[[], bool], limit: float) -> None:
+        pass
+
+    def launcher_gone(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Member:
+    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(session_module, "silence_dask", list)
+    return Member()
+
+
+def make(member: Any) -> Session:
+    return Session(member, 0.0, lambda *_: None)
+
+
+def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
+    session = make(member)
+    assert not session.closed
+    assert repr(session).endswith(" open>")
+    session.close()
+    session.close()
+    assert session.closed
+    assert repr(session).endswith(" closed>")
+    session._finish()
+    session._finish()
+    session.close()
+    assert member.done == [False, True]
+    assert capsys.readouterr().err.count("ended after") == 1
+
+
+@pytest.mark.parametrize("end", [Session.close, Session._finish])
+def test_what_the_script_starts_at_its_end_is_without_the_cluster(
+    end: Callable[[Session], None], member: Member
+) -> None:
+    session = make(member)
+    released: list[bool] = []
+    children: Any = SimpleNamespace(release=lambda: released.append(True))
+    session._children = children
+    end(session)
+    assert len(released) == 1
+
+
+@pytest.fixture
+def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is taken away from what Python calls at the end of the process."""
+    calls: list[Any] = []
+    monkeypatch.setattr(session_module.atexit, "unregister", calls.append)
+    return calls
+
+
+def test_where_the_other_ranks_go_on_a_close_is_their_end(
+    member: Member,
+    unregistered: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """And nothing is left to do when this process ends."""
+    member.leave_open = True
+    with make(member) as session:
+        pass
+    assert member.done == [True]
+    assert unregistered == [session._finish]
+    session._finish()  # called when MPI is finalized
+    assert member.done == [True]
+    assert capsys.readouterr().err.count("ended after") == 1
+
+
+def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregistered: list[Any]) -> None:
+    with make(member) as session:
+        pass
+    assert unregistered == []
+    session._finish()
+    assert member.done == [False, True]
+    assert unregistered == [session._finish]
+
+
+@pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
+def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
+    part: str, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    session = make(member)
+    monkeypatch.setattr(session, part, interrupted)
+    taken: list[bool] = []
+    settings: Any = SimpleNamespace(take_back=lambda: taken.append(True))
+    session._settings = settings
+    with pytest.raises(KeyboardInterrupt):
+        session.close()
+    assert (member.done, taken) == ([False], [True])
+
+
+def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
+    session = make(member)
+    pid = os.fork()
+    if not pid:
+        session.close()
+        session._finish()
+        os._exit(len(member.done) if session.closed else 9)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not session.closed
+
+
+def test_a_signal_is_an_exit(member: Member) -> None:
+    session = make(member)
+    with pytest.raises(SystemExit) as ended:
+        session._on_signal(15, None)
+    assert ended.value.code == 143
+    assert member.busy
+
+
+def test_a_lost_cluster_comes_first(member: Member) -> None:
+    session = make(member)
+    session._walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
+    member.ending.lost = "the scheduler"
+    with pytest.raises(ClusterLostError, match="the scheduler") as lost:
+        session._on_signal(15, None)
+    assert lost.value.reported
+
+
+def test_why_a_client_has_lost_its_scheduler_is_awaited(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
+    waits: list[tuple[Callable[[], bool], float]] = []
+    monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
+    monkeypatch.setattr(session_module.time, "monotonic", lambda: 100.0)
+    make(member)._await_reason()
+    ((done, limit),) = waits
+    assert limit == 101.0
+    for lost, over in itertools.product([False, True], repeat=2):
+        monkeypatch.setattr(session_module, "has_lost_client", lambda lost=lost: lost)
+        member.ending = Ending()
+        if over:
+            member.ending.on(Cause.STOP)
+        assert done() is (over or not lost)
+
+
+def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Session] = []
+    monkeypatch.setattr(Session, "_await_reason", lambda session: calls.append(session))
+    closed = make(member)
+    closed.close()
+    closed._finish()
+    assert calls == []
+    running = make(member)
+    running._finish()
+    assert calls == [running]
+
+
+@pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
+def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr(session_module.os, "_exit", codes.append)
+    if attribute == "launcher":
+        monkeypatch.setattr(member, "launcher_gone", lambda: True)
+    else:
+        member.descriptors_lost = True
+    make(member)._finish()
+    assert codes == [1]
+
+
+def test_a_cluster_that_can_not_be_ended_aborts_the_job(
+    member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[str] = []
+    monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
+    monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
+    make(member)._finish()
+    assert codes == ["abort 1", "exit 1"]
+    assert "could not end the cluster; aborting the job" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
+def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
+    session = make(member)
+    session.address = address
+    assert session.security is None
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize(
+    "error", [None, ValueError("x"), InputError("x")], ids=lambda error: type(error).__name__
+)
+def test_the_excepthook_stays_while_it_has_something_to_report(
+    error: Exception | None, lost: bool, member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost cluster, or an error of ours that is being raised."""
+    retired: list[bool] = []
+    monkeypatch.setattr(session_module.outcome, "retire", lambda: retired.append(True))
+    session = make(member)
+    member.ending.lost = "the scheduler" if lost else None
+    try:
+        if error is not None:
+            raise error
+        session._give_back()
+    except Exception:
+        session._give_back()
+    assert bool(retired) is not (lost or isinstance(error, InputError))
+
+
+def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    session = make(member)
+    monkeypatch.setattr(session._walltime, "call_back", lambda *args: calls.append(args))
+    session.on_walltime(print)
+    session.on_walltime(print, before=30.0)
+    assert calls == [(print, 120.0), (print, 30.0)]
+
+
+def test_its_card_in_a_notebook(member: Member) -> None:
+    member.joined.cluster.plan = SimpleNamespace(
+        workers=[SimpleNamespace(devices=("GPU-1",)), SimpleNamespace(devices=())],
+        hosts=[SimpleNamespace(host="n1")],
+    )
+    member.joined.cluster.dashboard = "http://localhost:8787/status?token=abc"
+    session = make(member)
+    card = session._repr_html_()
+    assert all(
+        text in card
+        for text in ("(open)", "1 (n1)", "tls://nowhere", 'href="http://localhost:8787/status?token=abc"')
+    )
+    session.close()
+    assert "(closed)" in session._repr_html_()
+    assert "localhost" not in session._repr_html_()
+
+
+class Client:
+    """Dask's, as far as `spmd` needs it."""
+
+    asynchronous = False
+    status = "running"
+    current_one: Any = None
+
+    def __init__(self, address: str) -> None:
+        self.scheduler = SimpleNamespace(address=address)
+
+    @classmethod
+    def current(cls) -> Any:
+        if cls.current_one is None:
+            raise ValueError("there is none")
+        return cls.current_one
+
+
+@pytest.mark.parametrize(
+    ("address", "asynchronous", "taken"),
+    [("tls://nowhere", False, True), ("tls://another", False, False), ("tls://nowhere", True, False)],
+)
+def test_the_client_of_gangs(
+    member: Member, monkeypatch: pytest.MonkeyPatch, address: str, asynchronous: bool, taken: bool
+) -> None:
+    """The script's, where it fits; else one of the session's own, which stays until it is closed."""
+    import distributed
+
+    present, session = Client(address), make(member)
+    present.asynchronous = asynchronous
+    monkeypatch.setattr(distributed, "Client", Client)
+    monkeypatch.setattr(Client, "current_one", present)
+    monkeypatch.setattr(session, "client", lambda **_: Client("tls://nowhere"))
+    found = session._own_client()
+    assert (found is present) == taken
+    assert session._own_client() is found
+    monkeypatch.setattr(found, "status", "closed")
+    if not taken:
+        assert session._own_client() is not found
+
+
+def test_a_session_that_has_ended_has_no_gangs(member: Member) -> None:
+    session = make(member)
+    session.close()
+    with pytest.raises(InputError, match="spmd: the cluster of this session has ended"):
+        session.spmd(print)

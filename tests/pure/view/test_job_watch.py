@@ -1,0 +1,281 @@
+"""What the scheduler's process notes of a run, with a scheduler of distributed's and workers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, Scheduler, Worker
+from distributed.core import rpc
+
+from dask_gpu_mpi.view import job_watch
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
+from dask_gpu_mpi.view.job_watch import FACTS_OPERATION, KEPT, LONGEST, JobWatch
+
+FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
+
+
+def watched(body: Callable[[Any, JobWatch], Awaitable[None]]) -> None:
+    async def run() -> None:
+        watch = JobWatch(FACTS)
+        with dask.config.set({"distributed.worker.daemon": False}):
+            scheduler: Any = Scheduler(
+                dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1"
+            )
+            before = [*logging.getLogger("distributed").handlers]
+            watch.attach(scheduler)
+            async with scheduler:
+                await body(scheduler, watch)
+            assert logging.getLogger("distributed").handlers == before
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def texts(watch: JobWatch) -> list[str]:
+    return [warning.text for warning in watch.warnings]
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def worker(scheduler: Any, name: str) -> Any:
+    return Worker(scheduler.address, name=name, nthreads=1, dashboard_address="127.0.0.1:0")
+
+
+def test_a_worker_that_closes_is_no_warning_and_one_that_is_lost_is() -> None:
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        async with worker(scheduler, "a"):
+            await until(lambda: len(scheduler.workers) == 1)
+        await until(lambda: not scheduler.workers)
+        assert texts(watch) == []
+        lost = await worker(scheduler, "a")
+        lost.batched_stream.comm.abort()
+        await until(lambda: texts(watch))
+        assert texts(watch) == ["worker a on n1 lost: its connection ended without a message"]
+        assert watch.recently_lost(60.0) == [("a", "gpu")]
+        assert watch.recently_lost(0.0) == []
+        await lost.close()
+        async with worker(scheduler, "a"):
+            await until(lambda: len(watch.warnings) == 2)
+            assert texts(watch)[1] == "worker a on n1 restarted"
+            assert watch.recently_lost(60.0) == []
+
+    watched(body)
+
+
+def test_a_worker_that_is_retired_or_closes_itself_is_not_lost() -> None:
+    async def retired(scheduler: Any) -> list[str]:
+        async with rpc(scheduler.address) as remote:
+            return list((await getattr(remote, FACTS_OPERATION)())["retired"])
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        one, two = await worker(scheduler, "a"), await worker(scheduler, "b")
+        async with Client(scheduler.address, asynchronous=True) as client:
+            await client.retire_workers([one.address])
+        await one.finished()
+        assert await retired(scheduler) == ["a"]
+        await two.close_gracefully()
+        await until(lambda: not scheduler.workers)
+        assert await retired(scheduler) == ["a", "b"]
+        assert watch.recently_lost(60.0) == []
+        async with worker(scheduler, "a"):
+            assert await retired(scheduler) == ["b"]
+        assert texts(watch) == []
+
+    watched(body)
+
+
+def test_a_worker_that_pauses() -> None:
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        async with worker(scheduler, "b") as one:
+            one.status = type(one.status).paused
+            await until(lambda: texts(watch))
+            one.status = type(one.status).running
+            await until(lambda: len(watch.warnings) == 2)
+            assert scheduler.running  # the scheduler was told as well
+        assert texts(watch) == [
+            "worker b on 127.0.0.1 paused: too much host memory in use",
+            "worker b on 127.0.0.1 continues",
+        ]
+
+    watched(body)
+
+
+def test_tasks_that_no_worker_can_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_watch, "UNRUNNABLE_AFTER", 0.01)
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        def submit(client: Any, **asks: Any) -> Any:
+            return client.submit(abs, -1, pure=False, **asks)
+
+        async with Client(scheduler.address, asynchronous=True) as client, worker(scheduler, "b") as other:
+            waiting = [submit(client, resources={"CPU": 1}), submit(client, workers="elsewhere")]
+            await until(lambda: len(scheduler.unrunnable) == 2)
+            watch._warn_of_unrunnable()
+            assert texts(watch) == []  # worker a of the plan has not come yet: the cluster starts
+            async with Worker(scheduler.address, name="a", nthreads=1, resources={"GPU": 1}) as one:
+                await until(lambda: len(watch.warnings) == 2)
+                waiting += [submit(client, resources={"CPU": 1}), submit(client, resources={"GPU": 2})]
+                one.status = type(one.status).paused
+                waiting.append(submit(client, resources={"GPU": 1}))  # which only waits for it
+                await until(lambda: len(scheduler.unrunnable) == 5 and len(watch.warnings) > 3)
+                watch._warn_of_unrunnable()
+                one.status = type(one.status).running
+                assert await waiting.pop() == 1
+            # a worker that is lost may come back
+            other.batched_stream.comm.abort()
+            await until(lambda: watch.recently_lost(60.0))
+            waiting.append(submit(client, resources={"GPU": 3}))
+            await until(lambda: len(scheduler.unrunnable) == 5)
+            watch._warn_of_unrunnable()
+            del waiting
+
+        told = [text for text in texts(watch) if text.startswith("scheduler:")]
+        assert told == [
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires resources CPU=1 (expected "
+            "at most GPU=1 of a worker). Fix: start CPU workers (--cpu-workers 1)",
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires workers=elsewhere (expected "
+            "one of a, b). Fix: choose a worker or node of this cluster",
+            "scheduler: no worker can run the task 'abs', which has waited for 0.01 s: it requires resources GPU=2 (expected "
+            "at most GPU=1 of a worker). Fix: require what one worker has, or set resources in worker_options (--worker-options)",
+        ]
+        assert capfd.readouterr().err.splitlines() == [f"dask_gpu_mpi: warning: {text}" for text in told]
+
+    watched(body)
+
+
+def test_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(job_watch, "end_time", lambda environ: asked.append(environ) or 2e9)
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        logging.getLogger("distributed.scheduler").warning("something %s", "happened")
+        logging.getLogger("distributed.scheduler").info("nothing")
+        async with rpc(scheduler.address) as remote:
+            first = await getattr(remote, FACTS_OPERATION)()
+            await getattr(remote, FACTS_OPERATION)()
+        assert JobFacts.from_data(first) == FACTS
+        ((moment, text),) = first["events"]
+        assert text == "something happened"
+        assert abs(moment - first["now"]) < 60
+        assert first["end"] == 2e9
+        assert len(asked) == 1  # of the batch system, once
+
+    watched(body)
+
+
+def test_a_malformed_log_call_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python's logging complains on standard error and returns; the scheduler must not fail by it."""
+    watch = JobWatch(JobFacts())
+    details: dict[str, Any] = {
+        "name": "a",
+        "level": logging.WARNING,
+        "pathname": "",
+        "lineno": 1,
+        "exc_info": None,
+    }
+    for text, argument in (("%d", "two"), ("%d", 2)):
+        watch._log.handle(logging.LogRecord(msg=text, args=(argument,), **details))
+    assert texts(watch) == ["2"]
+    assert capsys.readouterr().err.count("--- Logging error ---") == 1
+
+
+def test_a_scheduler_of_another_version() -> None:
+    added: list[Any] = []
+    scheduler = SimpleNamespace(add_plugin=added.append, handlers={})
+    watch = JobWatch(JobFacts())
+    watch.attach(scheduler)
+    watch.detach()
+    assert added == [watch]
+    assert list(scheduler.handlers) == [FACTS_OPERATION]
+
+
+def test_the_last_warnings_are_kept_each_one_line() -> None:
+    watch = JobWatch(JobFacts())
+    for number in range(KEPT + 5):
+        watch.warn(f"number\n{number}")
+    assert texts(watch) == [f"number {number}" for number in range(5, KEPT + 5)]
+    watch.warn("x" * 10_000)
+    assert len(texts(watch)[-1]) == LONGEST
+
+
+def test_it_listens_no_longer_once_it_is_detached() -> None:
+    def body() -> None:
+        logging.getLogger("distributed.scheduler").warning("late")
+
+    watch = JobWatch(JobFacts())
+    before = [*logging.getLogger("distributed").handlers]
+    watch.detach()
+    body()
+    assert texts(watch) == []
+    assert logging.getLogger("distributed").handlers == before
+
+
+def test_a_graph_that_needs_a_gpu_is_explained_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """As Dask logs it: in the handler of an exception whose cause is RMM's."""
+    watch = JobWatch(JobFacts())
+    watch.attach(SimpleNamespace(add_plugin=lambda plugin: None, handlers={}))
+    log = logging.getLogger("distributed.scheduler")
+    for _ in range(2):
+        try:
+            raise RuntimeError("Error during deserialization") from MemoryError(
+                "cudaErrorNoDevice no CUDA-capable device"
+            )
+        except RuntimeError as error:
+            log.error(str(error))
+    try:
+        raise ValueError("another")
+    except ValueError as error:
+        error.__cause__ = error  # whose cause is a circle
+        JobWatch(JobFacts()).explain(error)
+        log.error(str(error))
+    watch.detach()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("dask_gpu_mpi: error: the graph holds GPU objects")
+    assert "--scheduler-rank" in line
+
+
+def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def broadcast(**message: Any) -> str:
+        sent.append(message)
+        return "done"
+
+    def ask(kinds: dict[str, str], function: bytes) -> Any:
+        rows = [PlannedRow(name, "h1", kind) for name, kind in kinds.items()]
+        scheduler = SimpleNamespace(
+            add_plugin=lambda plugin: None,
+            handlers={"broadcast": broadcast},
+            workers={
+                f"tls://127.0.0.1:{number}": SimpleNamespace(name=name) for number, name in enumerate(kinds)
+            },
+        )
+        watch = JobWatch(JobFacts(tuple(rows)))
+        watch.attach(scheduler)
+        watch.detach()
+        for address in scheduler.workers:
+            watch.add_worker(scheduler, address)
+        return asyncio.run(scheduler.handlers["broadcast"](msg={"function": function}, workers=None))
+
+    engine = pickle.dumps(b"cudf_polars.engine.dask")
+    assert ask({"0-0": "gpu", "0-1": "gpu"}, engine) == "done"
+    assert ask({"0": "cpu"}, engine) == "done"  # the library says it
+    assert ask({"0-0": "gpu", "0-cpu-0": "cpu"}, pickle.dumps(b"other")) == "done"
+    with pytest.raises(
+        RuntimeError,
+        match=r"1 of the 2 workers have no GPU \(worker 0-cpu-0\). Fix: .* without --cpu-workers",
+    ):
+        ask({"0-0": "gpu", "0-cpu-0": "cpu"}, engine)
+    assert len(sent) == 3

@@ -1,0 +1,215 @@
+"""The connection to a scheduler: one of distributed's own, and one that is watched."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Scheduler, Worker
+
+from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.network.scheduler_file import Target
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
+from dask_gpu_mpi.view.job_watch import JobWatch
+from dask_gpu_mpi.view.link import Link, NoAnswerError
+
+FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
+
+
+def linked(body: Callable[[Any, Link], Awaitable[None]], watch: JobWatch | None = None) -> None:
+    async def run() -> None:
+        scheduler: Any = Scheduler(dashboard=False, dashboard_address="127.0.0.1:0", port=0, host="127.0.0.1")
+        if watch is not None:
+            watch.attach(scheduler)
+        async with scheduler:
+            link = Link(Target(scheduler.address))
+            try:
+                await body(scheduler, link)
+            finally:
+                link.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        if watch is not None:
+            watch.detach()
+
+
+def test_a_job_of_ours() -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        async with Worker(scheduler.address, name="a", dashboard_address="127.0.0.1:0"):
+            snapshot = await link.sample()
+            (row,) = snapshot.rows
+            assert (row.node, row.worker, row.status) == ("n1", "a", "running")
+            assert row.host_memory
+            assert snapshot.notes == ("slow network",)
+            assert (
+                len(scheduler.clients) == 1
+            )  # its own, for what is fired and forgotten: nobody has come as a client
+            assert not link._comm.closed()
+
+    linked(body, JobWatch(FACTS))
+
+
+def test_a_cluster_of_others_is_asked_once_for_what_it_does_not_know() -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        async with Worker(scheduler.address, name="w", dashboard_address="127.0.0.1:0"):
+            for _ in range(3):
+                (row,) = (await link.sample()).rows
+                assert (row.node, row.worker) == ("127.0.0.1", "w")
+
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("distributed.core")
+    logger.addHandler(handler)
+    try:
+        linked(body)
+    finally:
+        logger.removeHandler(handler)
+    assert lines == ["No handler gpu_mpi_job found in Scheduler"]
+
+
+def test_a_scheduler_that_is_gone() -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        await link.sample()
+        await scheduler.close()
+        with pytest.raises(ClusterLostError, match="is gone: the cluster has ended"):
+            await link.sample()
+
+    linked(body)
+
+
+def test_a_scheduler_that_is_not_there() -> None:
+    async def ask() -> None:
+        link = Link(Target("tcp://127.0.0.1:1"))
+        try:
+            await link.sample()
+        finally:
+            link.close()
+
+    with (
+        dask.config.set({"distributed.comm.retry.count": 0}),
+        pytest.raises(ClusterLostError, match="tcp://127.0.0.1:1 can't be reached"),
+    ):
+        asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 0.2)
+
+    async def ask() -> None:
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            writer.close()
+
+        server = await asyncio.start_server(silent, "127.0.0.1", 0)
+        link = Link(Target(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        try:
+            await link.sample()
+        finally:
+            link.close()
+            server.close()
+
+    with pytest.raises(ClusterLostError, match="can't be reached"):
+        asyncio.run(asyncio.wait_for(ask(), 60))
+
+
+def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        await link.sample()
+        identity = scheduler.handlers["identity"]
+        freed = asyncio.Event()
+
+        async def busy(**kwargs: Any) -> Any:
+            await freed.wait()
+            return identity(**kwargs)
+
+        scheduler.handlers["identity"] = busy
+        monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 0.2)
+        with pytest.raises(NoAnswerError, match=r"no response from the scheduler at .* within 0\.2 s"):
+            await link.sample()
+        monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 30.0)
+        freed.set()
+        assert (await link.sample()).scheduler == scheduler.address
+
+    linked(body)
+
+
+def test_a_new_connection_that_is_not_accepted_in_time_is_no_end_either() -> None:
+    async def body(scheduler: Any, link: Link) -> None:
+        await link.sample()
+        late = OSError("Timed out trying to connect")
+        late.__cause__ = TimeoutError()
+        assert isinstance(link._lost(late), NoAnswerError)
+        late.__cause__ = ConnectionRefusedError()
+        assert not isinstance(link._lost(late), NoAnswerError)
+
+    linked(body)
+
+
+def test_clocks_that_differ_are_the_users_to_set() -> None:
+    link = Link(Target("tcp://127.0.0.1:1"))
+    assert isinstance(link._lost(OSError("certificate is not yet valid")), InputError)
+    assert isinstance(link._lost(OSError("other")), ClusterLostError)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    """A scheduler that is not what it seems can't run code here."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return Path.touch, (tmp_path / "ran",)
+
+    async def body(scheduler: Any, link: Link) -> None:
+        from distributed.protocol import to_serialize
+
+        scheduler.handlers["identity"] = lambda n_workers: {"workers": to_serialize(Evil())}
+        with pytest.raises(ClusterLostError):
+            await link.sample()
+
+    linked(body)
+    assert not (tmp_path / "ran").exists()
+
+
+class Bomb:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("how", ["answer", "exception", "handshake"])
+def test_nothing_that_a_stranger_sends_is_unpickled(how: str, tmp_path: Path) -> None:
+    """At the address of a cluster that has ended, say, and was not encrypted."""
+    from distributed.comm import listen
+    from distributed.protocol import ToPickle, to_serialize
+
+    fuse = tmp_path / "unpickled"
+
+    async def stranger(comm: Any) -> None:
+        await comm.read()
+        if how == "answer":
+            await comm.write({"workers": ToPickle(Bomb(fuse)), "more": to_serialize(Bomb(fuse))})
+        else:
+            await comm.write({"status": "uncaught-error", "exception": ToPickle(Bomb(fuse)), "text": "x"})
+
+    async def run() -> None:
+        extra = {"handshake_overrides": {"more": to_serialize(Bomb(fuse))}} if how == "handshake" else {}
+        listener: Any = listen("tcp://127.0.0.1:0", stranger, **extra)
+        async with listener:
+            link = Link(Target(listener.contact_address))
+            with pytest.raises((ClusterLostError, InputError)):
+                await link.sample()
+            link.close()
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert not fuse.exists()

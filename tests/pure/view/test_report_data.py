@@ -1,0 +1,99 @@
+"""The figures: their schema, as docs/json.md has it, and what they are made of."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.view.report_data import MOST_RANKS, Job, assemble, summary, versions
+from support import ROOT
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
+
+PAGE = ROOT / "docs" / "json.md"
+
+
+def job(**more: Any) -> Job:
+    fixed: dict[str, Any] = {
+        "plan": plan(one_host((gpu(0),))), "options": Options(), "began": 100.0, "ready": 103.0, "ended": 110.5,
+        "how": "the script ended", "exit_code": 0, "hosts": {}, "steps": {},
+    }  # fmt: skip
+    return Job(**{**fixed, **more})
+
+
+def keys(data: Any, prefix: str = "") -> set[str]:
+    """The names of all fields, those within lists as ``list[].name``."""
+    if isinstance(data, dict):
+        return {f"{prefix}{key}" for key in data} | {
+            name for key, value in data.items() for name in keys(value, f"{prefix}{key}.")
+        }
+    if isinstance(data, list) and data and isinstance(data[0], dict):
+        return keys(data[0], f"{prefix[:-1]}[].")
+    return set()
+
+
+def test_it_is_json_and_every_field_is_documented() -> None:
+    data = made_up(2, 2, 100, 5).report()
+    assert json.loads(json.dumps(data, allow_nan=False)) == data
+    documented = set(
+        re.findall(r"^\| `([\w.\[\]]+)` \|", PAGE.read_text().partition("## The report")[2], re.MULTILINE)
+    )
+    # by worker, by action, by package; and what has a schema of its own
+    free = re.compile(
+        r"(versions|record\.series\.workers|record\.prefixes\[\]\.seconds|record\.workers\[\]\.peaks|plan|options\[\]\.value)\..+"
+    )
+    found = {name for name in keys(data) if not free.fullmatch(name) and not name.startswith("plan.")}
+    assert found - documented == set()
+    assert documented - found == set()
+
+
+def test_without_a_scheduler() -> None:
+    data = assemble(job(how="the cluster was lost: x", exit_code=1), None)
+    assert data["record"] is None
+    assert summary(data) == "1 worker on 1 host, 1 GPU, 1 rank; 10.5 s; the cluster was lost: x, exit code 1"
+
+
+def test_times_are_after_the_begin_and_hosts_have_names() -> None:
+    made = made_up(2, 1, 20, 3)
+    data = made.report()
+    record = data["record"]
+    assert record["since"] == 0.0
+    assert record["until"] == pytest.approx(made.now - data["job"]["began"], abs=0.01)
+    assert {worker["host"] for worker in record["workers"]} == {"h1", "h2"}
+    assert [worker["device_memory"] for worker in record["workers"]] == [[80 * 2**30]] * 2
+    assert all(0 <= at <= record["until"] for at in record["series"]["times"])
+    assert len(record["tasks"]["start"]) == len(record["tasks"]["length"]) == len(record["tasks"]["lane"])
+    assert [event["at"] for event in record["events"]] == sorted(event["at"] for event in record["events"])
+
+
+def test_secrets_are_left_out() -> None:
+    options = Options(worker_options={"env": {"X": "S3CRET"}}, scheduler_address="tls://a:S3CRET@h:1")
+    data = assemble(job(options=options, how="E: token=S3CRET", warnings=("password=S3CRET",)), None)
+    assert "S3CRET" not in json.dumps(data)
+
+
+def test_options_that_were_set_are_marked() -> None:
+    data = assemble(job(options=Options(nthreads=2, explicit=frozenset({"nthreads"}))), None)
+    marked = {option["name"]: option["value"] for option in data["options"] if option["set"]}
+    assert marked == {"nthreads": 2}
+    assert "comm" not in {option["name"] for option in data["options"]}
+
+
+def test_of_many_ranks_the_first_and_the_last_are_kept() -> None:
+    count = MOST_RANKS + 100
+    steps = {rank: [Step("rank", "start workers", 100.0, 101.0 + rank / 1_000)] for rank in range(count)}
+    start = assemble(job(steps=steps, hosts=dict.fromkeys(range(count), "h1")), None)["start"]
+    assert start["left_out"] == 100
+    ranks = [step["rank"] for step in start["steps"]]
+    assert ranks == [*range(MOST_RANKS // 2), *range(count - MOST_RANKS // 2, count)]
+
+
+def test_versions_are_of_what_is_installed() -> None:
+    found = versions()
+    assert {"Python", "dask", "distributed", "dask-gpu-mpi"} <= found.keys()
+    assert all(found.values())

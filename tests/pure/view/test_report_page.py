@@ -1,0 +1,165 @@
+"""The page of made-up jobs: of one worker and of 64, light and dark, in a browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bokeh.models import Div
+
+from dask_gpu_mpi.view.report_data import SCHEMA
+from dask_gpu_mpi.view.report_page import TABS, main, page
+from dask_gpu_mpi.view.report_plots import on_grid
+from support import ROOT
+from support.jobs.screens import TABS as TITLES
+from support.jobs.screens import browser
+from support.mocks.snapshots import made_up
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "dark"), [(1, 1, False), pytest.param(16, 4, True, marks=pytest.mark.slow)]
+)
+def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(page(made_up(nodes, gpus, 300, 20).report()))
+    with browser() as chromium:
+        tabs = {tab.title: tab for tab in chromium.open(path, dark=dark)}
+        assert chromium.style("backgroundColor") == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    assert tuple(tabs) == TITLES
+    counts = {title: len(tab.figures) for title, tab in tabs.items()}
+    assert counts == {
+        "Overview": 0, "Start-up": 1, "GPUs": 3, "Memory & spill": 4, "Tasks": 1, "Task prefixes": 1,
+        "Transfers": 1 if nodes == 1 else 2, "Events": 0,
+    }  # fmt: skip
+    for tab in tabs.values():
+        assert all(marks and min(marks) > 0 for _, marks in tab.figures), tab
+        assert tab.painted >= len(tab.figures), tab
+    assert "distributed.worker - ERROR - out of memory" in tabs["Events"].text
+
+
+@pytest.mark.slow
+def test_it_needs_no_network_and_fits_in_20_mb() -> None:
+    text = page(made_up(16, 4, 3_600, 10).report())
+    assert len(text) < 20_000_000
+    assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
+
+
+def lost(data: dict[str, Any]) -> dict[str, Any]:
+    return {**data, "record": None, "start": {"left_out": 0, "steps": []}}
+
+
+def test_what_is_not_known_is_said_in_every_tab() -> None:
+    data = lost(made_up(1, 1, 3, 0).report())
+    texts = {title: " ".join(model.text for model in make(data)) for title, make in TABS.items()}
+    assert [title for title, text in texts.items() if "nothing is known" in text] == [
+        title for title in TITLES if title != "Start-up"
+    ]
+    assert "No steps were kept" in texts["Start-up"]
+
+
+def test_a_job_that_has_done_nothing() -> None:
+    made = made_up(1, 1, 1, 0)
+    data = made.report()
+    data["record"]["series"]["workers"] = {}
+    text = page(data)
+    for expected in (
+        "No worker has reported a GPU",
+        "No task has run",
+        "There were no tasks",
+        "No worker has fetched",
+    ):
+        assert expected in text
+
+
+def test_texts_are_escaped() -> None:
+    data = made_up(1, 1, 3, 1).report()
+    evil = "</script><script>alert(1)</script>"
+    data["job"]["how"] = data["warnings"][0] = data["record"]["events"][0]["why"] = evil
+    data["record"]["prefixes"][0]["name"] = data["plan_table"] = evil
+    data["options"][0]["value"] = evil
+    assert evil not in page(data)
+
+
+def test_a_later_schema_is_refused() -> None:
+    with pytest.raises(ValueError, match="report of schema"):
+        page({**made_up(1, 1, 1, 0).report(), "schema": SCHEMA + 1})
+
+
+def test_a_page_can_be_made_of_a_file(tmp_path: Path) -> None:
+    data = made_up(1, 1, 3, 1).report()
+    (tmp_path / "r.json").write_text(json.dumps(data))
+    command = [sys.executable, "-m", "dask_gpu_mpi.view.report_page", "r.json", "r.html"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=60)
+    assert data["job"]["how"] in (tmp_path / "r.html").read_text()
+
+
+def test_each_gpu_of_a_worker_has_a_row_and_what_it_spills_is_shown() -> None:
+    job = made_up(1, 1, 3, 0)
+    state = next(iter(job.workers.values()))
+    told = {"gpus": [[10, 2**30, 2**33], [70, 2**31, 2**33]], "spilled": 3 * 2**30}
+    state.metrics = {"memory": 1, "spilled_bytes": {"disk": 0}, "gpu_mpi": told}
+    job.now += 5
+    job.recorder.sample()
+    made = TABS["GPUs"](job.report())
+    text = " ".join(model.text for model in made if isinstance(model, Div))
+    assert re.findall(r"0-0(?: GPU 2)?</td>", text) == ["0-0</td>", "0-0 GPU 2</td>"]
+    assert "3.00 GiB" in text
+    titles = {model.title.text for model in made if not isinstance(model, Div)}
+    assert "spilled from the GPU" in titles
+
+
+def test_warnings_of_the_run_are_shown_beside_those_of_the_start() -> None:
+    job = made_up(1, 1, 3, 0)
+    job.watch.warn("worker 0-0 on h1 paused: too much <host> memory in use")
+    data = job.report()
+    assert data["record"]["warnings"][-1]["text"].startswith("worker 0-0 on h1 paused")
+    (overview,) = TABS["Overview"](data)
+    assert ">a warning<" in overview.text
+    assert "s: worker 0-0 on h1 paused: too much &lt;host&gt; memory in use<" in overview.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "0 arguments (expected FILE.json and FILE.html)"),
+        (["none.json", "r.html"], "none.json: No such file or directory"),
+        (["other.json", "r.html"], "other.json is no report that is known here"),
+    ],
+)
+def test_arguments_that_are_wrong_are_one_line_and_exit_code_2(
+    arguments: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("other.json").write_text("[]")
+    assert main(arguments) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert told in line
+    assert ". Fix: python -m dask_gpu_mpi.view.report_page FILE.json FILE.html" in line
+
+
+def test_a_heat_map_shows_gaps_where_they_were() -> None:
+    # a sample a second, one of which came late, and a gap of 60 s
+    times = [0.0, 1.0, 2.6, 3.0, 63.0, 64.0]
+    grid, step = on_grid(times, np.array([[10.0, 11.0, 12.0, 13.0, 14.0, 15.0]]))
+    assert step == 1.0
+    assert grid.shape == (1, 65)
+    assert list(grid[0, [0, 1, 63, 64]]) == [10.0, 11.0, 14.0, 15.0]
+    assert not np.isnan(grid[0, :4]).any()
+    assert np.isnan(grid[0, 4:63]).all()
+
+
+def test_a_heat_map_is_bounded() -> None:
+    grid, _ = on_grid([0.0, 1.0, 2.0, 1e6], np.array([[1.0, 2.0, 3.0, 4.0]]))
+    assert grid.shape[1] <= 2_001

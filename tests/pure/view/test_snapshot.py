@@ -1,0 +1,170 @@
+"""From what a scheduler knows to rows."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dask_gpu_mpi.view import snapshot as module
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
+from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
+from dask_gpu_mpi.workers import plugins
+from support import ROOT
+from support.mocks.snapshots import GIB, cluster, identity_of, metrics
+
+
+def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
+    return {
+        **JobFacts(tuple(rows), ("slow",)).as_data(),
+        "events": [[5.0, "late"]],
+        "end": 100.0,
+        "now": 40.0,
+        **more,
+    }
+
+
+GPU = PlannedRow("0-0", "n1", "gpu", 3, "GPU-a")
+
+
+def test_the_figures_of_a_gpu_and_its_worker() -> None:
+    snapshot = snapshot_of(identity_of({"0-0": metrics(use=50)}), job([GPU]), 7.0)
+    (row,) = snapshot.rows
+    assert (row.node, row.worker, row.gpu_index, row.device, row.status) == (
+        "n1",
+        "0-0",
+        3,
+        "GPU-a",
+        "running",
+    )
+    assert (row.gpu_use, row.gpu_memory, row.gpu_memory_total) == (50, 10 * GIB, 80 * GIB)
+    assert (row.rmm_used, row.rmm_total) == (GIB, 40 * GIB)
+    assert (row.host_memory, row.host_limit) == (2 * GIB, 64 * GIB)
+    assert (row.running, row.waiting) == (2, 7)  # long-running tasks run as well; memory is neither
+    assert row.spilled == 11
+    assert (snapshot.time, snapshot.end, snapshot.time_left) == (40.0, 100.0, 60.0)
+    assert snapshot.notes == ("slow",)
+    assert snapshot.events == (RunWarning(5.0, "late"),)
+
+
+def test_what_is_not_known_is_none() -> None:
+    (row,) = snapshot_of(identity_of({"0-0": {}}), job([GPU]), 7.0).rows
+    known = {name for name, value in vars(row).items() if value is not None}
+    assert known == {"node", "worker", "address", "status", "gpu_index", "device", "host_limit"}
+
+
+def test_a_metric_named_gpu_does_as_well() -> None:
+    """Of a process that had NVML before its worker was made."""
+    told = {"gpu": {"utilization": 5, "memory-used": 6}}
+    found = identity_of({"0-0": told})
+    for worker in found["workers"].values():
+        worker["gpu"] = {"memory-total": 7, "name": "x"}
+    (row,) = snapshot_of(found, job([GPU]), 7.0).rows
+    assert (row.gpu_use, row.gpu_memory, row.gpu_memory_total) == (5, 6, 7)
+
+
+def test_our_figures_come_before_the_monitors() -> None:
+    """Of a worker with two GPUs, of which the monitor samples the first; what is the worker's stands in the first row alone."""
+    rows = [PlannedRow("0-0", "n1", "gpu", place, f"GPU-{place}") for place in range(2)]
+    told = metrics(use=1) | {"gpu_mpi": {"gpus": [[10, 1, 8], [20, None, None]], "spilled": None}}
+    one, two = snapshot_of(identity_of({"0-0": told}), job(rows), 7.0).rows
+    assert (one.gpu_use, one.gpu_memory, two.gpu_use, two.gpu_memory) == (10, 1, 20, None)
+    assert (one.running, two.running) == (2, None)
+    assert one.spilled is None  # not the zero that distributed sends
+
+
+def test_a_cpu_worker_shows_no_gpu() -> None:
+    (row,) = snapshot_of(identity_of({"0": metrics(use=9)}), job([PlannedRow("0", "n1", "cpu")]), 7.0).rows
+    assert (row.gpu_use, row.gpu_memory, row.running) == (None, None, 2)
+
+
+def test_a_planned_worker_that_is_not_there_is_lost_and_others_come_last() -> None:
+    found = identity_of({"join-1-10": {}, "join-1-9": {}})
+    rows = snapshot_of(found, job([GPU]), 7.0).rows
+    assert [(row.worker, row.status) for row in rows] == [
+        ("0-0", "lost"),
+        ("join-1-9", "running"),
+        ("join-1-10", "running"),
+    ]
+
+
+def test_a_worker_that_was_retired_is_not_lost() -> None:
+    (row,) = snapshot_of(identity_of({}), {**job([GPU]), "retired": ["0-0"]}, 7.0).rows
+    assert (row.worker, row.status) == ("0-0", "closed")
+
+
+def test_a_cluster_that_is_not_ours() -> None:
+    snapshot = snapshot_of(identity_of({0: metrics(use=50), 1: metrics(use=None)}), None, 7.0)
+    assert [(row.node, row.worker, row.gpu_use) for row in snapshot.rows] == [
+        ("10.0.0.1", "0", 50),
+        ("10.0.0.1", "1", None),
+    ]
+    assert (snapshot.time, snapshot.time_left, snapshot.notes) == (7.0, None, ())
+
+
+def test_rates_are_between_two_samples() -> None:
+    def sample(received: int, sent: int, at: float) -> Any:
+        told = {"gpu_mpi": {"received": received, "sent": sent, "time": at}}
+        return snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0)
+
+    first = with_rates(sample(100, 10, 1.0), None)
+    assert first.rows[0].received_rate is None
+    second = with_rates(sample(300, 10, 3.0), first)
+    assert (second.rows[0].received_rate, second.rows[0].sent_rate) == (100.0, 0.0)
+    # no heartbeat in between
+    third = with_rates(sample(300, 10, 3.0), second)
+    assert (third.rows[0].received_rate, third.rows[0].sent_rate) == (100.0, 0.0)
+
+
+def test_a_worker_that_was_restarted_has_no_rate() -> None:
+    def sample(port: int, received: int, at: float) -> Any:
+        told = {"gpu_mpi": {"received": received, "sent": 0, "time": at}}
+        return snapshot_of(identity_of({"0-0": told}, port=port), job([GPU]), 7.0)
+
+    assert with_rates(sample(2, 5, 3.0), sample(1, 1000, 1.0)).rows[0].received_rate is None
+
+
+def test_64_nodes_of_8_gpus() -> None:
+    snapshot = snapshot_of(*cluster(64, 8), 7.0)
+    assert len(snapshot.rows) == 512
+    assert len({row.node for row in snapshot.rows}) == 64
+    assert snapshot.rows[-1].worker == "63-7"
+    assert json.loads(json.dumps(as_json(snapshot)))["rows"][511]["device"] == "GPU-63-7"
+
+
+_ANY = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(max_size=3)
+    | st.lists(st.integers() | st.none(), max_size=4)
+)
+_KEYS = st.sampled_from(["gpus", "time", "disk", "executing", "utilization", "rmm-used", "received"])
+_NAMES = st.sampled_from(
+    ["memory", "task_counts", "spilled_bytes", "gpu", "rmm", "gpu_mpi", "gpu_utilization"]
+)
+
+
+@given(st.dictionaries(_NAMES, _ANY | st.dictionaries(_KEYS, _ANY | st.lists(_ANY, max_size=2))))
+@settings(max_examples=300, deadline=None)
+def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
+    (row,) = snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0).rows
+    assert row.worker == "0-0"
+    with_rates(snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0), None)
+
+
+@pytest.mark.parametrize("name", ["METRIC"])
+def test_names_that_two_rooms_have(name: str) -> None:
+    assert getattr(module, name) == getattr(plugins, name)
+
+
+def test_the_page_has_every_key_of_the_json() -> None:
+    page = (ROOT / "docs" / "json.md").read_text()
+    _, _, tables = page.partition("## `top --json`")
+    named = set(re.findall(r"`(\w+)`", tables))
+    told = as_json(snapshot_of(*cluster(1, 1), 7.0))
+    assert (told.keys() | told["rows"][0].keys()) - named == set()
