@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from support.jobs.clusters import TELL, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, compile_nvml, make_gpus
 
 #: As ``sitecustomize``: every process notes what it imports (as -X importtime does, but also after a fork, and when).
 WATCH = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pages import PAGES, ROOT
+from support import PAGES, ROOT
 
 sys.path.insert(0, str(ROOT / "docs"))
 

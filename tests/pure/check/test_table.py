@@ -13,7 +13,7 @@ from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
-from preflights import GIB, evidence, gpu, observed, reaching
+from support.mocks.preflights import GIB, evidence, gpu, observed, reaching
 
 
 def test_table_of_a_bad_job() -> None:

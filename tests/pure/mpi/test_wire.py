@@ -22,7 +22,7 @@ from dask_gpu_mpi.mpi.wire import (
     DroppedMessages,
     Wire,
 )
-from mockmpi import Comm, Message, install
+from support.mocks.mpi import Comm, Message, install
 
 TAG = 5
 PACKAGE = Path(dask_gpu_mpi.__file__).parent

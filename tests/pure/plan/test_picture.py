@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, one_host, plan
+from support import ROOT
+from support.mocks.inputs import GIB, one_host, plan
 
-ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "h1</text><script>alert('1')</script>&\x1b[31m\udcff\"]]>"
 

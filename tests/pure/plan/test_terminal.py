@@ -12,7 +12,7 @@ from rich.console import Console
 from dask_gpu_mpi.cli.plan import show
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, one_host, plan
+from support.mocks.inputs import GIB, one_host, plan
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 

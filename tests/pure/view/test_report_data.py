@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ import pytest
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.view.report_data import MOST_RANKS, Job, assemble, summary, versions
-from inventories import gpu, one_host, plan
-from reports import made_up
+from support import ROOT
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "json.md"
+PAGE = ROOT / "docs" / "json.md"
 
 
 def job(**more: Any) -> Job:

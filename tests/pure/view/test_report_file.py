@@ -10,7 +10,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view import report_file
 from dask_gpu_mpi.view.report_file import check_report, write_report
-from reports import made_up
+from support.mocks.snapshots import made_up
 
 
 @pytest.mark.parametrize("name", ["r.html", "r.HTM", "r.json"])

@@ -17,10 +17,10 @@ from bokeh.models import Div
 from dask_gpu_mpi.view.report_data import SCHEMA
 from dask_gpu_mpi.view.report_page import TABS, main, page
 from dask_gpu_mpi.view.report_plots import on_grid
-from reports import TABS as TITLES
-from reports import browser, made_up
-
-ROOT = Path(__file__).resolve().parents[3]
+from support import ROOT
+from support.jobs.screens import TABS as TITLES
+from support.jobs.screens import browser
+from support.mocks.snapshots import made_up
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from rich.console import Console
 from dask_gpu_mpi.view.job_facts import RunWarning
 from dask_gpu_mpi.view.snapshot import Row, Snapshot, snapshot_of
 from dask_gpu_mpi.view.top_view import View, fit, pair, plain, room_for_rows, screen, short
-from snapshots import GIB, cluster
+from support.mocks.snapshots import GIB, cluster
 
 SMALL = snapshot_of(*cluster(2, 2), 7.0)
 LARGE = snapshot_of(*cluster(64, 8), 7.0)
