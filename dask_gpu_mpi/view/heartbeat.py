@@ -7,25 +7,13 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.timeline import METRIC
 
-__all__ = [
-    "MOST_GPUS",
-    "Gpu",
-    "gpus_of",
-    "integer",
-    "mapping",
-    "measured",
-    "number",
-    "of_gpu",
-    "spilled_of",
-]
-
 #: GPUs of one worker of which measurements are kept.
 MOST_GPUS = 16
 #: What is more is no figure: it would not be kept, or written as JSON.
 _LARGEST = 2.0**100
 
 
-class Gpu(NamedTuple):
+class GpuFigures(NamedTuple):
     """Figures of a GPU; None: not known. Use is in percent, memory in bytes."""
 
     use: float | None = None
@@ -40,7 +28,7 @@ class Spilled(NamedTuple):
     from_gpu: int | None
 
 
-def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[Gpu]:
+def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]:
     """The figures of each GPU of a worker.
 
     Parameters
@@ -53,18 +41,18 @@ def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[Gpu]:
     Examples
     --------
     >>> gpus_of({"gpu_utilization": 9, "gpu_memory_used": 8})
-    [Gpu(use=9, memory=8, memory_total=None)]
+    [GpuFigures(use=9, memory=8, memory_total=None)]
     >>> gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3], [4, 5, 6]]}})
-    [Gpu(use=1, memory=2, memory_total=3), Gpu(use=4, memory=5, memory_total=6)]
+    [GpuFigures(use=1, memory=2, memory_total=3), GpuFigures(use=4, memory=5, memory_total=6)]
     """
     several = mapping(metrics.get(METRIC)).get("gpus")
     if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [Gpu(*map(number, figures[:3])) for figures in several]
+        return [GpuFigures(*map(number, figures[:3])) for figures in several]
     # What distributed's monitor of the worker's process samples. Its metric "gpu" is for processes that had NVML before their
     # worker was made.
     gpu = mapping(metrics.get("gpu"))
     return [
-        Gpu(
+        GpuFigures(
             number(metrics.get("gpu_utilization", gpu.get("utilization"))),
             number(metrics.get("gpu_memory_used", gpu.get("memory-used"))),
             number(metrics.get("gpu-memory-total", mapping(started).get("memory-total"))),

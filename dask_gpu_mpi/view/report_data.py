@@ -7,7 +7,7 @@ import math
 import platform
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -121,7 +121,7 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class ReportedJob:
     """What the client rank knows of its job by itself."""
 
     plan: Plan
@@ -144,12 +144,12 @@ class Job:
     steps: Mapping[int, Sequence[Step]]
 
 
-def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
+def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, Any]:
     """All figures.
 
     Parameters
     ----------
-    job : Job
+    job : ReportedJob
         What the client rank knows.
     record : mapping or None
         The scheduler's (`recorder.Recorder.record`); None: it could not be asked any more.
@@ -194,6 +194,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+def warned_at_start(data: Mapping[str, Any]) -> list[str]:
+    """Warnings of the options, the plan and the start."""
+    return list(data["warnings"])
+
+
+def warned_in_run(data: Mapping[str, Any]) -> list[str]:
+    """Warnings of the scheduler's process while the script ran."""
+    return [
+        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
+    ]
+
+
+#: The lines of the page's first screen. Each rule is a function of the report's data, and has no lines if all is well.
+RULES: tuple[Callable[[Mapping[str, Any]], list[str]], ...] = (warned_at_start, warned_in_run)
+
+
 def summary(data: Mapping[str, Any]) -> str:
     """The job in one line.
 
@@ -213,7 +229,7 @@ def summary(data: Mapping[str, Any]) -> str:
     return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
 
 
-def _start(job: Job) -> dict[str, Any]:
+def _start(job: ReportedJob) -> dict[str, Any]:
     """The steps of each rank; of very many ranks those that were ready first and last."""
     ranks = sorted(
         (rank for rank in job.steps if job.steps[rank]),
@@ -241,7 +257,7 @@ def _start(job: Job) -> dict[str, Any]:
     }
 
 
-def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
     """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
 
     The scheduler knows addresses of nodes, the plan their names.
