@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from dask_gpu_mpi.machine.gpus import Gpu
-
-__all__ = ["HostPlan", "Planned", "Role", "WorkerPlan"]
 
 
 @dataclass(frozen=True)
@@ -67,20 +65,15 @@ class WorkerPlan:
         return tuple(self.device.split(",")) if self.device else ()
 
 
-class Planned(Protocol):
-    """A `Plan`, for the modules that show one: `Plan` imports them."""
+@dataclass(frozen=True)
+class PlanData:
+    """The fields of a `Plan`, for the modules that display one: `Plan` imports them."""
 
-    @property
-    def layout(self) -> str: ...  # noqa: D102
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-    @property
-    def scheduler(self) -> Role: ...  # noqa: D102
-    @property
-    def client(self) -> Role: ...  # noqa: D102
-    @property
-    def hosts(self) -> tuple[HostPlan, ...]: ...  # noqa: D102
-    @property
-    def workers(self) -> tuple[WorkerPlan, ...]: ...  # noqa: D102
-    @property
-    def warnings(self) -> tuple[str, ...]: ...  # noqa: D102
+    layout: str
+    world_size: int
+    scheduler: Role
+    client: Role
+    hosts: tuple[HostPlan, ...]
+    workers: tuple[WorkerPlan, ...]
+    warnings: tuple[str, ...] = ()
+    scheduler_device: str = ""

@@ -9,7 +9,7 @@ from html import escape
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names
 from dask_gpu_mpi.base.text import printable
-from dask_gpu_mpi.plan.model import Planned
+from dask_gpu_mpi.plan.model import PlanData
 from dask_gpu_mpi.plan.nodes import DomainBox, GpuBox, NodeBox, WorkerBox, node_boxes, roles, summary
 
 # Parts of an SVG picture, and how they are put beside and below each other. Text has no measure here: its width is estimated.
@@ -153,7 +153,7 @@ STYLE = """
 """
 
 
-def svg(plan: Planned, *, warnings: bool = True) -> str:
+def svg(plan: PlanData, *, warnings: bool = True) -> str:
     """Draw a plan; `warnings`: with their texts.
 
     Returns
@@ -188,14 +188,14 @@ def svg(plan: Planned, *, warnings: bool = True) -> str:
     )
 
 
-def _title(plan: Planned) -> str:
+def _title(plan: PlanData) -> str:
     return (
         f"Plan: {summary(plan)}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
         f"{counted(len(plan.warnings), 'warning')}"
     )
 
 
-def _head(plan: Planned, width: int) -> Part:
+def _head(plan: PlanData, width: int) -> Part:
     devices = {device for worker in plan.workers for device in worker.devices}
     idle = sum(gpu.uuid not in devices for host in plan.hosts for gpu in host.gpus)
     red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
