@@ -37,7 +37,7 @@ def share_entries(nodes: Iterable[Node], look: Callable[[Node], Hashable]) -> li
     return list(entries.values())
 
 
-def line(text: str, style: str = "") -> Text:
+def styled(text: str, style: str = "") -> Text:
     """A text in which nothing is markup or an escape code, whatever it contains."""
     from rich.text import Text
 
@@ -74,7 +74,7 @@ def table(
             no_wrap=bool(widths),
             overflow="crop" if widths else "fold",
         )
-    cells = [[line(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    cells = [[styled(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     if widths and cells:  # each column is one cell of many lines, which Rich draws ten times as fast
         cells = [[Text("\n").join(column) for column in zip(*cells, strict=True)]]
     for row in cells:

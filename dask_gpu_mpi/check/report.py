@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import click
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
@@ -21,6 +20,10 @@ from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.messages import Listening
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
 
 Level = Literal["ok", "warning", "error"]
 #: A fix that several rules share.
@@ -173,9 +176,8 @@ def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...
     )
 
 
-# The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share a block.
+# The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share an entry.
 
-MANY_NODES = 16
 #: Lines of one level about one thing that the table shows; the JSON has them all.
 MOST_LINES = 12
 #: Each level's label and colour; the labels are enough without colours.
@@ -252,52 +254,49 @@ def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, A
     }
 
 
-def render(report: Report) -> str:
-    """Write a report as aligned text, without a trailing newline; the labels are styled, for a terminal."""
+def display(report: Report, *, terminal: bool = False) -> Iterator[RenderableType]:
+    """A report as lines and tables: the findings, then each node with its GPUs; on a terminal, tables are folded to its width."""
     evidence = report.evidence
     by_host = evidence.by_host()
-    lines = []
     if by_host:
         ranks, nodes = counted(evidence.size, "rank"), counted(len(by_host), "node")
-        lines += [f"check of {ranks} on {nodes}, {report.seconds:.1f} s", ""]
-    lines += _finding_lines(report)
-    # Of few nodes each has a block of its own.
-    groups: dict[Hashable, list[list[Observations]]] = {}
-    for number, observations in enumerate(by_host.values()):
-        key = _pattern(evidence, observations) if len(by_host) > MANY_NODES else number
-        groups.setdefault(key, []).append(observations)
-    blocks = [(_title(evidence, group), _rows(evidence, group)) for group in groups.values()]
-    table = [_HEADER, *(row for _, rows in blocks for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for title, rows in blocks:
-        lines += ["", title]
-        for row in (_HEADER, *rows) if rows else ():
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append(f"  {'  '.join(cells)}".rstrip())
+        yield f"check of {ranks} on {nodes}, {report.seconds:.1f} s"
+        yield ""
+    if report.findings:
+        yield table(("", "", ""), _finding_rows(report))
+    groups = [[observations] for observations in by_host.values()]
+    if len(groups) > MANY_NODES:
+        groups = share_entries(by_host.values(), lambda observations: _look(evidence, observations))
+    tables = [_rows(evidence, group) for group in groups]
+    widths = () if terminal else widths_of([_HEADER, *(row for rows in tables for row in rows)])
+    for group, rows in zip(groups, tables, strict=True):
+        yield ""
+        yield styled(_title(evidence, group))
+        if rows:
+            yield table(_HEADER, rows, widths=widths)
     counts = Counter(finding.level for finding in report.findings)
-    label, colour = _LABELS[report.level]
-    summary = f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
-    return "\n".join([*lines, "", f"{click.style(label, fg=colour)}: {summary}"])
+    yield ""
+    summary = f": {counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
+    yield styled(*_LABELS[report.level]).append(summary)
 
 
-def _finding_lines(report: Report) -> Iterator[str]:
-    width = max((len(finding.what) for finding in report.findings), default=0)
-
-    def line(level: Level, what: str, text: str) -> str:
-        label, colour = _LABELS[level]
-        return f"  {click.style(f'{label:7}', fg=colour)}  {what:{width}}  {text}"
-
+def _finding_rows(report: Report) -> Iterator[tuple[str | Text, str, str]]:
     counts: Counter[tuple[Level, str]] = Counter()
     for finding in report.findings:
         counts[finding.level, finding.what] += 1
         if counts[finding.level, finding.what] <= MOST_LINES:
             where = _where(finding, report.evidence.size)
-            yield line(finding.level, finding.what, f"{where}{finding.found}")
+            yield _label(finding.level), finding.what, f"{where}{finding.found}"
             if finding.fix:
-                yield f"  {'':7}  {'':{width}}  Fix: {finding.fix}"
+                yield "", "", f"Fix: {finding.fix}"
     for (level, what), count in counts.items():
         if count > MOST_LINES:
-            yield line(level, what, f"{count - MOST_LINES} more like these; --json has them all")
+            yield _label(level), what, f"{count - MOST_LINES} more like these; --json has them all"
+
+
+def _label(level: Level) -> Text:
+    text, colour = _LABELS[level]
+    return styled(f"{text:7}", colour)
 
 
 def _where(finding: Finding, size: int) -> str:
@@ -340,38 +339,34 @@ def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str]
     return [(ranks, versions) for versions, ranks in found.items()]
 
 
-def _pattern(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
-    """What must be equal for two nodes to share a block: all but names, UUIDs, free bytes and the first rank."""
+def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
+    """What must be equal for two nodes to share an entry: all but names, UUIDs, free bytes and the first rank."""
+    offsets = tuple(observed.rank - ranks[0].rank for observed in ranks)
+    # as of several nodes, whose UUIDs are not shown
+    return offsets, tuple(_facts(ranks, free=-1)), tuple(_rows(evidence, [ranks, ranks]))
+
+
+def _facts(ranks: Sequence[Observations], free: int) -> Iterator[str]:
+    """A node in words; `free`: bytes in its scratch directory, negative if unknown."""
     first = ranks[0]
-    return (
-        tuple(observed.rank - first.rank for observed in ranks),
-        first.inventory and (first.inventory.cpus, first.inventory.memory),
-        first.driver,
-        first.scratch.path,
-        first.scratch.filesystem,
-        tuple(row[:2] + row[3:] for row in _rows(evidence, [ranks])),
-    )
+    if first.inventory is not None:
+        cpus = (cpu for observed in ranks if observed.inventory for cpu in observed.inventory.cpus)
+        yield f"cores {fold_numbers(cpus)}"
+        yield format_bytes(first.inventory.memory) if first.inventory.memory else "memory unknown"
+    if first.driver:
+        yield f"driver {first.driver}"
+    space = f", {format_bytes(free)} free" if free >= 0 else ""
+    yield f"scratch {first.scratch.path} ({first.scratch.filesystem or 'unknown'}{space})"
 
 
 def _title(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> str:
-    first = group[0][0]
-    parts = []
-    if first.inventory is not None:
-        cores = fold_numbers(
-            cpu for observed in group[0] if observed.inventory for cpu in observed.inventory.cpus
-        )
-        memory = first.inventory.memory
-        parts += [f"cores {cores}", format_bytes(memory) if memory else "memory unknown"]
-    parts += [f"driver {first.driver}"] if first.driver else []
-    free = min(ranks[0].scratch.free for ranks in group)
-    room = f", {format_bytes(free)} free" if free >= 0 else ""
-    parts.append(f"scratch {first.scratch.path} ({first.scratch.filesystem or 'unknown'}{room})")
+    parts = ", ".join(_facts(group[0], min(ranks[0].scratch.free for ranks in group)))
+    every = ranks_text(observed.rank for ranks in group for observed in ranks)
     if len(group) == 1:
         ahead = _ahead(evidence, group[0])
-        parts += [f"clock {ahead:+.3f} s"] if ahead is not None else []
-        return f"node {first.host}: {ranks_text(observed.rank for observed in group[0])}, {', '.join(parts)}"
-    every = ranks_text(observed.rank for ranks in group for observed in ranks)
-    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {', '.join(parts)}"
+        clock = f", clock {ahead:+.3f} s" if ahead is not None else ""
+        return f"node {group[0][0].host}: {every}, {parts}{clock}"
+    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {parts}"
 
 
 def _rows(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.tables import MANY_NODES, line, share_entries, table, widths_of
+from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.plan.hosts import name_some
@@ -351,8 +351,8 @@ def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableTyp
     view = _View(plan)
     ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
     first = f"layout {plan.layout}: {ranks} on {hosts}, {counted(len(plan.workers), 'worker')}"
-    yield line(summary(plan) if terminal else first, "bold")
-    text = line(roles(plan))
+    yield styled(summary(plan) if terminal else first, "bold")
+    text = styled(roles(plan))
     for role, style in _ROLES.items():
         text.highlight_words([role], style)
     yield text
@@ -363,21 +363,21 @@ def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableTyp
     widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
     for entry, rows in zip(entries, tables, strict=True):
         yield ""
-        title = line(_title(entry), "bold")
+        title = styled(_title(entry), "bold")
         for role in {role: None for host in entry for role in view.roles(host)} if terminal else ():
             title.append("  ").append(role, _ROLES[role])
         yield title
         yield (
             table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
             if rows
-            else line("  no worker", "dim")
+            else styled("  no worker", "dim")
         )
         if terminal:
-            yield from (line(f"  {text}", _RED) for text in view.troubles(entry))
+            yield from (styled(f"  {text}", _RED) for text in view.troubles(entry))
     if plan.warnings:
         yield ""
     for warning in plan.warnings:
-        yield line("warning", _RED).append(line(f": {warning}", "red"))
+        yield styled("warning", _RED).append(styled(f": {warning}", "red"))
 
 
 def _title(hosts: Sequence[HostPlan]) -> str:
@@ -393,7 +393,7 @@ def _title(hosts: Sequence[HostPlan]) -> str:
 def _coloured(row: Sequence[str]) -> list[Text]:
     colour = "cyan" if row[HEADER.index("device")] == "-" else "green"
     return [
-        line(cell, colour if name in ("worker", "device") else "")
+        styled(cell, colour if name in ("worker", "device") else "")
         for name, cell in zip(HEADER, row, strict=True)
     ]
 
