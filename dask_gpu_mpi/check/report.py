@@ -1,4 +1,4 @@
-"""What `check` works with: what all ranks observed (`Evidence`), and what the rules make of it (`Finding`, `Report`)."""
+"""The data of `check`: the observations of all ranks (`Evidence`), the rules' findings and the report, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Finding:
     found: str
     #: Of an error never empty.
     fix: str = ""
-    #: Whom it concerns; empty: the job.
+    #: The ranks that it concerns; empty: the job.
     ranks: tuple[int, ...] = ()
-    #: Where these run.
+    #: The hosts of these ranks.
     hosts: tuple[str, ...] = ()
 
 
@@ -55,7 +55,7 @@ class Outcome:
     kernels: tuple[KernelResult, ...] = ()
     #: Other nodes that it has not reached.
     lost: tuple[Lost, ...] = ()
-    #: Whether UCX works; None: it was not tried here.
+    #: Whether UCX works; None: it was not tested here.
     ucx: UcxResult | None = None
 
 
@@ -66,7 +66,7 @@ class Evidence:
     #: Number of ranks.
     size: int
     observations: Mapping[int, Observations] = field(default_factory=dict)
-    #: Host of each rank, and the step that it was at when rank 0 last heard from it.
+    #: Host of each rank, and its step in its last message to rank 0.
     steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     plan: Plan | None = None
     #: Why there is no plan.
@@ -88,14 +88,14 @@ class Evidence:
     #: Whether the user wants kernels to run.
     kernel: bool = True
     protocol: Protocol = Protocol.TLS
-    #: What the user wants workers to send each other over UCX.
+    #: The data that workers are to send each other over UCX.
     worker_ucx: WorkerUcx = WorkerUcx.OFF
-    #: GPUs that the user expects on each node; None: as many as the batch system has allocated, where it says so.
+    #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
 
     @property
     def inventories(self) -> list[Inventory]:
-        """Of the ranks that could take one."""
+        """Those of the ranks that could make one."""
         return [observed.inventory for observed in self.observations.values() if observed.inventory]
 
     @property
@@ -105,17 +105,17 @@ class Evidence:
 
     @property
     def abilities(self) -> dict[int, UcxAbility]:
-        """How far each rank can use UCX."""
+        """The ability of each rank to use UCX."""
         return {rank: observed.ucx for rank, observed in self.observations.items()}
 
     def host(self, rank: int) -> str:
-        """Where a rank runs; empty: unknown."""
+        """The host of a rank; empty: unknown."""
         if rank in self.observations:
             return self.observations[rank].host
         return self.steps.get(rank, ("", ""))[0]
 
     def by_host(self) -> dict[tuple[str, str], list[Observations]]:
-        """What the ranks of each node observed, by host name and boot id."""
+        """The observations of the ranks of each node, by host name and boot id."""
         hosts: dict[tuple[str, str], list[Observations]] = {}
         for observed in self.observations.values():
             hosts.setdefault((observed.host, observed.boot_id), []).append(observed)
@@ -144,7 +144,7 @@ class Report:
 
 
 def split_fix(text: str, default: str) -> tuple[str, str]:
-    """Split a message before its fix; `default` where it has none.
+    """Split a message before its fix; `default` if it has none.
 
     >>> split_fix("--interface: unknown network 'ib9' (expected eth0; lo). Fix: choose eth0", "")
     ("--interface: unknown network 'ib9' (expected eth0; lo)", 'choose eth0')
@@ -158,7 +158,7 @@ def split_fix(text: str, default: str) -> tuple[str, str]:
 
 
 def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Finding]:
-    """What ranks found unusable."""
+    """The problems that ranks observed."""
     for rank, observed in evidence.observations.items():
         for line, text in observed.problems:
             if line == what:
@@ -166,7 +166,7 @@ def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Findin
 
 
 def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """One finding where those of several ranks differ in nothing else; each with the hosts of its ranks."""
+    """The findings, those that differ in their ranks alone as one; each with the hosts of its ranks."""
     ranks: dict[Finding, list[int]] = {}
     for finding in findings:
         ranks.setdefault(replace(finding, ranks=()), []).extend(finding.ranks)
@@ -300,7 +300,7 @@ def _label(level: Level) -> Text:
 
 
 def _where(finding: Finding, size: int) -> str:
-    """The ranks of a finding and their nodes; nothing where it concerns all ranks, or the job."""
+    """The ranks of a finding and their nodes; empty if it concerns all ranks, or the job."""
     if not finding.ranks or len(finding.ranks) == size:
         return ""
     hosts = f" on {fold_names(finding.hosts)}" if finding.hosts else ""

@@ -106,7 +106,7 @@ def plan(
 
 
 def _check_worker_options(options: Options) -> None:
-    """As the agents of a job do: `plan` starts none."""
+    """Check them as the agents of a job do, since `plan` starts none."""
     if options.worker_options:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
@@ -114,13 +114,7 @@ def _check_worker_options(options: Options) -> None:
 
 
 def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
-    """The plan of a hypothetical allocation.
-
-    Raises
-    ------
-    InputError
-        No plan fits the options.
-    """
+    """The plan of a hypothetical allocation; InputError if no plan fits the options."""
     from dask_gpu_mpi.plan.planner import make_plan
 
     _check_worker_options(options)
@@ -128,13 +122,7 @@ def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> P
 
 
 def _draw(plan: Plan, path: str) -> None:
-    """Write the picture of a plan.
-
-    Raises
-    ------
-    InputError
-        The file can't be written.
-    """
+    """Write the picture of a plan; InputError if the file can't be written."""
     from dask_gpu_mpi.plan.picture import svg
 
     try:

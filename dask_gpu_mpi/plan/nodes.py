@@ -44,12 +44,12 @@ class WorkerBox:
     cores: str
     #: How many there are.
     number: int = 1
-    #: Which of the worker's devices this is, where it has several.
+    #: The number of this device among the worker's, if it has several.
     device: int | None = None
 
     @property
     def label(self) -> str:
-        """What its box is headed."""
+        """The title of its box."""
         if self.number > 1:
             return f"{self.number} workers: {self.name}"
         return f"worker {self.name}" if self.device is None else f"{self.name}, device {self.device}"
@@ -65,9 +65,9 @@ class GpuBox:
     memory: str
     #: None: the GPU is idle.
     worker: WorkerBox | None
-    #: What other processes hold; empty: nothing.
+    #: Memory that other processes use; empty: none.
     in_use: str
-    #: What tells it from those of other nodes.
+    #: UUID and index, which differ between nodes that look alike.
     identity: str = field(compare=False)
 
 
@@ -82,7 +82,7 @@ class DomainBox:
 
 @dataclass(frozen=True)
 class _Content:
-    """What must be equal for two nodes to share a box."""
+    """The look of a node: equal if two nodes share a box or an entry."""
 
     memory: str
     gpus: int
@@ -107,7 +107,7 @@ class NodeBox:
     ranks: tuple[int, ...]
     #: "scheduler", "client".
     roles: tuple[str, ...]
-    #: What is wrong with the node as a whole.
+    #: Problems of the node as a whole.
     alarms: tuple[str, ...]
     content: _Content
 
@@ -144,7 +144,7 @@ def summary(plan: PlanData) -> str:
 
 
 def roles(plan: PlanData) -> str:
-    """Where scheduler and client are."""
+    """The ranks and hosts of scheduler and client."""
     return (
         f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
         f"client: rank {plan.client.rank} on {plan.client.host}"
@@ -219,7 +219,7 @@ class _View:
         )
 
     def content(self, host: HostPlan, *, alike: bool) -> _Content:
-        """What is shown of a host; `alike`: without what differs between hosts that are alike."""
+        """The look of a host; `alike`: without names, ranks and UUIDs."""
         first = host.ranks[0]
         workers = self.workers[host.host]
         plan = self.plan
@@ -292,7 +292,7 @@ def _gpu_box(place: int, gpu: Gpu, worker: WorkerBox | None, alike: bool) -> Gpu
 
 
 def _worker_box(worker: WorkerPlan, first: int | None) -> WorkerBox:
-    """`first`: the first rank of its host, from which its own is counted instead of being named."""
+    """The box of a worker; with the `first` rank of its host its name counts from that."""
     return WorkerBox(
         name=str(worker.name) if first is None else _pattern(worker, first),
         kind=worker.kind,
@@ -303,7 +303,7 @@ def _worker_box(worker: WorkerPlan, first: int | None) -> WorkerBox:
 
 
 def _pattern(worker: WorkerPlan, first: int) -> str:
-    """A worker's name, which is the same on hosts that are alike: ``<rank>-0``, and with a second rank ``<rank+1>-2``."""
+    """A worker's name as it is on all hosts that look alike: ``<rank>-0``, and ``<rank+1>-2`` for a second rank."""
     name = str(worker.name)
     added = re.search(r"-cpu-\d+$", name)
     end = f"-{worker.gpu_index}" if worker.gpu_index is not None else added[0] if added else ""

@@ -23,8 +23,6 @@ from dask_gpu_mpi.machine.visible_devices import NO_GPU
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
 
-__all__ = ["FACTS_OPERATION", "JobWatch"]
-
 #: The scheduler's handler.
 FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
@@ -45,13 +43,7 @@ INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
 
 class JobWatch(SchedulerPlugin):
-    """Watches one scheduler.
-
-    Parameters
-    ----------
-    facts : JobFacts
-        What is known when it starts.
-    """
+    """Watches one scheduler; `facts`: those that are known when it starts."""
 
     name = JOB_PLUGIN
 

@@ -1,4 +1,4 @@
-"""The figures of a job's report, as plain data: what the JSON file holds, and all that the page is made of (docs/json.md)."""
+"""The figures of a job's report, as plain data: the JSON file, and all that the page is made of (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.view.samples import ACTIONS
+from dask_gpu_mpi.view.heartbeat import ACTIONS
 
 # Leaves secrets out of what is shown or passed on.
 
@@ -122,7 +122,7 @@ _PACKAGES = (
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedJob:
-    """What the client rank knows of its job by itself."""
+    """The part of a report that the client rank knows without the scheduler."""
 
     plan: Plan
     options: Options
@@ -130,7 +130,7 @@ class ReportedJob:
     began: float
     ready: float
     ended: float
-    #: How it has ended, in words; and its exit code, None where that is not known here.
+    #: How it has ended, in words; and its exit code, None if that is not known here.
     how: str
     exit_code: int | None
     #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
@@ -145,15 +145,7 @@ class ReportedJob:
 
 
 def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All figures.
-
-    Parameters
-    ----------
-    job : ReportedJob
-        What the client rank knows.
-    record : mapping or None
-        The scheduler's (`recorder.Recorder.record`); None: it could not be asked any more.
-    """
+    """All figures; `record`: the scheduler's (`recorder.Recorder.record`), None if it did not answer any more."""
     explicit = job.options.explicit
     values = {field.name: getattr(job.options, field.name) for field in fields(Options)}
     options = scrub_options({name: value for name, value in values.items() if name not in _NO_OPTIONS})
