@@ -36,7 +36,7 @@ class Finding:
 
     #: Green, yellow, red.
     level: Level
-    #: What was inspected.
+    #: The subject that was inspected.
     what: str
     found: str
     #: Of an error never empty.
@@ -74,13 +74,13 @@ class Evidence:
     #: Why no addresses could be chosen.
     network_problem: str = ""
     scheduler_rank: int = 0
-    #: Where the scheduler would listen; port 0: any.
+    #: The address of the scheduler; port 0: any.
     address: str = ""
     port: int = 0
-    #: Where the dashboard would listen.
+    #: The address of the dashboard.
     dashboard_address: str = ""
     listening: Listening | None = None
-    #: Where a rank of each node listens for the others; empty: there is one node, or no address is known.
+    #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
     nodes: tuple[Node, ...] = ()
     tests: Mapping[int, Outcome] = field(default_factory=dict)
     #: Ranks that did not respond in time.
@@ -340,7 +340,7 @@ def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str]
 
 
 def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
-    """What must be equal for two nodes to share an entry: all but names, UUIDs, free bytes and the first rank."""
+    """The look of a node, equal if two nodes share an entry: all but names, UUIDs, free bytes and the first rank."""
     offsets = tuple(observed.rank - ranks[0].rank for observed in ranks)
     # as of several nodes, whose UUIDs are not shown
     return offsets, tuple(_facts(ranks, free=-1)), tuple(_rows(evidence, [ranks, ranks]))

@@ -125,7 +125,7 @@ class NodeBox:
 
     @property
     def is_red(self) -> bool:
-        """Whether there is something to warn of."""
+        """Whether it has a problem."""
         return bool(self.alarms) or self.content.is_red
 
 

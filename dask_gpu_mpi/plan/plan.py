@@ -1,4 +1,4 @@
-"""The plan: what every rank is to do. Plain data, as JSON for programs and as a table for people."""
+"""The plan: the work of every rank. Plain data, as JSON for programs and as a table for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dask_gpu_mpi.plan.nodes import display, roles, summary
 
 
 class Plan(PlanData):
-    """What every rank is to do; made by `dask_gpu_mpi.plan.planner.make_plan`.
+    """The work of every rank; made by `dask_gpu_mpi.plan.planner.make_plan`.
 
     Attributes
     ----------

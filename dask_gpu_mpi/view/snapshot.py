@@ -228,21 +228,15 @@ class Link:
     async def sample(self) -> Snapshot:
         """A snapshot, with the rates since the last one.
 
-        Raises
-        ------
-        NoAnswerError
-            The scheduler has answered before, and does not within `TIMEOUT`.
-        ClusterLostError
-            It refuses the connection or has closed it, or never answered.
-        InputError
-            Its certificate is not valid by this node's clock.
+        NoAnswerError: the scheduler has answered before, and does not within `TIMEOUT`. ClusterLostError: it refuses or
+        has closed the connection, or never answered. InputError: its certificate is not valid by this node's clock.
         """
         try:
             async with asyncio.timeout(TIMEOUT):
                 identity = await self._ask("identity", n_workers=-1)
                 if not isinstance(identity, dict) or "workers" not in identity:
                     raise ValueError("its answer is not a scheduler's")
-                # A scheduler of others' logs a warning where it is asked what it does not know: so only once.
+                # A scheduler that is not ours logs a warning for an operation that it does not know: so only once.
                 job = await self._ask(FACTS_OPERATION) if self._ours is not False else None
             self._ours = isinstance(job, dict) and "status" not in job
             snapshot = snapshot_of(identity, job if self._ours else None, time.time())
