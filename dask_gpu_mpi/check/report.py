@@ -9,8 +9,7 @@ from typing import Any, Literal
 
 import click
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxResult

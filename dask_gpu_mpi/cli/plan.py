@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dask_gpu_mpi.base.files import write
-from dask_gpu_mpi.base.hostlist import fold_numbers
-from dask_gpu_mpi.base.text import printable
+from dask_gpu_mpi.base.text import fold_numbers, printable
 from dask_gpu_mpi.cli.options import TOPICS, HelpCommand, fail, help_of, resolve_texts, usable, with_options
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpus import Gpu

@@ -6,8 +6,7 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.plan.model import HostPlan, Planned, WorkerPlan
 from dask_gpu_mpi.plan.table import MANY_HOSTS

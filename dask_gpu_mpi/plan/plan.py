@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
 from dask_gpu_mpi.plan.nodes import roles, summary
 from dask_gpu_mpi.plan.table import host_blocks

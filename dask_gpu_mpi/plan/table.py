@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
