@@ -174,7 +174,7 @@ class Rounds:
         return [parts[rank] for rank in range(self._size)]
 
     def give_up(self, number: int, rank: int) -> None:
-        """A member stops waiting for this round."""
+        """A member stops waiting for this round: a member that calls it later gets a MismatchError."""
         if self._given_up is None:
             self._given_up = (number, rank)
 
@@ -262,7 +262,7 @@ class Gang:
         self.died: set[int] = set()
         #: Whether members that still run are being ended, so that deaths are expected.
         self.ends_members = False
-        self._rounds = Rounds(0)
+        self.rounds = Rounds(0)
         self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
 
     def assign(self, members: Sequence[GangMember]) -> None:
@@ -270,7 +270,7 @@ class Gang:
         self.members = members
         self.stages = [Stage.CALLED] * len(members)
         self.hosts = [member.worker.node for member in members]
-        self._rounds = Rounds(len(members))
+        self.rounds = Rounds(len(members))
 
     def rank_of(self, address: str) -> int | None:
         """The rank of a worker; None: it is not a member."""
@@ -294,7 +294,7 @@ class Gang:
         """The function has ended in a member; returns the error if others wait for it in a round."""
         if self.stages[rank] is Stage.JOINED:
             self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
-        return self._rounds.leave(rank)
+        return self.rounds.leave(rank)
 
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
@@ -309,19 +309,11 @@ class Gang:
         complete = self._complete.get(number)
         if complete is None:
             complete = self._complete[number] = asyncio.get_running_loop().create_future()
-        parts = self._rounds.put(number, rank, operation, part)
+        parts = self.rounds.put(number, rank, operation, part)
         if parts is not None:
             del self._complete[number]
             complete.set_result(parts)
         return complete
-
-    def give_up(self, number: int, rank: int) -> None:
-        """A member stops waiting for a round: a member that calls it later ends the gang."""
-        self._rounds.give_up(number, rank)
-
-    def missing(self, number: int) -> list[int]:
-        """The ranks that have not sent their part of a round."""
-        return self._rounds.missing(number)
 
     def at(self, *stages: Stage) -> list[GangMember]:
         """The members at one of these stages."""

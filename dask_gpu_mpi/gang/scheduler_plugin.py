@@ -161,8 +161,8 @@ class Gangs(SchedulerPlugin):
             return {"state": Reply.GOOD, "parts": complete.result()}
         if found.over.done():
             return _over(found)
-        found.give_up(number, rank)
-        return {"state": Reply.LATE, "missing": found.missing(number)}
+        found.rounds.give_up(number, rank)
+        return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
     def leave(self, gang: str, rank: int, spoilt: bool, worker: str = "") -> None:
         """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `Stage.SPOILT`."""

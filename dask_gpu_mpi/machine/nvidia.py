@@ -55,8 +55,7 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
     update without a reboot. Devices that the operating system hides from this process (cgroups) do not exist for CUDA either,
     which counts the others from 0; so does this list. `own_pid` is left out of `Gpu.processes`, by default this process.
     """
-    if nvml is None:
-        nvml = _import_nvml()
+    nvml = nvml or _import_nvml()
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
@@ -79,23 +78,17 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
 
 def gpu_health(gpus: Sequence[Gpu], nvml: Any = None) -> tuple[str, dict[str, int]]:
     """The driver's version, and by UUID the uncorrected memory errors of each GPU with ECC since its last reset."""
-    if nvml is None:
-        nvml = _import_nvml()
+    nvml = nvml or _import_nvml()
     driver, ecc = "", dict[str, int]()
-    try:
+    with contextlib.suppress(nvml.NVMLError):  # `list_gpus` reports why NVML does not start
         nvml.nvmlInit()
-    except nvml.NVMLError:
-        return driver, ecc  # `list_gpus` reports why
-    try:
         with contextlib.suppress(nvml.NVMLError):
             driver = _text(nvml.nvmlSystemGetDriverVersion())
         for gpu in gpus:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByUUID(gpu.parent or gpu.uuid)
                 ecc[gpu.uuid] = int(nvml.nvmlDeviceGetTotalEccErrors(handle, _UNCORRECTED, _SINCE_RESET))
-    finally:
-        with contextlib.suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        nvml.nvmlShutdown()
     return driver, ecc
 
 

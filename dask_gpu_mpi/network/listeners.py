@@ -212,13 +212,17 @@ class TCPListener(_Quiet, tcp.TCPListener):
 class TLSBackend(tcp.TLSBackend):
     """Distributed's, with our listener."""
 
-    _listener_class = TLSListener
+    def get_listener(self, *args: Any, **kwargs: Any) -> TLSListener:
+        """Called by distributed."""
+        return TLSListener(*args, **kwargs)
 
 
 class TCPBackend(tcp.TCPBackend):
     """Distributed's, with our listener."""
 
-    _listener_class = TCPListener
+    def get_listener(self, *args: Any, **kwargs: Any) -> TCPListener:
+        """Called by distributed."""
+        return TCPListener(*args, **kwargs)
 
 
 def _connect_timeout() -> float:

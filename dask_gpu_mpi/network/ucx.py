@@ -175,7 +175,7 @@ def transfer_config() -> dict[str, Any]:
     """The Dask configuration of workers that fetch over UCX; empty if the user has set it.
 
     Each request costs some milliseconds, in which NVLink carries a gigabyte. With distributed's default, 50 MB, a worker
-    requests one chunk of an array at a time. This takes 4 to 23 % less time for transposed arrays
+    requests one chunk of an array at a time. This takes 4 to 23 % less time for arrays that workers exchange
     (benchmarks/results/README.md).
     """
     return {} if is_configured(MESSAGE) else {MESSAGE: MESSAGE_BYTES}

@@ -72,6 +72,7 @@ class WorkerComm(TLS):
 
     #: See `use_ucx_between_workers`.
     host_frames = 0
+    _tls_has_ended = False
 
     def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
         super().__init__(stream, local_addr, peer_addr, deserialize)
@@ -243,8 +244,12 @@ class WorkerComm(TLS):
 
     def on_tls_closed(self) -> None:
         """Called when the TLS connection has ended, at either end."""
-        self._closed = True
+        self._tls_has_ended = True
         self._abort_endpoint()
+
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._tls_has_ended or bool(super().closed())
 
     def _abort_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
@@ -324,5 +329,8 @@ class _Listener(TLSListener):
 
 
 class _Backend(TLSBackend):
-    _connector_class = _Connector
-    _listener_class = _Listener
+    def get_connector(self) -> _Connector:
+        return _Connector()
+
+    def get_listener(self, *args: Any, **kwargs: Any) -> _Listener:
+        return _Listener(*args, **kwargs)
