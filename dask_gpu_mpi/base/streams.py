@@ -76,9 +76,7 @@ def is_public(environ: Mapping[str, str]) -> bool:
 def flush() -> None:
     """Flush standard output and error before an exit at which Python does not (``os._exit``, ``MPI_Abort``)."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(
-            Exception
-        ):  # a full disk, or an object by which the script has replaced the stream
+        with contextlib.suppress(Exception):  # a full disk, or another object in place of the stream
             stream.flush()
 
 

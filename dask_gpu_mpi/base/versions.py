@@ -71,9 +71,9 @@ def pin_warnings(versions: Mapping[str, str], requirements: Iterable[str]) -> li
     ["distributed 2026.8.0 does not match dask-cuda 26.6.0 (expected distributed==2026.1.1). \
 Fix: pip install 'distributed==2026.1.1'"]
     """
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
-    with contextlib.suppress(InvalidRequirement, ValueError):  # the latter for numbers of thousands of digits
+    with contextlib.suppress(ValueError):  # an invalid requirement
         for requirement in map(Requirement, requirements):
             if requirement.name == "distributed" and not requirement.specifier.contains(
                 versions["distributed"], prereleases=True

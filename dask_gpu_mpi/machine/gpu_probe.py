@@ -19,8 +19,8 @@ from dask_gpu_mpi.errors import InputError, StartupError
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
 
-#: A rank reports that NVML does not answer this part of the start-up timeout before its end, within these seconds: rank 0, which
-#: may have started earlier, must receive it in time.
+#: The time before the start-up deadline at which a rank reports that NVML does not answer: a part of the timeout, between a least
+#: and a most. Rank 0, which may have started earlier, must receive the report in time.
 NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 
 _NO_ANSWER = (

@@ -83,11 +83,11 @@ def write_scheduler_file(
 def remove_scheduler_file(path: str, identity: str) -> None:
     """Remove the file, if it is still the one that this job wrote."""
     with (
-        contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError),
+        contextlib.suppress(OSError),
         located(path) as (folder, name),
         open(open_regular(folder, name), "rb") as file,
     ):
-        if json.load(file)["id"] == identity:
+        if f'"id": {json.dumps(identity)}'.encode() in file.read():  # as `write_scheduler_file` writes it
             os.unlink(name, dir_fd=folder)
 
 

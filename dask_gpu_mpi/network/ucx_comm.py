@@ -105,7 +105,7 @@ class WorkerComm(TLS):
         with self._aborting_on_error():
             header = inner.header
             large = [
-                # not the memoryview itself: see `Ucx.run`
+                # not the memoryview itself: see `Endpoint`
                 endpoint.ucx.device_array(size) if on_device else host_array(size).obj
                 for size, on_device in header["over_ucx"]
             ]
