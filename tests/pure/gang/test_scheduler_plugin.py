@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
@@ -162,6 +163,17 @@ async def test_a_worker_that_comes_back_is_waited_for() -> None:
     await asyncio.sleep(0.01)
     cluster.add("2")
     assert len((await opening)["members"]) == 2
+
+
+@in_loop
+async def test_a_worker_that_comes_starts_a_gang_at_once() -> None:
+    cluster = Cluster("1")
+    await cluster.begin()
+    with patch.object(scheduler_plugin, "LOST_INTERVAL", 60.0):
+        opening = asyncio.create_task(cluster.opened("g", "1", "2"))
+        await asyncio.sleep(0.01)
+        cluster.add("2")
+        assert (await asyncio.wait_for(opening, 5))["state"] == Reply.GOOD
 
 
 @in_loop
