@@ -89,7 +89,7 @@ def test_rounds() -> None:
         gang = made()
         first = gang.put(0, 0, "barrier", b"0")
         assert gang.put(0, 1, "barrier", b"1") is first
-        assert gang.missing(0) == [2]
+        assert gang.rounds.missing(0) == [2]
         assert not first.done()
         with pytest.raises(MismatchError):
             gang.put(0, 2, "allgather", b"")
