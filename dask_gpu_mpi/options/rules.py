@@ -47,6 +47,7 @@ def settle(
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
     _scheduler(values, origins, given)
+    _lost_ranks(values, origins)
     return (
         *notes,
         *_security(values, origins, given),
@@ -110,6 +111,20 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
         raise OptionError(
             f"{origins['scheduler']}: no scheduler is started, and none is named. Fix: scheduler_address "
             "(--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to"
+        )
+
+
+def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these there is no job left."""
+    if not values["tolerate_lost_ranks"]:
+        return
+    at_0 = values["layout"] == "shared" and not values["scheduler_rank"] and not values["client_rank"]
+    if not (at_0 and values["scheduler"]):
+        names = ("layout", "scheduler_rank", "client_rank", "scheduler")
+        others = [origins[name] for name in names if name in origins]
+        raise OptionError(
+            f"{origins['tolerate_lost_ranks']}: {' and '.join(others)} can't be combined with it (expected the scheduler and the "
+            "script on rank 0). Fix: leave them out"
         )
 
 
