@@ -117,7 +117,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "threading",
         "_SHUTTING_DOWN",
-        "mpi/signals",
+        "base/signals",
         _PYTHON,
         why="it tells that the main program has ended and that Python waits for threads, where it drops what a signal raises",
         without="SIGTERM during that wait has the exit code 0 where the main program had it",

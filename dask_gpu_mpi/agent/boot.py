@@ -1,6 +1,6 @@
-"""The first moments of an agent: what can go on while it imports Dask, which takes most of a second, is begun here.
+"""The first moments of an agent: it begins here what can go on while it imports Dask, which takes most of a second.
 
-So nothing is imported here that takes long itself.
+So this module imports nothing that takes long itself.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import select
 import signal
 import threading
 
-from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer
+from dask_gpu_mpi.agent.orders import Answer, Begin
+from dask_gpu_mpi.base.frames import read_frame, write_frame
 from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install, kept
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
-
-__all__ = ["main"]
 
 #: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
 WAITING = (
@@ -41,17 +41,8 @@ WAITING = (
 def main(reply: int, *, gpus: int, parent: int) -> None:
     """Run the agent; never returns.
 
-    The first line of standard input says what to begin with, before the configuration is known: words among ``cuda`` (import
-    dask_cuda as well), ``ucx`` (load UCX), ``inspect`` (have a child inspect the GPUs).
-
-    Parameters
-    ----------
-    reply : int
-        File descriptor for answers.
-    gpus : int
-        File descriptor for what the rank is to know of its GPUs.
-    parent : int
-        Process id of the rank, to die with the thread that started this process; 0 where that is not its main thread.
+    `reply` and `gpus` are file descriptors, for answers and for the GPUs that a child has found. `parent` is the process id of
+    the rank, to die with the thread that started this process; 0 if that is not its main thread.
     """
     # What is imported stays: looking through it for garbage again and again is a tenth of the import.
     gc.disable()
@@ -68,16 +59,18 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     for fd in (reply, gpus):
         os.set_inheritable(fd, False)
     _import_until(control)
-    begin = _read_words(control)
+    begin = read_frame(control, UNCONFIGURED)
+    if not isinstance(begin, Begin):
+        os._exit(0)  # the rank has ended, or sends nothing
     look = None
-    if "inspect" in begin:
+    if begin.inspect:
         from dask_gpu_mpi.machine.gpu_probe import start_look
 
         with contextlib.suppress(OSError), kept():  # no process can be had: the rank sees that nobody answers
             look = start_look(gpus, close=[reply, control], rank=os.getppid())
     else:
         os.close(gpus)
-    if "cuda" in begin:
+    if begin.cuda:
         # RAPIDS libraries must not make a context in the process that all workers are forked from.
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
     timeline = Timeline("agent")
@@ -85,19 +78,17 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
     code = 0
     try:
         hooks: threading.Thread | None = None
-        if "ucx" in begin and load_library():
+        if begin.ucx and load_library():
             hooks = threading.Thread(target=install_hooks, name="UCX", daemon=True)
             hooks.start()
             timeline.lap("load UCX")
         from dask_gpu_mpi.agent.main import run
 
-        run(control, reply, timeline, cuda="cuda" in begin, hooks=hooks, look=look)
+        run(control, reply, timeline, cuda=begin.cuda, hooks=hooks, look=look)
     except BrokenPipeError:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        from dask_gpu_mpi.base.frames import write_frame
-
         failed: tuple[object, ...] = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
         if isinstance(error, DaskGpuMpiError):
             failed = (Answer.FAILED, str(error), error.exit_code, type(error).__name__)
@@ -115,18 +106,6 @@ def _import_until(control: int) -> None:
             return
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-
-
-def _read_words(control: int) -> frozenset[str]:
-    """The first line, and no byte more: frames follow. The process ends where the rank has ended, or says nothing."""
-    line = b""
-    while not line.endswith(b"\n"):
-        ready = select.select([control], [], [], UNCONFIGURED)[0]
-        byte = os.read(control, 1) if ready else b""
-        if not byte:
-            os._exit(0)
-        line += byte
-    return frozenset(line.decode().split())
 
 
 def ignore_signals() -> None:

@@ -1,4 +1,4 @@
-"""The rank's side of its agent: start it, talk to it, end it within a deadline.
+"""The rank's side of its agent: start it, exchange messages with it, end it within a deadline.
 
 A rank starts its agent first of all, before it reads its options: the agent imports meanwhile what the rank never does.
 """
@@ -8,19 +8,22 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import may_use_cuda
-from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
+from dask_gpu_mpi.agent.orders import Answer, Begin, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, identity, write_frame
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import KILLING
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpu_probe import Look
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -29,8 +32,6 @@ from dask_gpu_mpi.sites.launchers import scrub
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
-
-__all__ = ["AgentProcess", "begin_agent", "start_agent"]
 
 # The empty __main__ of the agent: nothing that a child process could import again. With -c, Python searches the working directory
 # first, where others may have put a module. So no file is imported before the rank's path is set. -P would do the same, but
@@ -56,8 +57,18 @@ PRE_SPAWN = {
 #: Where Dask's users set such variables.
 _PRE_SPAWN_KEY = "distributed.nanny.pre-spawn-environ"
 
-#: Seconds that SIGKILL may take. In a call of the kernel that waits for a dead file system, say, it takes for ever.
-KILLING = 2.0
+
+#: The agents of this process.
+_agents: weakref.WeakSet[AgentProcess] = weakref.WeakSet()
+
+
+def _leave_agents() -> None:
+    """In a forked child: it must not hold the control pipe of an agent open when the rank has ended."""
+    for agent in _agents:
+        agent._close_stdin()
+
+
+os.register_at_fork(after_in_child=_leave_agents)
 
 
 def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
@@ -68,12 +79,9 @@ def start_agent(options: Options, environ: Mapping[str, str]) -> AgentProcess:
 
 
 def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str]) -> AgentProcess:
-    """Tell an agent that was started before the options were known what to begin with.
+    """Send an agent that was started before the options were known its first frame, and return it.
 
-    Returns
-    -------
-    AgentProcess
-        Another one, where Dask's configuration sets variables that an agent must have from its first moment.
+    If Dask's configuration sets variables that an agent must have from its first moment, another agent takes its place.
     """
     if agent.environ != _agent_environ(environ):
         agent.close(1.0)
@@ -83,13 +91,7 @@ def begin_agent(agent: AgentProcess, options: Options, environ: Mapping[str, str
 
 
 def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """The rank's environment, without the launcher's identity, with what workers need from the start.
-
-    Raises
-    ------
-    InputError
-        What Dask's configuration sets for them is no mapping.
-    """
+    """The rank's environment without the launcher's identity, and with the variables that workers need from the start."""
     loaded = sys.modules.get("dask.config")
     configured = loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None
     if not isinstance(configured or {}, Mapping):
@@ -112,79 +114,72 @@ def _import_path() -> list[str]:
     return [entry or here for entry in sys.path if isinstance(entry, str) and (entry or here)]
 
 
+class _Pipes:
+    """Pipes to a child that is started inside this context: its ends are closed afterwards, ours as well after an error."""
+
+    def __init__(self) -> None:
+        self._ours: list[int] = []
+        self._theirs: list[int] = []
+
+    def to_child(self) -> tuple[int, int]:
+        """Our end and the child's."""
+        theirs, ours = self._keep(os.pipe(), ours=1)
+        return ours, theirs
+
+    def from_child(self) -> tuple[int, int]:
+        """Our end and the child's."""
+        return self._keep(os.pipe(), ours=0)
+
+    def _keep(self, ends: tuple[int, int], *, ours: int) -> tuple[int, int]:
+        self._ours.append(ends[ours])
+        self._theirs.append(ends[1 - ours])
+        return ends
+
+    def __enter__(self) -> _Pipes:
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        for fd in (*self._theirs, *(self._ours if error is not None else ())):
+            os.close(fd)
+
+
 class AgentProcess:
     """The agent of this rank.
 
-    It is started at once, to import while this process reads its options and initialises MPI; what it is to do follows through
-    its standard input: what to `begin` with, then the configuration (`configure`), then orders (`send`).
-
-    Parameters
-    ----------
-    environ : mapping
-        Environment of the rank; the agent gets it without the launcher's identity.
-
-    Attributes
-    ----------
-    environ : dict
-        The agent's environment.
-    looks : bool
-        Whether a child of it was to look at the GPUs.
-    scratch : str or None
-        The agent's directory, once it said so; removed here if the agent could not.
+    It is started at once, to import while this process reads its options and initialises MPI. What it is to do follows as frames
+    on its standard input: a `Begin` (`begin`), a `Configuration` (`configure`), then orders (`send`).
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
+        #: The rank's, without the launcher's identity.
         self.environ = _agent_environ(environ)
-        ours: list[int] = []
-        theirs: list[int] = []
         # PR_SET_PDEATHSIG follows the thread that forks: only the main thread lives as long as the process.
         follow = threading.current_thread() is threading.main_thread()
-        try:
-            read, write = os.pipe()
-            ours.append(read)
-            theirs.append(write)
-            orders, self._stdin = os.pipe()
-            ours.append(self._stdin)
-            theirs.append(orders)
-            gpus_read, gpus_write = os.pipe()
-            ours.append(gpus_read)
-            theirs.append(gpus_write)
-            argv = [
-                sys.executable,
-                *getattr(subprocess, "_args_from_interpreter_flags", list)(),
-                "-c",
-                _BOOT,
-                str(write),
-                str(gpus_write),
-                str(os.getpid() if follow else 0),
-                *_import_path(),
-            ]
+        with _Pipes() as pipes:
+            self._stdin, orders = pipes.to_child()
+            answers, reply = pipes.from_child()
+            gpus_read, gpus_write = pipes.from_child()
+            arguments = (reply, gpus_write, os.getpid() if follow else 0)
+            flags: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
             self._process = subprocess.Popen(
-                argv,
+                [sys.executable, *flags, "-c", _BOOT, *map(str, arguments), *_import_path()],
                 stdin=orders,
-                pass_fds=[fd for fd in theirs if fd != orders],
+                pass_fds=(reply, gpus_write),
                 env=self.environ,
-                # A session of its own: a terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
+                # A terminal's Ctrl-C and a launcher's signals are for the rank, which decides.
                 start_new_session=True,
             )
-        except BaseException:  # no descriptors, no memory: the rank may try again
-            for fd in ours:
-                os.close(fd)
-            raise
-        finally:
-            for fd in theirs:
-                os.close(fd)
         self._identity = identity(self._stdin)
-        self._reader = FrameReader(read)
+        self._reader = FrameReader(answers)
+        #: Whether a child of it inspects the GPUs.
         self.looks = False
         self._look = Look(gpus_read)
         self._lock = threading.Lock()
-        # A child that the script forks must not hold the control pipe open when this process is gone.
         self._open = True
-        self._begun = False
-        os.register_at_fork(after_in_child=self._close_stdin)
+        _agents.add(self)
+        #: Its directory, once it has reported that; removed here if the agent could not.
         self.scratch: str | None = None
-        #: Why it has ended, where it could still say so.
+        #: Why it has ended, if it could still report that.
         self._why = ""
 
     @property
@@ -203,49 +198,36 @@ class AgentProcess:
         return self._reader.taken
 
     def begin(self, options: Options, environ: Mapping[str, str], *, inspect_gpus: bool = True) -> None:
-        """Say what to begin with, before the configuration is known: see `boot.main`. Once.
-
-        Parameters
-        ----------
-        options : Options
-            What the user asked for.
-        environ : mapping
-            Environment of the rank.
-        inspect_gpus : bool
-            Whether a child of the agent inspects the GPUs, where there may be some.
-        """
-        words = {"ucx"} if options.protocol.moves_device_memory else set()
-        if may_use_cuda(options, environ):
-            words.add("cuda")
-            self.looks = inspect_gpus
-        if self.looks:
-            words.add("inspect")
-        else:
+        """Send the first frame, once, before the configuration is known; `inspect_gpus`: if there may be GPUs."""
+        cuda = may_use_cuda(options, environ)
+        self.looks = cuda and inspect_gpus
+        if not self.looks:
             self._look.close()
-        self._begun = True
-        with contextlib.suppress(BrokenPipeError):  # its death shows as `lost`
-            os.write(self._stdin, " ".join(sorted(words)).encode() + b"\n")
+        self._write(
+            Begin(cuda=cuda, ucx=options.protocol.moves_device_memory, inspect=self.looks), pickle.dumps
+        )
 
     def configure(self, options: Options, *, speaks: bool, mpi_deadline: float = math.inf) -> None:
-        """Send the first frame, a `Configuration`, after `begin`.
-
-        The options may hold a class of the user's script, which only cloudpickle can send.
-        """
+        """Send the second frame, after `begin`."""
         loaded = sys.modules.get("dask.config")
         dask_config = dict(loaded.config) if loaded is not None else {}
-        self._write(Configuration(replace(options, comm=None), dask_config, mpi_deadline, speaks))
+        self._send_classes(Configuration(replace(options, comm=None), dask_config, mpi_deadline, speaks))
 
     def send(self, order: Order, payload: Any = None) -> None:
-        """Send an `Order`; what goes with it may hold a class of the script, as the configuration may."""
-        self._write((order, payload))
+        """Send an `Order` with what it needs."""
+        self._send_classes((order, payload))
 
-    def _write(self, frame: Any) -> None:
+    def _send_classes(self, frame: Any) -> None:
+        """Send a frame that may hold a class of the user's script, which only cloudpickle can send."""
         import cloudpickle
 
+        self._write(frame, cloudpickle.dumps)
+
+    def _write(self, frame: Any, dumps: Callable[[Any], bytes]) -> None:
         # Its death shows as `lost`, with the reason on standard error.
         if self._open and identity(self._stdin) == self._identity:
             with contextlib.suppress(BrokenPipeError):
-                write_frame(self._stdin, frame, dumps=cloudpickle.dumps)
+                write_frame(self._stdin, frame, dumps=dumps)
 
     def _close_stdin(self) -> None:
         """End of file on the agent's control pipe."""
@@ -254,7 +236,7 @@ class AgentProcess:
             os.close(self._stdin)
 
     def events(self, timeout: float = 0.0) -> list[tuple[Any, ...]]:
-        """The agent's answers since, each with its payload, after waiting at most `timeout` seconds for it to say something."""
+        """The agent's answers since, each with its payload, after waiting at most `timeout` seconds for one."""
         with self._lock:
             frames = self._reader.read(timeout)
         for frame in frames:
@@ -265,11 +247,11 @@ class AgentProcess:
         return [frame for frame in frames if frame[0] != Answer.ENDED]
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """What a child of the agent has seen of the GPUs (`gpu_probe.Look.gpus`); None also where nobody was to look."""
+        """The GPUs that a child of the agent has found (`gpu_probe.Look.gpus`); None: no answer yet, or no such child."""
         return self._look.gpus(seconds) if self.looks else None
 
     def exit_text(self) -> str:
-        """How the agent died, in words."""
+        """How the agent died, as text."""
         if self.taken:
             return "the script closed the descriptors of this process"
         if self._why:
@@ -289,14 +271,10 @@ class AgentProcess:
     def close(self, timeout: float) -> bool:
         """End the agent and all below it, and remove its scratch: end of file on its pipe, `timeout` seconds, then SIGKILL.
 
-        Returns
-        -------
-        bool
-            False when it had to be killed.
+        Returns False if it had to be killed.
         """
-        if self._begun:
-            # In words first: a process of the script's that was not forked through Python may hold the other end as well.
-            self.send(Order.CLOSE)
+        # As an order first: a process of the script's that was not forked through Python may hold the pipe open as well.
+        self.send(Order.CLOSE)
         self._close_stdin()
         self._look.close()
         polite = True

@@ -25,12 +25,13 @@ from typing import Any
 
 from dask_gpu_mpi.agent.dashboard_gate import NO_WORKER_ROUTES, asks_for_server, listen_where_routes_are
 from dask_gpu_mpi.agent.forkserver import become_fork_server, become_resource_tracker, leave_deleted_directory
-from dask_gpu_mpi.agent.orders import UNCONFIGURED, Answer
+from dask_gpu_mpi.agent.orders import Answer, Configuration
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import away_from_here
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import UNCONFIGURED
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.gpu_probe import collect
 from dask_gpu_mpi.machine.scratch import make_scratch, remove_scratch
@@ -46,8 +47,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.worker_class import tasks_run_in_agent
-
-__all__ = ["run"]
 
 #: What workers need; `distributed` alone leaves these to the first use, once in every worker.
 PRELOAD = ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler")
@@ -110,6 +109,8 @@ def run(
         if reader.eof:
             return
     configuration, *orders = frames
+    if not isinstance(configuration, Configuration):
+        return  # the rank closes already
     scratch: str | None = None
     try:
         try:

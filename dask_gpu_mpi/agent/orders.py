@@ -5,19 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.view.job_facts import JobFacts
 
-__all__ = ["UNCONFIGURED", "Answer", "Configuration", "Order", "SchedulerSettings"]
 
-#: Seconds until an agent that its rank sends nothing ends.
-UNCONFIGURED = 3600.0
+class Begin(NamedTuple):
+    """The first frame: what the agent begins with, before the configuration is known."""
+
+    #: Whether it imports dask_cuda as well.
+    cuda: bool
+    #: Whether it loads UCX.
+    ucx: bool
+    #: Whether a child of it inspects the GPUs.
+    inspect: bool
 
 
 class Order(StrEnum):
-    """An order to the agent, after the `Configuration`; each goes with one object.
+    """An order to the agent, after `Begin` and `Configuration`; each goes with one object.
 
     >>> Order.START_WORKERS == "workers"  # as it is sent
     True
@@ -29,7 +35,7 @@ class Order(StrEnum):
     START_SCHEDULER = "scheduler"
     #: ``(path, scheduler id)`` of the scheduler file, which the agent removes if the rank does not get so far.
     SCHEDULER_FILE = "scheduler-file"
-    #: `workers.settings.Start`.
+    #: `plan.model.Start`.
     START_WORKERS = "workers"
     #: None: the cluster is up, the dashboard may follow. The agent passes it on to the scheduler's process.
     DASHBOARD = "dashboard"
@@ -68,7 +74,7 @@ class Answer(StrEnum):
 
 @dataclass(frozen=True)
 class Configuration:
-    """The first frame: what the agent must know before it starts anything."""
+    """The second frame: what the agent must know before it starts anything."""
 
     options: Options
     #: The rank's Dask configuration: what the script set before ``initialize()`` holds for its workers too.
@@ -82,28 +88,16 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the scheduler's process needs to know."""
+    """The settings that the scheduler's process needs beyond the options."""
 
-    #: Address to listen on.
-    host: str
-    #: 0 = any free one.
-    port: int
-    #: ``"tls"``, ``"tcp"`` or ``"ucx"``.
-    protocol: str
-    #: Whether to listen for HTTP, and to serve the dashboard there once the cluster is up.
-    dashboard: bool
-    #: ``host:port`` of the dashboard.
-    dashboard_address: str
+    #: Address to listen on; None: Dask's choice.
+    listen: str | None
     #: Dask configuration, the credentials among it.
     config: dict[str, Any] = field(repr=False)
-    #: What opens the dashboard; empty: it is open.
+    #: The token of the dashboard; empty: it is open.
     token: str = field(repr=False)
     #: UUID of the GPU on which it may hold what a client sends or fetches through it over UCX (as by ``client.run``); it makes no
     #: context before. Empty: none.
     device: str = ""
-    #: What it answers to those who look at the job.
+    #: Its answer to those who inspect the job.
     facts: JobFacts = field(default_factory=JobFacts, repr=False)
-    #: Whether to record what the job does, for its report; else from when it is first asked for.
-    records: bool = False
-    #: Whether tasks that ask for no worker and no resource run on GPU workers alone.
-    gpu_by_default: bool = False

@@ -9,11 +9,13 @@ import asyncio
 import contextlib
 import errno
 import importlib
+import importlib.util
 import os
 import socket
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -25,8 +27,7 @@ from dask_gpu_mpi.machine.visible_devices import hide_gpus
 from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports
-
-__all__ = ["SchedulerProcess", "run_scheduler"]
+from dask_gpu_mpi.options.model import Options
 
 #: Seconds that plugins and connections get to close; the process ends then in any case.
 CLOSE_GRACE = 1.0
@@ -37,14 +38,7 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, as its agent sees it; until `start`, `send` and `close` do nothing.
 
-    Parameters
-    ----------
-    timeline : Timeline
-        Of the agent.
-    on_end : callable
-        ``on_end(exit_code)``, when the process ends after it has come up.
-    on_client : callable
-        ``on_client()``, once the scheduler has had a client.
+    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_client()`` once it has had a client.
     """
 
     def __init__(
@@ -56,13 +50,18 @@ class SchedulerProcess:
         self._process: Any = None
         self._pipe: Any = None
 
-    async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:
+    async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
         """Start it; returns the answer for the rank once it is up, or has failed: an `Answer` with its payload."""
+        # A class of the script can't be pickled here, and the scheduler has no use for it.
+        options = replace(options, worker_class="auto", worker_options={})
         begun = time.time()
         context = get_context("forkserver")
         self._pipe, child_end = context.Pipe()
         self._process = context.Process(
-            target=run_scheduler, args=(settings, child_end), name="dask_gpu_mpi scheduler", daemon=True
+            target=run_scheduler,
+            args=(options, settings, child_end),
+            name="dask_gpu_mpi scheduler",
+            daemon=True,
         )
         self._process.start()
         child_end.close()
@@ -113,7 +112,7 @@ class SchedulerProcess:
                 self._process.join(timeout=1)
 
 
-def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
+def run_scheduler(options: Options, settings: SchedulerSettings, pipe: Any) -> None:
     """Run a scheduler until it is closed by a client or by the agent; the target of a process.
 
     Sends an answer through `pipe`, `Answer.SCHEDULER_UP` or `Answer.FAILED` with its payload, later `Answer.CLIENT`; takes
@@ -123,7 +122,7 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
     async def serve_and_exit() -> None:
         # Not sys.exit, and inside the loop, which would wait for its threads: whatever Dask left behind, or an import of the
         # dashboard that is still under way, must not keep the process.
-        code = await _serve(settings, pipe)
+        code = await _serve(options, settings, pipe)
         flush()
         os._exit(code)
 
@@ -134,7 +133,7 @@ def run_scheduler(settings: SchedulerSettings, pipe: Any) -> None:
         os._exit(1)
 
 
-async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
+async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> int:
     import dask
     from distributed import Scheduler
 
@@ -143,10 +142,12 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
 
     with contextlib.suppress(ImportError, AttributeError):  # the standard fork server has not
         importlib.import_module("dask_gpu_mpi.network.listeners").guard_listeners()
+    # Its pages need bokeh.
+    dashboard = options.dashboard and importlib.util.find_spec("bokeh") is not None
     # distributed would ask NVML for device 0, and a lost one would end the scheduler.
     dask.config.set({"distributed.diagnostics.nvml": False, **settings.config})
     listen_where_routes_are()
-    if not settings.dashboard:
+    if not dashboard:
         dask.config.set(NO_SCHEDULER_ROUTES)
     # It makes no CUDA context before it unpickles a graph that holds GPU objects.
     hide_gpus(os.environ, but=settings.device)
@@ -158,14 +159,14 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
     scheduler: Any = None
     try:
         scheduler = Scheduler(
-            host=settings.host,
-            port=settings.port,
-            protocol=str(settings.protocol),
+            host=settings.listen,
+            port=options.scheduler_port or 0,
+            protocol=str(options.protocol),
             # The dashboard's import (bokeh) takes longer than the rest of the start: it follows when the cluster is up.
             dashboard=False,
-            dashboard_address=settings.dashboard_address,
+            dashboard_address=options.dashboard_address,
         )
-        if settings.dashboard:
+        if dashboard:
             # It listens since the line above, and accepts nothing before the next turn of this loop.
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
         watch = JobWatch(settings.facts)
@@ -173,16 +174,16 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
         await scheduler
     except Exception as error:
         # Its constructor listens for HTTP, and nowhere else.
-        pipe.send(_failure(error, settings, of_dashboard=scheduler is None))
+        pipe.send(_failure(error, options, settings, of_dashboard=scheduler is None))
         return 1
-    if settings.gpu_by_default:
+    if options.default_workers == "gpu":
         from dask_gpu_mpi.agent.default_workers import GpuByDefault
 
         scheduler.add_plugin(GpuByDefault())
-    http_port = scheduler.http_server.port if settings.dashboard else None
-    if not settings.dashboard:
+    http_port = scheduler.http_server.port if dashboard else None
+    if not dashboard:
         report_no_server(scheduler)
-    _record(scheduler, from_start=settings.records)
+    _record(scheduler, from_start=options.report is not None)
     pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
@@ -195,7 +196,7 @@ async def _serve(settings: SchedulerSettings, pipe: Any) -> int:
             order = Order.CLOSE
         if order == Order.DASHBOARD:
             watch.report_client(lambda: pipe.send((Answer.CLIENT,)))
-        if order == Order.DASHBOARD and settings.dashboard:
+        if order == Order.DASHBOARD and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif order == Order.CLOSE:
             loop.remove_reader(pipe.fileno())
@@ -237,14 +238,14 @@ def _warn_of_end(config: dict[str, Any]) -> None:
 
 
 def _failure(
-    error: BaseException, settings: SchedulerSettings, *, of_dashboard: bool
+    error: BaseException, options: Options, settings: SchedulerSettings, *, of_dashboard: bool
 ) -> tuple[Answer, str, int]:
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
         return (
             Answer.FAILED,
-            f"dashboard_address (--dashboard-address): {settings.dashboard_address!r} is not on {socket.gethostname()}, where "
+            f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, where "
             "the scheduler runs (expected an address of that node). Fix: leave the option out, or give the port alone "
             "(':8787'), for all addresses of the node",
             2,
@@ -252,8 +253,8 @@ def _failure(
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             Answer.FAILED,
-            f"port {settings.port} at {settings.host} is in use: the scheduler can't listen there. Fix: choose another port with "
-            "scheduler_port (--scheduler-port), or leave it out for any free port",
+            f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there. Fix: choose "
+            "another port with scheduler_port (--scheduler-port), or leave it out for any free port",
             2,
         )
     return (Answer.FAILED, f"the scheduler did not start: {type(error).__name__}: {error}", 1)

@@ -24,9 +24,9 @@ from dask_gpu_mpi.network.ucx import (
     transfer_config,
 )
 from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.settings import Start
 
 __all__ = ["Agent"]
 
@@ -183,7 +183,7 @@ class Agent:
             self.answer(Answer.FAILED, f"{type(error).__name__}: {error}", 1)
 
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
-        self.answer(*await self._scheduler.start(settings))
+        self.answer(*await self._scheduler.start(self._options, settings))
 
     async def _run_workers(self, start: Start) -> None:
         """Start the workers, and wait until all have ended."""

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["FrameReader", "identity", "wait_until_read", "write_frame"]
+__all__ = ["FrameReader", "identity", "read_frame", "wait_until_read", "write_frame"]
 
 _LENGTH = struct.Struct("<Q")
 
@@ -42,6 +42,26 @@ def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
     while data:
         data = data[os.write(fd, data) :]
+
+
+def read_frame(fd: int, timeout: float) -> Any:
+    """One frame, and no byte of the next; None if none begins within `timeout` seconds, or the other side has ended."""
+    if not select.select([fd], [], [], timeout)[0]:
+        return None
+    header = _read(fd, _LENGTH.size)
+    if len(header) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack(header)
+    payload = _read(fd, length)
+    return pickle.loads(payload) if len(payload) == length else None
+
+
+def _read(fd: int, size: int) -> bytes:
+    """So many bytes; fewer at the end of the pipe."""
+    data = b""
+    while len(data) < size and (chunk := os.read(fd, size - len(data))):
+        data += chunk
+    return data
 
 
 class FrameReader:

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import ALIVE, FLUSH
 from dask_gpu_mpi.check.coordinator import (
     OBSERVE_TIMEOUT,
     PAYLOADS,
@@ -29,14 +31,13 @@ from dask_gpu_mpi.check.ucx import UcxTrial
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import library_name
 from dask_gpu_mpi.startup.bringup import planner, report_only
-from dask_gpu_mpi.startup.exchange import FLUSH, until_over
+from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
-from dask_gpu_mpi.startup.start_context import ALIVE, Patience, StartContext
+from dask_gpu_mpi.startup.start_context import Patience, StartContext
 
 __all__ = ["CheckingRank", "run_check"]
 

@@ -27,7 +27,7 @@ from dask_gpu_mpi.cli.options import (
 from dask_gpu_mpi.cli.plan import plan
 from dask_gpu_mpi.cli.top import top
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.job.cluster_file import forget_cluster
+from dask_gpu_mpi.job.child_processes import forget_cluster
 from dask_gpu_mpi.options.convert import ELSEWHERE
 from dask_gpu_mpi.options.model import OPTIONS, Options
 

@@ -1,4 +1,4 @@
-"""What a job prints when its cluster is up: workers, warnings, where the dashboard is."""
+"""The lines that a job prints when its cluster is up: workers, warnings, the link to the dashboard."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CELL = "text-align: left; padding: 1px 12px 1px 0; color: inherit; background: n
 
 @dataclass(frozen=True)
 class Card:
-    """What the card shows."""
+    """The content of the card."""
 
     address: str
     #: Whether the cluster has been ended.
@@ -146,7 +146,7 @@ def announce_waiting(options: Options) -> None:
 
 
 def all_warnings(joined: Joined) -> tuple[str, ...]:
-    """What the user is warned of when the cluster is up."""
+    """The warnings that the user gets when the cluster is up."""
     plan, options = joined.cluster.plan, joined.options
     assert plan is not None  # called on the client rank, which is given it
     gpus = any(worker.devices for worker in plan.workers)

@@ -224,12 +224,14 @@ def execute(
         member.serve()
         outcome.retire()
         return None
+    from dask_gpu_mpi.job.client_end import current_end
+
     try:
-        result = client_function(*client_args, **(client_kwargs or {}))
+        return client_function(*client_args, **(client_kwargs or {}))
     finally:
-        session._finish()
-        session._give_back()
-    return result
+        if (end := current_end()) is not None:  # always: there is a session
+            end.finish()
+            end.give_back()
 
 
 def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any) -> Client:
@@ -288,7 +290,7 @@ def send_close_signal() -> None:
 
 
 def _reader(explicit: dict[str, Any]) -> Callable[[], Options]:
-    """What reads the options, in a process that may still start a cluster."""
+    """A function that reads the options, in a process that may still start a cluster."""
     refuse_second()
     return functools.partial(resolve, explicit, source="keyword")
 

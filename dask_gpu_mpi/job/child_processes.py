@@ -1,19 +1,22 @@
-"""The processes that a script starts: they find its cluster, and may not bring up another as the rank that their script is."""
+"""The processes that a script starts: they find its cluster, and can't start another one as the rank of their script."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, NoReturn
 
+from dask_gpu_mpi.base.frames import identity
 from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.cluster_file import ClusterFile
+from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.mpi.launcher_check import is_child_of
 from dask_gpu_mpi.sites import launchers
 
@@ -22,21 +25,15 @@ RANK_PID = "DGM_RANK_PID"
 
 
 def mark_children() -> None:
-    """Let the script's children know whose children they are (`refuse_children`).
+    """Mark the script's children as such, for `refuse_children`.
 
-    For good: after the cluster too they have the rank's variables, with which their MPI would wait for ever.
+    The mark stays: after the cluster too they have the rank's variables, with which their MPI would wait forever.
     """
     os.environ[RANK_PID] = str(os.getpid())
 
 
 def refuse_children() -> None:
-    """A child of a rank has the rank's variables: its MPI would join as a rank that is there already, and wait for ever.
-
-    Raises
-    ------
-    InputError
-        This is one. Raised here and now: the other ranks are in the cluster of the rank.
-    """
+    """Raise an InputError in a child of a rank: by the rank's variables its MPI would join as that rank, and wait forever."""
     rank = os.environ.get(RANK_PID, "")
     launched = launchers.detect(os.environ) if re.fullmatch(r"[0-9]{1,18}", rank) else None
     if launched is not None and is_child_of(int(rank)):
@@ -48,14 +45,146 @@ def refuse_children() -> None:
         )
 
 
-class ChildrenOfCluster:
-    """What the processes that the script starts are given of its cluster, until `release`.
+# How the script's children find the cluster: by its address and credentials, as a file of Dask's configuration.
+#
+# ``DASK_CONFIG``, which Dask reads after all other files, names it. It is a file without a name, if possible in memory, which the
+# rank holds open: ``/proc/PID/fd/N`` leads there, for processes of the same user on the same node. So nothing is left to remove,
+# whichever way the rank ends, and no key is ever in a folder, an environment or a command line.
 
-    Parameters
-    ----------
-    settings : mapping
-        Dask's, by key: the scheduler's address and the credentials.
+CONFIG = "DASK_CONFIG"
+#: Variable of what the children's environment was before: JSON of our file and of the user's variables. A job that the script
+#: starts is to have these again (`forget_cluster`).
+BEFORE = "DGM_DASK_BEFORE"
+SHARED_MEMORY = "/dev/shm"
+
+
+class ClusterFile:
+    """That file, and the environment that leads the script's children to it, until `close`.
+
+    OSError: it can't be written, or other processes could not read it. ValueError: the user's own ``DASK_CONFIG`` is malformed.
     """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        import dask.config
+        import yaml
+
+        own = os.environ.get(CONFIG, "")
+        # As a file: Dask would read one of the two only. A pipe has been read, and to open it again could wait forever.
+        regular = os.path.isfile(own) or os.path.isdir(own)
+        content = dask.config.merge(*dask.config.collect_yaml([own] if regular else []))
+        dask.config.set(settings, config=content)
+        self._fd = _nameless_file(yaml.safe_dump(content))
+        self._identity = identity(self._fd)
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+        try:
+            _check_readable(self.path)
+        except OSError:
+            os.close(self._fd)
+            raise
+        before = {name: os.environ.pop(name) for name in [*_overriding(os.environ, settings)]}
+        os.environ.update({CONFIG: self.path, BEFORE: json.dumps([self.path, before])})
+
+    def close(self) -> None:
+        """Make the environment what it was before; what the script has set since stays. May be called again."""
+        if self._identity is None:
+            return
+        if (record := _record(os.environ)) is not None and record[0] == self.path:
+            _restore(os.environ, *record)
+        # The script may have closed it, and opened another with its number.
+        if identity(self._fd) == self._identity:
+            os.close(self._fd)
+        self._identity = None
+
+
+def forget_cluster() -> None:
+    """Undo the settings of a session in a child process of its script that starts another cluster.
+
+    In the environment, and in Dask's configuration if that is loaded.
+    """
+    record = _record(os.environ)
+    if record is None or record[0].startswith(f"/proc/{os.getpid()}/"):
+        return
+    _restore(os.environ, *record)
+    if (config := sys.modules.get("dask.config")) is not None:
+        _forget_settings(config, record[0], record[1].get(CONFIG))
+
+
+def _record(environ: Mapping[str, str]) -> tuple[str, dict[str, str]] | None:
+    """Our file, and the user's variables; None: there is none."""
+    try:
+        path, before = json.loads(environ.get(BEFORE, ""))
+        return str(path), {str(name): str(value) for name, value in before.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _restore(environ: MutableMapping[str, str], path: str, before: Mapping[str, str]) -> None:
+    del environ[BEFORE]
+    if environ.get(CONFIG) == path:
+        del environ[CONFIG]
+    for name, value in before.items():
+        environ.setdefault(name, value)
+
+
+def _overriding(environ: Iterable[str], settings: Mapping[str, Any]) -> Iterator[str]:
+    """The variables that Dask would read instead of our file: `CONFIG`, and any of a key that we set."""
+    for name in environ:
+        key = name.removeprefix("DASK_").lower().replace("__", ".").replace("_", "-")
+        ours = any(f"{key}.".startswith(f"{setting}.") for setting in settings)
+        if name == CONFIG or (name.startswith("DASK_") and ours):
+            yield name
+
+
+def _nameless_file(text: str) -> int:
+    """The descriptor of a new file with this text, which is readable for its owner only and in no folder."""
+    import tempfile
+
+    for folder in (SHARED_MEMORY, tempfile.gettempdir()):
+        try:
+            fd, name = tempfile.mkstemp(prefix="dgm-", dir=folder)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            os.unlink(name)
+            with open(fd, "w", encoding="utf-8", closefd=False) as file:
+                file.write(text)
+        except OSError as error:  # it is full
+            os.close(fd)
+            failure = error
+        else:
+            return fd
+    raise failure
+
+
+def _check_readable(path: str) -> None:
+    """Raise an OSError where no other process of this user can read the files that this one has open (proc(5))."""
+    os.stat(path)
+    if os.stat(f"/proc/{os.getpid()}").st_uid != os.geteuid():
+        raise PermissionError(0, "this process is not dumpable", path)
+
+
+def _forget_settings(config: Any, path: str, own: str | None) -> None:
+    """Take back what `dask.config` has read from our file; what was set since stays."""
+    content = config.merge(*config.collect_yaml([path]))
+    config.paths[:] = [own if each == path else each for each in config.paths if each != path or own]
+    without = config.merge(*config.defaults, config.collect(config.paths))
+    for key, value in _leaves(content):
+        other = config.get(key, None, config=without)
+        if other != value and config.get(key, None) == value:
+            config.set({key: other})
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+class ChildrenOfCluster:
+    """Lets the processes that the script starts find its cluster, by these settings of Dask, until `release`."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._file: ClusterFile | None = None
@@ -69,7 +198,7 @@ class ChildrenOfCluster:
         self._exec = ExecAsChild()
 
     def release(self) -> None:
-        """What the script starts from now on is without the cluster. May be called again."""
+        """Processes that the script starts from now on do not find the cluster. May be called again."""
         if self._file is not None:
             self._file.close()
         self._exec.take_back()
@@ -127,15 +256,7 @@ def _inheritable() -> set[tuple[int, tuple[int, int]]]:
 def run_to_its_end(
     path: Any, argv: Sequence[Any], env: Mapping[Any, Any] | None = None, *, pass_fds: Collection[int] = ()
 ) -> NoReturn:
-    """Run a program as a child of this process, and end the script with its exit code.
-
-    Raises
-    ------
-    OSError
-        It can't be run, as from ``os.execve``.
-    SystemExit
-        With its exit code, 128 and more after a signal.
-    """
+    """Run a program as a child of this process, and end the script with its exit code: 128 and more after a signal."""
     flush()
     # Instead of this process, it would end with it.
     program = subprocess.Popen(
@@ -154,4 +275,4 @@ def run_to_its_end(
         except subprocess.TimeoutExpired:
             program.kill()
         raise
-    raise SystemExit(code if code >= 0 else 128 - code)
+    raise SystemExit(code if code >= 0 else outcome.code_of_signal(-code))

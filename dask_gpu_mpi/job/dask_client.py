@@ -1,4 +1,4 @@
-"""What a session changes in Dask's `Client` and `LocalCluster`, and does with the clients that the script leaves."""
+"""The changes that a session makes in Dask's `Client` and `LocalCluster`, and the end of clients that the script leaves."""
 
 from __future__ import annotations
 
@@ -30,6 +30,17 @@ if TYPE_CHECKING:
 SHUFFLE = "dataframe.shuffle.method"
 
 
+def security_of(address: str, config: Mapping[str, Any]) -> Any:
+    """The ``distributed.Security`` that lets a client into the cluster of these credentials; None without TLS."""
+    if not address.startswith("tls://"):
+        return None
+    import dask
+    from distributed import Security
+
+    with dask.config.set(config):
+        return Security()
+
+
 def shuffle_settings(plan: Plan) -> dict[str, str]:
     """Shuffle by tasks, if all workers have GPUs and the user has not configured it.
 
@@ -42,10 +53,7 @@ def shuffle_settings(plan: Plan) -> dict[str, str]:
 class DaskSettings:
     """Settings of Dask's that can be taken back.
 
-    Parameters
-    ----------
-    settings : mapping
-        Values by key, as in ``dask.config.set``.
+    `settings`: values by key, as in ``dask.config.set``.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -78,7 +86,7 @@ def _nest(key: str, value: Any) -> dict[str, Any]:
 _address: str | None = None
 #: Whether the script has made a client since it has a session.
 _made_client = False
-#: What the user has been warned of: one warning is enough.
+#: The warnings that the user has had: one of each is enough.
 _warned: set[str] = set()
 
 #: Called before the cluster is shut down by a client of this process.
@@ -122,7 +130,7 @@ def has_lost_client() -> bool:
 def abandon_clients(address: str) -> None:
     """Mark clients that could not be closed as closed.
 
-    ``Client.__del__`` closes what is not, and waits for it for ever once the interpreter ends and its event loop is gone. Such
+    ``Client.__del__`` closes what is not, and waits for it forever once the interpreter ends and its event loop is gone. Such
     are those whose ``shutdown()`` or ``close()`` has failed half way.
     """
     for client in _clients():
@@ -160,10 +168,7 @@ def shut_down_once(before: Callable[[], None] = lambda: None) -> None:
 def prefer_cluster(address: str | None) -> None:
     """Warn from now on if the script starts another cluster, and let ``Client(n_workers=...)`` connect to this one.
 
-    Parameters
-    ----------
-    address : str or None
-        Of the job's scheduler; None: the job's cluster is over, and the script may start one.
+    `address`: of the job's scheduler; None: the job's cluster is over, and the script may start one.
     """
     global _address, _made_client
     _address, _made_client = address, False

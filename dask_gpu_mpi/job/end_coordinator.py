@@ -1,4 +1,4 @@
-"""What rank 0 does for the end of all ranks: it decides when the cluster is over, and gathers which ranks have closed."""
+"""The end of the cluster: how a rank closes its part, and rank 0, which decides when all end and gathers who has closed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind
 from dask_gpu_mpi.machine.scratch import remove_scratch
@@ -22,10 +23,6 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
 # How a rank closes its part: workers first, everywhere, then the scheduler; every wait has a deadline.
-
-#: How long, beyond its own closing, rank 0 waits until the others have closed: this part of `shutdown_timeout`,
-#: and so many seconds at least.
-CLOSING_SHARE, CLOSING_SLACK = 0.3, 3.0
 
 
 class Closing:
@@ -84,7 +81,7 @@ class Closing:
         self._report()  # also where its agent could not any more
 
     def _close_workers(self, limit: float) -> None:
-        """Have the agent close its workers until `limit`, or kill it."""
+        """Order the agent to close its workers until `limit`, else kill it."""
         channels = self._channels
         if channels.agent is not None:
             channels.agent.send(Order.CLOSE_WORKERS)
@@ -114,17 +111,7 @@ class Closing:
 
 
 class EndCoordinator:
-    """The end, as rank 0 leads it.
-
-    Parameters
-    ----------
-    joined : Joined
-        Rank 0.
-    ending : Ending
-        Of rank 0.
-    has_client : bool
-        Whether some rank runs a script.
-    """
+    """The end, as rank 0 leads it."""
 
     def __init__(self, joined: Joined, ending: Ending, *, has_client: bool) -> None:
         assert joined.cluster.plan is not None  # rank 0 has it
@@ -150,16 +137,8 @@ class EndCoordinator:
     ) -> None:
         """End the cluster on all ranks, unless it is over.
 
-        Parameters
-        ----------
-        final : bool
-            The script has ended as well.
-        lost : str, optional
-            How the cluster was lost.
-        signal : int, optional
-            The signal that ends the job.
-        code : int
-            What the script exits with, as far as that is known.
+        `final`: the script has ended as well. `lost`: how the cluster was lost. `signal`: the signal that ends the job.
+        `code`: the exit code of the script, as far as it is known.
         """
         ending = self._ending
         if lost is not None and not ending.state.over:
@@ -179,20 +158,21 @@ class EndCoordinator:
 
     def on_message(self, kind: str, payload: Any) -> None:
         """Handle a message to rank 0 alone; others are ignored."""
-        if kind == EndKind.CLOSED:
-            self._closed.add(payload)
-        elif kind == EndKind.OVER:
-            final, lost, code = payload
-            self.end_cluster(final=final, lost=lost, code=code)
-        elif kind == EndKind.WORKERS_ENDED:
-            self._on_workers_ended(*payload)
-        elif kind == EndKind.SIGNAL:
-            self._on_signal(payload)
-        elif kind == EndKind.CLIENT:
-            self._channels.send(self._plan.client.rank, EndKind.CLIENT)
+        match kind:
+            case EndKind.CLOSED:
+                self._closed.add(payload)
+            case EndKind.OVER:
+                final, lost, code = payload
+                self.end_cluster(final=final, lost=lost, code=code)
+            case EndKind.WORKERS_ENDED:
+                self._on_workers_ended(*payload)
+            case EndKind.SIGNAL:
+                self._on_signal(payload)
+            case EndKind.CLIENT:
+                self._channels.send(self._plan.client.rank, EndKind.CLIENT)
 
     def _on_signal(self, number: int) -> None:
-        """A rank was sent a signal: it ends the job, by way of the script where there is one."""
+        """A rank was sent a signal: it ends the job, through the script if there is one."""
         if self._has_client:
             self._channels.send(self._plan.client.rank, EndKind.SIGNAL, number)
         else:
@@ -206,7 +186,7 @@ class EndCoordinator:
         if any(self._without_workers.values()):
             self.end_cluster(final=False, lost="no worker is left")
         elif not self._joined.options.scheduler:
-            # Its owner has shut the cluster down. In one of our own, the scheduler's end is what counts.
+            # Its owner has shut the cluster down. In a cluster that this job has started, the scheduler's end counts.
             self.end_cluster(final=False)
 
     # -- who has closed -----------------------------------------------------------------------------------------
@@ -223,13 +203,7 @@ class EndCoordinator:
     # -- the last things ----------------------------------------------------------------------------------------
 
     def finish(self, *, flushed: bool) -> None:
-        """Leave the mark of an orderly end; or, where a rank did not answer, abort the job, since MPI would wait for it for ever.
-
-        Parameters
-        ----------
-        flushed : bool
-            Whether all messages got out.
-        """
+        """Leave the mark of an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
             say(
@@ -243,7 +217,7 @@ class EndCoordinator:
     def leave_mark(self) -> None:
         """Mark in the log directory that the job has come to its end.
 
-        Open MPI 5's ``mpirun`` ends with code 0 when it has lost a daemon of its own below Slurm: a job script could not tell.
+        Open MPI 5's ``mpirun`` ends with code 0 when it has lost one of its daemons below Slurm: a job script would not notice.
         """
         if self._mark is not None and self._ending.state.ended:
             with contextlib.suppress(OSError):

@@ -68,7 +68,7 @@ PAYLOADS: Mapping[str, Any] = {
 
 
 class Cause(Enum):
-    """What moves a rank towards its end."""
+    """An event that moves a rank towards its end."""
 
     STOP = "the cluster is over, the script continues"
     END = "the job ends"
@@ -76,7 +76,7 @@ class Cause(Enum):
 
 
 class State(Enum):
-    """Where a rank stands."""
+    """How far a rank is from its end."""
 
     RUNNING = "the cluster runs"
     LEFT = "this rank has closed its part by itself: after a signal, or because rank 0 does not respond"
@@ -134,17 +134,11 @@ class Ending:
         self.lost: str | None = None
         #: The signal that ends the job, if one does: of a job without a script.
         self.signal: int | None = None
-        #: What the script has exited with, as far as that is known.
+        #: The exit code of the script, as far as it is known.
         self.code = 0
 
     def on(self, event: Cause) -> None:
-        """Go to the next state.
-
-        Raises
-        ------
-        RuntimeError
-            `event` can't happen in this state.
-        """
+        """Go to the next state."""
         known = TRANSITIONS[self.state]
         if event not in known:
             expected = ", ".join(each.name for each in known) or "nothing"
@@ -152,7 +146,7 @@ class Ending:
         self.state = known[event]
 
     def exit_code(self, received: int | None = None) -> int:
-        """What a rank without the script exits with; `received`: the first signal that it was sent."""
+        """The exit code of a rank without the script; `received`: the first signal that it was sent."""
         return outcome.code_of_rank(
             lost=self.lost is not None,
             ended=self.state.ended,

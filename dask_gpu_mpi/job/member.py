@@ -13,44 +13,129 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.agent.orders import Answer
-from dask_gpu_mpi.base.signals import is_ours
+from dask_gpu_mpi.agent.handle import start_agent
+from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import FLUSH, FREE_TIMEOUT, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.agent_restarts import AgentRestarts
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State
-from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE
+from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, POLL_IDLE, Channels
+from dask_gpu_mpi.startup.relay import start_workers
 
-__all__ = ["Member"]
+#: Seconds before each start of an agent in place of one that has died; after these its rank is removed.
+DELAYS = (0.5, 2.0, 8.0)
 
-#: Seconds for all ranks to come to an orderly end, where the program continues.
-FREE_TIMEOUT = 3.0
-#: Seconds that a rank continues after SIGTERM, for the script's `finally` on the client rank.
-TERM_GRACE = 5.0
-#: Seconds for the last messages to get out.
-FLUSHING = 2.0
+
+class SignalRelay:
+    """The way of a signal through the job: from the rank that was sent it, through rank 0, to the script, which ends the job.
+
+    A rank without the script reports its signal once. It leaves by itself if the job has not ended after `TERM_GRACE`, unless
+    the script is still cleaning up, which the client rank announces to all.
+    """
+
+    def __init__(self, channels: Channels) -> None:
+        self._channels = channels
+        self._reported = False
+        self._script_cleans_up = False
+        self._announcement_is_due = False
+        #: On the client rank: the signal that another rank was sent, until `Monitor` has passed it to the script.
+        self.for_script: int | None = None
+
+    def script_is_interrupted(self) -> None:
+        """Announce, at the next `pump`, that the script runs its `finally`; called in signal handlers, which can't send."""
+        self._announcement_is_due = True
+
+    def pump(self) -> None:
+        """Send the announcement that is due."""
+        if self._announcement_is_due:
+            self._announcement_is_due = False
+            self._channels.send(COORDINATOR, EndKind.BUSY)
+
+    def on_announcement(self) -> None:
+        """The script runs its `finally`; the client rank reports its end later."""
+        self._script_cleans_up = True
+        if self._channels.rank == COORDINATOR:
+            self._channels.mailbox.send_all(EndKind.BUSY)
+
+    def leaves(self, number: int, since: float) -> bool:
+        """Report this rank's signal, which came at `since`; whether the rank is to leave by itself, because no answer comes."""
+        if not self._reported:
+            self._reported = True
+            self._channels.send(COORDINATOR, EndKind.SIGNAL, number)
+        return not self._script_cleans_up and time.monotonic() > since + TERM_GRACE
+
+
+class AgentRestarts:
+    """The agent of a rank that may lose it: one without the scheduler."""
+
+    def __init__(self, joined: Joined) -> None:
+        self._joined = joined
+        self._channels = joined.channels
+        self.tried = 0
+        #: When to restart it (``time.monotonic()``), if at all.
+        self.due: float | None = None
+        #: Its workers that have ended for good, by name, and whether one of them has failed: another agent does not start them.
+        self._ended: set[str | int] = set()
+        self.failed = False
+
+    def worker_ended(self, name: str | int, why: str | None) -> None:
+        """A worker has ended for good: because it was retired (None), or has failed too often."""
+        self._ended.add(name)
+        self.failed |= why is not None
+
+    @property
+    def _workers(self) -> tuple[WorkerPlan, ...]:
+        return tuple(worker for worker in self._joined.start.workers if worker.name not in self._ended)
+
+    def lost(self, text: str) -> None:
+        """The agent has died, and its workers with it: start another, or remove this rank."""
+        if not self._workers:
+            return
+        if self.tried == len(DELAYS):
+            say(f"{text}; rank {self._channels.rank} removed, continuing with the other ranks")
+            self._channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self._channels.rank, True))
+            return
+        delay = DELAYS[self.tried]
+        self.tried += 1
+        say(f"{text}; restarting it in {delay:g} s")
+        self.due = time.monotonic() + delay
+
+    def start_if_due(self) -> None:
+        """Start another agent, if it is time; once it is `Answer.PREPARED`, it gets its workers (`start_workers`)."""
+        if self.due is None or time.monotonic() <= self.due:
+            return
+        self.due = None
+        joined = self._joined
+        try:
+            agent = start_agent(joined.options, joined.environ)
+        except OSError as error:  # no descriptors, no memory: perhaps later
+            self.lost(
+                f"the agent of rank {self._channels.rank} on {joined.host} could not be started ({error.strerror})"
+            )
+            return
+        self._channels.agent = agent
+        agent.configure(joined.options, speaks=False)
+        agent.send(Order.JOINED)
+
+    def start_workers(self) -> None:
+        """Give the new agent this rank's workers."""
+        start_workers(self._channels, replace(self._joined.start, workers=self._workers))
 
 
 class Member:
-    """A rank of a cluster that is up.
+    """A rank of a cluster that is up; `signals` are taken since before it joined.
 
-    Parameters
-    ----------
-    joined : Joined
-        How it joined.
-    signals : Signals
-        Taken before it joined.
-    leave_open : bool
-        ``exit=False``: the rank continues with work of its own when the cluster stops.
-    has_client : bool
-        Whether some rank runs a script.
+    With `leave_open` (``exit=False``) the program continues on this rank when the cluster stops. `has_client`: some rank runs a
+    script.
     """
 
     def __init__(self, joined: Joined, signals: Signals, *, leave_open: bool, has_client: bool) -> None:
@@ -64,20 +149,13 @@ class Member:
         self.coordinator: EndCoordinator | None = None
         if self.rank == COORDINATOR:
             self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
+        self.signal_relay = SignalRelay(joined.channels)
         self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
-        #: The script has closed our descriptors, and those of MPI, which can't be left in an orderly way any more.
+        #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
         self.descriptors_lost = False
-        #: Set by the script's SIGTERM handler; sent to the others by the next `pump`, since a handler must not touch messages.
-        self.busy = False
-        #: The script's `finally` runs: no rank leaves by itself because of a signal.
-        self._script_is_busy = False
-        #: On the client rank: the signal that another rank was sent, until the script has it too (`Monitor`).
-        self.signal_elsewhere: int | None = None
         #: On the client rank: the job's own scheduler has had a client, of any process.
         self.had_client = False
-        #: This rank has reported the signal that it was sent.
-        self._signal_reported = False
         self._has_client = has_client
         self._parent = os.getppid()
         self._launched = launchers.detect(joined.environ) is not None
@@ -90,9 +168,7 @@ class Member:
         with self._lock:
             if not self.ending.state.over:
                 self._restarts.start_if_due()
-            if self.busy:
-                self.busy = False
-                self.channels.send(COORDINATOR, EndKind.BUSY)
+            self.signal_relay.pump()
             for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -105,61 +181,65 @@ class Member:
             self.pump(POLL_BUSY)
 
     def _on_mail(self, kind: str, payload: Any) -> None:
-        if kind == EndKind.STOP:
-            self.ending.on(Cause.STOP)
-            if self.joined.start.is_client:
-                self.ending.lost = payload  # for the script; rank 0 has printed it
-        elif kind == EndKind.END:
-            self.ending.code = payload
-            self.ending.on(Cause.END)
-        elif kind == EndKind.RELEASE:
-            self._closing.release()
-        elif kind == EndKind.BUSY:
-            self._script_is_busy = True
-            if self.coordinator is not None:
-                self.channels.mailbox.send_all(EndKind.BUSY)
-        elif kind == EndKind.SIGNAL and self.joined.start.is_client and self._has_client:
-            self.signal_elsewhere = payload
-        elif kind == EndKind.CLIENT and self.joined.start.is_client:
-            self.had_client = True
-        elif self.coordinator is not None:
-            self.coordinator.on_message(kind, payload)
+        is_client = self.joined.start.is_client
+        match kind:
+            case EndKind.STOP:
+                self.ending.on(Cause.STOP)
+                if is_client:
+                    self.ending.lost = payload  # for the script; rank 0 has printed it
+            case EndKind.END:
+                self.ending.code = payload
+                self.ending.on(Cause.END)
+            case EndKind.RELEASE:
+                self._closing.release()
+            case EndKind.BUSY:
+                self.signal_relay.on_announcement()
+            case EndKind.SIGNAL if is_client and self._has_client:
+                self.signal_relay.for_script = payload
+            case EndKind.CLIENT if is_client:
+                self.had_client = True
+            case _ if self.coordinator is not None:
+                self.coordinator.on_message(kind, payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
+        if kind != Answer.WORKERS_CLOSED and self.ending.state.over:
+            return  # all other ends were ordered
         here = f"rank {self.rank} on {self.joined.host}"
-        if kind == Answer.WORKERS_CLOSED:
-            self._closing.workers_closed()
-        elif self.ending.state.over:
-            return  # all else that ends now was ordered to
-        elif kind == Answer.CLIENT:
-            self.channels.send(COORDINATOR, EndKind.CLIENT)
-        elif kind == Answer.WORKERS_ENDED:
-            failed = payload[0] or self._restarts.failed  # of an agent before this one
-            self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))
-        elif kind == Answer.WORKER_ENDED:
-            name, why = payload
-            self._restarts.worker_ended(name, why)
-            if why is not None:
-                say(f"worker {name} on {self.joined.host} removed: {why}; continuing with the other workers")
-        elif kind == Answer.SCHEDULER_ENDED:
-            # Code 0: a client called shutdown().
-            self._report_over(
-                None if payload[0] == 0 else f"the scheduler's process ended (exit code {payload[0]})"
-            )
-        elif kind == Answer.LOST:
-            text = f"the agent of {here} ended ({payload[0]})"
-            self.descriptors_lost = payload[1]
-            if self.joined.has_scheduler:
-                self._report_over(f"{text}, and the scheduler with it")
-            elif self.descriptors_lost:
-                self._report_over(text)
-            else:
-                self._restarts.lost(text)
-        elif kind == Answer.PREPARED:
-            self._restarts.start_workers()
-        elif kind == Answer.FAILED and self._restarts.tried:
-            self.channels.drop_agent(0.5)
-            self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
+        match kind:
+            case Answer.WORKERS_CLOSED:
+                self._closing.workers_closed()
+            case Answer.CLIENT:
+                self.channels.send(COORDINATOR, EndKind.CLIENT)
+            case Answer.WORKERS_ENDED:
+                failed = payload[0] or self._restarts.failed  # of an agent before this one
+                self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))
+            case Answer.WORKER_ENDED:
+                name, why = payload
+                self._restarts.worker_ended(name, why)
+                if why is not None:
+                    say(
+                        f"worker {name} on {self.joined.host} removed: {why}; continuing with the other workers"
+                    )
+            case Answer.SCHEDULER_ENDED:
+                # Code 0: a client called shutdown().
+                code = payload[0]
+                self._report_over(None if code == 0 else f"the scheduler's process ended (exit code {code})")
+            case Answer.LOST:
+                self._on_agent_lost(f"the agent of {here} ended ({payload[0]})", descriptors_lost=payload[1])
+            case Answer.PREPARED:
+                self._restarts.start_workers()
+            case Answer.FAILED if self._restarts.tried:
+                self.channels.drop_agent(0.5)
+                self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
+
+    def _on_agent_lost(self, text: str, *, descriptors_lost: bool) -> None:
+        self.descriptors_lost = descriptors_lost
+        if self.joined.has_scheduler:
+            self._report_over(f"{text}, and the scheduler with it")
+        elif descriptors_lost:
+            self._report_over(text)
+        else:
+            self._restarts.lost(text)
 
     def _report_over(self, lost: str | None, *, final: bool = False, code: int = 0) -> None:
         self.channels.send(COORDINATOR, EndKind.OVER, (final, lost, code))
@@ -171,17 +251,9 @@ class Member:
     # -- ranks without the script -------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Wait, politely, until the job ends; what every rank does that does not run the script.
+        """Wait until the job ends, on a rank without the script; its exit code.
 
-        Returns
-        -------
-        int
-            Exit code of this rank.
-
-        Raises
-        ------
-        ClusterLostError
-            On the coordinator, without a script: the scheduler was lost.
+        ClusterLostError: on rank 0 of a job without a script, the scheduler was lost.
         """
         ending, signals = self.ending, self.signals
         try:
@@ -189,7 +261,7 @@ class Member:
                 self.pump(POLL_IDLE)
                 if ending.state.stopped and not self.leave_open:
                     self.leave()  # the script continues, maybe for long
-                if signals.got is not None and self._leaves_on(*signals.got):
+                if signals.got is not None and self.signal_relay.leaves(*signals.got):
                     break
                 if self.launcher_gone():
                     self.channels.drop_agent(self.joined.options.shutdown_timeout)
@@ -212,28 +284,15 @@ class Member:
 
     @property
     def _is_awaited(self) -> bool:
-        """Whether rank 0 still has to report an end: a program that continues without the cluster hears of no second one."""
+        """Whether rank 0 still has to report an end: a program that continues without the cluster gets no second report."""
         return not self.ending.state.ended and not (self.ending.state.stopped and self.leave_open)
-
-    def _leaves_on(self, number: int, since: float) -> bool:
-        """Report the signal to rank 0, which ends the job; True where this rank is to leave by itself, since nobody does."""
-        if not self._signal_reported:
-            self._signal_reported = True
-            self.channels.send(COORDINATOR, EndKind.SIGNAL, number)
-        # A client rank whose `finally` runs reports that, and later its end.
-        return not self._script_is_busy and time.monotonic() > since + TERM_GRACE
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def client_done(self, *, final: bool, code: int = 0) -> None:
-        """The script has ended, or closed its session: end the cluster everywhere.
+        """The script has ended (`final`), or has closed its session: end the cluster everywhere.
 
-        Parameters
-        ----------
-        final : bool
-            False when the script continues without the cluster.
-        code : int
-            What it exits with, as far as that is known: for a job that has to be aborted.
+        `code`: the script's exit code, as far as it is known, for a job that has to be aborted.
         """
         ending = self.ending
         if self.coordinator is not None:
@@ -252,17 +311,16 @@ class Member:
         closed_before = ending.state.closed
         self._closing.run()
         if closed_before and ending.state.ended and coordinator is not None:
-            # Who has not answered is the client rank, perhaps: where the cluster had ended before its script, it has only now
-            # come to its end.
+            # The client rank may be the one that is silent: if the cluster ended before its script, it ends only now.
             self.pump_until(lambda: not coordinator.silent, time.monotonic() + options.shutdown_timeout + 1.0)
-        flushed = self.channels.mailbox.flush(FLUSHING)
+        flushed = self.channels.mailbox.flush(FLUSH)
         if coordinator is not None and ending.state.ended:
             coordinator.finish(flushed=flushed)
 
     def _free_communicator(self, *, failed: bool) -> None:
-        """The program continues without the cluster on all ranks: free what MPI holds for it.
+        """Free what MPI holds for the cluster, if the program continues without it on all ranks.
 
-        Not where this rank has failed: then it ends perhaps, and needs to know whether the others do.
+        A rank that has failed does not agree: it may end, and then needs to know whether the others do.
         """
         if not self.leave_open:
             return

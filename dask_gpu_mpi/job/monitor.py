@@ -14,6 +14,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.signals import LOST, action_before, install, is_ours
 from dask_gpu_mpi.base.streams import flush, say
+from dask_gpu_mpi.base.timeouts import LOST_GRACE
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.dask_client import silence_dask
@@ -27,14 +28,8 @@ from dask_gpu_mpi.startup.messages import POLL_IDLE
 class Walltime:
     """When the job will be ended, and what the script does before that.
 
-    Parameters
-    ----------
-    environ : mapping
-        The process's environment, as it was at the start.
-    signal_name : str or None
-        The option ``walltime_signal``, like ``"USR1"``.
-    on_signal : callable
-        Handler of the signals that tell this process to end; it is to call `run_callback`.
+    `environ`: the process's environment, as it was at the start. `signal_name`: the option ``walltime_signal``, like
+    ``"USR1"``. `on_signal`: handler of the signals that tell this process to end; it is to call `run_callback`.
     """
 
     def __init__(
@@ -64,12 +59,9 @@ class Walltime:
         return None if self._end is None else max(0.0, self._end - time.time())
 
     def call_back(self, callback: Callable[[], Any], before: float) -> None:
-        """Have `callback` called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
+        """Let `callback` be called once, `before` seconds before the end or at a signal; see `Session.on_walltime`.
 
-        Raises
-        ------
-        InputError
-            A signal has another handler, and this is not the main thread, which alone can change that.
+        Raises InputError: a signal has another handler, and this is not the main thread, which alone can change that.
         """
         for number in self._numbers:
             if not is_ours(number):
@@ -118,8 +110,6 @@ class Walltime:
         return True
 
 
-#: Seconds that a script may continue (its `finally`, its `atexit`) after the cluster or the launcher was lost.
-LOST_GRACE = 30.0
 #: Seconds to let out what a script has printed that is ended by force.
 FLUSHING = 1.0
 
@@ -162,8 +152,8 @@ class Monitor:
             self._walltime.check()
             if member.ending.state.over:
                 member.leave()  # the script continues, maybe for long; the others wait for this rank's workers
-            if member.signal_elsewhere is not None:
-                self._pass_on_signal(member.signal_elsewhere)
+            if (number := member.signal_relay.for_script) is not None:
+                self._pass_on_signal(number)
             if member.ending.lost is not None or member.launcher_gone():
                 self._end_the_script()
                 return
@@ -175,7 +165,7 @@ class Monitor:
         knows. Our own handler ignores the second. Of Python's own of SIGINT the script is still cleaning up then: a launcher
         tells all ranks of Ctrl-C.
         """
-        self._member.signal_elsewhere = None
+        self._member.signal_relay.for_script = None
         python_handles_it = signal.getsignal(number) is signal.default_int_handler
         if is_ours(number) or (python_handles_it and not _is_interrupted()):
             os.kill(os.getpid(), number)

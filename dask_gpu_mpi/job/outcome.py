@@ -24,7 +24,7 @@ WALLTIME = 75
 
 
 def code_of_signal(number: int) -> int:
-    """What a shell reports of a process that a signal ended.
+    """The exit code that a shell reports for a process that a signal ended.
 
     >>> code_of_signal(15)
     143
@@ -33,31 +33,23 @@ def code_of_signal(number: int) -> int:
 
 
 def code_of_exception(error: BaseException) -> int:
-    """What Python exits with after an exception that nobody caught.
+    """The exit code of Python after an uncaught exception.
 
     >>> code_of_exception(ValueError()), code_of_exception(KeyboardInterrupt()), code_of_exception(SystemExit(75))
     (1, 130, 75)
     """
     if isinstance(error, DaskGpuMpiError):
         return error.exit_code
-    if isinstance(error, SystemExit) and isinstance(error.code, int):
-        return error.code
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF  # as the system has it
     return code_of_signal(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int | None) -> int:
-    """What a rank without the script exits with.
+    """The exit code of a rank without the script.
 
-    Parameters
-    ----------
-    lost : bool
-        It knows that the cluster was lost.
-    ended : bool
-        It knows that the job ends.
-    ended_by : int or None
-        The signal that ended the job, on rank 0 of a job without a script.
-    received : int or None
-        The first signal that this rank was sent: it counts where the rank leaves by itself.
+    `lost`, `ended`: as far as it knows. `ended_by`: the signal that ended the job, on rank 0 of a job without a script.
+    `received`: the first signal that this rank was sent, which counts if the rank leaves by itself.
 
     >>> code_of_rank(lost=False, ended=True, ended_by=None, received=15)
     0
@@ -73,7 +65,7 @@ def code_of_rank(*, lost: bool, ended: bool, ended_by: int | None, received: int
 
 
 def code_of_abort(code: int) -> int:
-    """What a job is aborted with whose ranks would have exited with `code`: never 0, since some did not answer.
+    """The code with which to abort a job whose ranks would have exited with `code`: never 0, since some did not answer.
 
     >>> code_of_abort(0), code_of_abort(143)
     (1, 143)
@@ -100,7 +92,7 @@ class SignalExit(SystemExit):
 
 
 def outcome_of_error(error: BaseException | None) -> Outcome:
-    """What has become of a script that raised this, or nothing.
+    """How a script has ended that raised this, or nothing.
 
     >>> outcome_of_error(None), outcome_of_error(SystemExit(3)), outcome_of_error(ValueError("no such file"))
     (('the script ended', 0), ('the script called sys.exit', 3), ('ValueError: no such file', 1))
@@ -110,15 +102,13 @@ def outcome_of_error(error: BaseException | None) -> Outcome:
     if isinstance(error, SignalExit):
         return error.outcome
     if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return "the script called sys.exit", (error.code or 0) & 0xFF  # as the system has it
-        return "the script called sys.exit", FAILED
+        return "the script called sys.exit", code_of_exception(error)
     first = printable(text_of(error).strip().partition("\n")[0][:300])
     return f"{type(error).__name__}{': ' if first else ''}{first}", code_of_exception(error)
 
 
 def outcome_of_signal(number: int, code: int) -> Outcome:
-    """What has become of a script that was sent a signal.
+    """How a script has ended that was sent a signal.
 
     >>> outcome_of_signal(15, 75)
     ('its time was running out (SIGTERM), and on_walltime has run', 75)
@@ -136,17 +126,15 @@ def note(outcome: Outcome) -> None:
 
 
 def noted() -> Outcome | None:
-    """What has been noted."""
+    """The outcome that was noted last."""
     return _noted
 
 
 def failure(exits: int | None = None) -> int | None:
     """The exit code of this process, which ends now, where an exception or a signal ends it; None: neither does, or with 0.
 
-    Parameters
-    ----------
-    exits : int, optional
-        Code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught since.
+    `exits`: code of the SystemExit that the function of `execute` has raised. Any other exception the script may have caught
+    since.
     """
     if exits is None:
         # Python does not set it for a SystemExit.
@@ -159,7 +147,7 @@ def failure(exits: int | None = None) -> int | None:
 
 # `sys.excepthook` while this process is part of a cluster.
 
-#: What to do about errors of other packages that come of how the job is made, by a pattern of their text.
+#: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
 ADVICE = {
     r"undefined symbol: uc[mpst]_": (
         "this import needs the UCX of its own packages, but MPI has loaded another one: mpi4py.MPI was imported before the "
@@ -175,10 +163,7 @@ ADVICE = {
 class ExceptHook:
     """An uncaught error of ours ends the script with its line and its exit code; others go to the hook that was there before.
 
-    Parameters
-    ----------
-    label : callable
-        What to print before a traceback; None: nothing.
+    `label`: what to print before a traceback; None: nothing.
     """
 
     def __init__(self, label: Callable[[], str | None]) -> None:

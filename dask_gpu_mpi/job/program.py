@@ -1,4 +1,4 @@
-"""What a job runs, as Python's command line has it: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
+"""The program of a job, as on Python's command line: a script, a folder or zip file, ``-m MODULE`` or ``-c CODE``."""
 
 from __future__ import annotations
 
@@ -32,10 +32,7 @@ _COMMAND = "<string>"
 def run_script(program: Program) -> None:
     """Run it as ``__main__``; its own exceptions end the process as they would have.
 
-    Raises
-    ------
-    SystemExit
-        The script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
+    Raises SystemExit: the script's own, or 1 after an exception whose traceback has been printed (130 after a KeyboardInterrupt).
     """
     try:
         _execute(program)
@@ -54,10 +51,10 @@ def _execute(program: Program) -> None:
     module = _main_module()
     # Stays there: threads that outlive the main program, and pickle, look their names up in it.
     sys.modules["__main__"] = module
-    if program.kind in (Kind.MODULE, Kind.FOLDER):
+    if program.kind in (ProgramKind.MODULE, ProgramKind.FOLDER):
         _run_module(program)
         return
-    if program.kind is Kind.CODE:
+    if program.kind is ProgramKind.CODE:
         # Python 3.14: indented code as well (cpython#103998)
         text: str | bytes = textwrap.dedent(program.text) if sys.version_info >= (3, 14) else program.text
         path = _COMMAND
@@ -84,7 +81,7 @@ def _main_module() -> types.ModuleType:
 def _run_module(program: Program) -> None:
     """As ``python -m``: by the function that Python's own main program calls (CPython: main.c, pymain_run_module)."""
     run_as_main = getattr(runpy, "_run_module_as_main", None)
-    is_module = program.kind is Kind.MODULE
+    is_module = program.kind is ProgramKind.MODULE
     if run_as_main is not None:
         run_as_main(program.text if is_module else "__main__", alter_argv=is_module)
     elif is_module:
@@ -101,7 +98,7 @@ def _from_script(trace: Any) -> Any:
     return trace
 
 
-class Kind(Enum):
+class ProgramKind(Enum):
     """How Python finds the code."""
 
     SCRIPT = "in a file"
@@ -112,20 +109,22 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Program:
-    """What is to be run as ``__main__``."""
+    """The program to run as ``__main__``."""
 
-    kind: Kind
+    kind: ProgramKind
     #: The path, the module's name or the code.
     text: str
-    #: What follows in ``sys.argv``.
+    #: The rest of ``sys.argv``.
     arguments: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, words: Sequence[str]) -> Program:
         """The program of a command line: ``SCRIPT ARGS...``, ``-m MODULE ARGS...`` or ``-c CODE ARGS...``."""
         if len(words) > 1 and words[0] in ("-m", "-c"):
-            return cls(Kind.MODULE if words[0] == "-m" else Kind.CODE, words[1], tuple(words[2:]))
-        kind = Kind.SCRIPT if pkgutil.get_importer(absolute(words[0])) is None else Kind.FOLDER
+            return cls(
+                ProgramKind.MODULE if words[0] == "-m" else ProgramKind.CODE, words[1], tuple(words[2:])
+            )
+        kind = ProgramKind.SCRIPT if pkgutil.get_importer(absolute(words[0])) is None else ProgramKind.FOLDER
         return cls(kind, words[0], tuple(words[1:]))
 
     def check(self, commands: Collection[str] = ()) -> None:
@@ -133,19 +132,12 @@ class Program:
 
         A module inside a package is not looked for: that would import the package.
 
-        Parameters
-        ----------
-        commands : collection of str
-            What the first argument can be instead.
-
-        Raises
-        ------
-        InputError
-            Names the program and the directory it was looked for in, and the command that was meant, perhaps.
+        `commands`: the first argument may be one of these instead. The InputError names the program and the directory in which it
+        was looked for, and the command that may have been meant.
         """
-        if self.kind is Kind.MODULE:
+        if self.kind is ProgramKind.MODULE:
             self._check_module()
-        elif self.kind is not Kind.CODE:
+        elif self.kind is not ProgramKind.CODE:
             self._check_path(commands)
 
     def _check_module(self) -> None:
@@ -185,22 +177,22 @@ class Program:
         """Set ``sys.argv`` and ``sys.path`` as Python does, before the agent takes a copy of the path."""
         safe = getattr(sys.flags, "safe_path", False)
         own = _own_entries()
-        named = {Kind.MODULE: "-m", Kind.CODE: "-c"}.get(self.kind, self.text)
+        named = {ProgramKind.MODULE: "-m", ProgramKind.CODE: "-c"}.get(self.kind, self.text)
         sys.argv = [named, *self.arguments]
         if not safe and sys.path and sys.path[0] in own:
             del sys.path[0]
         entry = self._import_path()
         # A folder or zip file is searched in any case: its __main__ is a module there (CPython: main.c, pymain_run_python).
-        if entry is not None and (self.kind is Kind.FOLDER or not safe):
+        if entry is not None and (self.kind is ProgramKind.FOLDER or not safe):
             sys.path.insert(0, entry)
 
     def _import_path(self) -> str | None:
-        """What Python puts before ``sys.path``; None: nothing."""
-        if self.kind is Kind.CODE:
+        """The entry that Python puts before ``sys.path``; None: nothing."""
+        if self.kind is ProgramKind.CODE:
             return ""
-        if self.kind is Kind.SCRIPT:
+        if self.kind is ProgramKind.SCRIPT:
             return _folder(self.text)
-        if self.kind is Kind.FOLDER:
+        if self.kind is ProgramKind.FOLDER:
             return absolute(self.text)
         try:
             return os.getcwd()
@@ -217,7 +209,7 @@ def absolute(path: str) -> str:
 
 
 def _own_entries() -> set[str]:
-    """What Python may have put before ``sys.path`` to run us: nothing, with `-m` in a working directory that was deleted."""
+    """The entry that Python may have put before ``sys.path``: none, with `-m` in a deleted working directory."""
     if sys.argv[:1] == ["-c"]:
         return {""}  # which `launch` has removed: what comes first then may be the user's, of PYTHONPATH
     own = {"", _folder(sys.argv[0])} if sys.argv else {""}
@@ -227,7 +219,7 @@ def _own_entries() -> set[str]:
 
 
 def _folder(path: str) -> str:
-    """Where the script's neighbours are: beside the file itself, not beside a symbolic link to it."""
+    """The folder of the script's neighbours: that of the file itself, not of a symbolic link to it."""
     try:
         return os.path.dirname(os.path.realpath(path))
     except FileNotFoundError:  # the working directory was deleted

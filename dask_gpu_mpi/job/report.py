@@ -22,8 +22,6 @@ from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.view.report_data import Job, assemble
 from dask_gpu_mpi.view.report_file import is_page, write_report
 
-__all__ = ["Reporter"]
-
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
 #: Seconds between fetches while the script runs: a scheduler that is lost takes no more with it.
@@ -39,18 +37,8 @@ WRITING = 30.0
 class Reporter:
     """Gathers and writes.
 
-    Parameters
-    ----------
-    joined : Joined
-        The client rank.
-    security : Any
-        The ``distributed.Security`` that lets a client in; None without TLS.
-    warnings : sequence of str
-        What the user has been warned of.
-    started : float
-        When this process began to work on the cluster, and
-    ready : float
-        when the cluster was up, in seconds since the epoch.
+    `warnings`: those that the user has been given. `started`, `ready`: when this process began to work on the cluster, and when
+    the cluster was up, in seconds since the epoch.
     """
 
     def __init__(
@@ -134,15 +122,7 @@ class Reporter:
     def fetch(self, timeout: float = ASKING, *, last: bool = False) -> bool:
         """Ask the scheduler for its record; where it does not answer in time, the one that was fetched last is kept.
 
-        Parameters
-        ----------
-        last : bool
-            The scheduler is about to be shut down.
-
-        Returns
-        -------
-        bool
-            Whether it has answered.
+        `last`: the scheduler is about to be shut down. Returns whether it has answered.
         """
         asking = self._submit(self._ask)
         try:

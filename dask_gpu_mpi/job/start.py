@@ -6,27 +6,30 @@ import atexit
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.agent.cuda_keepalive import CudaKeepalive, start_cuda_keepalive
 from dask_gpu_mpi.agent.handle import AgentProcess, begin_agent
-from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.signals import LOST, Action, Signals, insist_on, install, is_ours, python_ends
+from dask_gpu_mpi.base.streams import open_missing, say
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import InputError, StartupError
-from dask_gpu_mpi.job import process_hooks
-from dask_gpu_mpi.job.child_processes import mark_children, refuse_children
-from dask_gpu_mpi.job.cluster_file import forget_cluster
-from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.job import outcome
+from dask_gpu_mpi.job.child_processes import forget_cluster, mark_children, refuse_children
+from dask_gpu_mpi.job.program import run_script
+from dask_gpu_mpi.mpi.finalize import finalize
 from dask_gpu_mpi.options.model import Options
 
 # What takes a rank long to import it imports while its agent starts.
 if TYPE_CHECKING:
+    from dask_gpu_mpi.job.client_end import ClientEnd
     from dask_gpu_mpi.job.member import Member
     from dask_gpu_mpi.job.session import Session
-
-__all__ = ["command_session", "prepare_process", "refuse_second", "start"]
 
 #: This process's part in its last cluster.
 _member: Member | None = None
@@ -45,26 +48,10 @@ def start(
 ) -> tuple[Member, Session | None]:
     """Join the cluster; a session on the client rank, None elsewhere and without a script.
 
-    Parameters
-    ----------
-    read_options : callable
-        Returns what the user asked for; takes a while, since it imports Dask's configuration. Its InputError is reported once
-        for all ranks.
-    comm : mpi4py.MPI.Intracomm, optional
-        None = ``COMM_WORLD``.
-    leave_open : bool
-        ``exit=False``.
-    has_client : bool
-        Whether some rank runs a script.
-    check : callable, optional
-        ``check(rank, options)`` raises an InputError where this rank can't do what it is for.
-    by_command : bool
-        Whether ``python -m dask_gpu_mpi`` starts it: `initialize` in its script returns that session (`command_session`).
-
-    Raises
-    ------
-    DaskGpuMpiError
-        It did not come up; the same error on all ranks.
+    `read_options` takes a while, since it imports Dask's configuration; its InputError is reported once for all ranks. `comm`:
+    None is ``COMM_WORLD``. `leave_open`: ``exit=False``. `has_client`: some rank runs a script. ``check(rank, options)`` raises
+    an InputError if this rank can't do its part. `by_command`: ``python -m dask_gpu_mpi`` starts it, and `initialize` in its
+    script returns that session (`command_session`). Raises a DaskGpuMpiError, the same on all ranks.
     """
     global _member, _by_command
     refuse_children()
@@ -87,17 +74,18 @@ def start(
             keepalive = start_cuda_keepalive(options, environ)
             agent = begin_agent(agent, options, environ)
         except (InputError, StartupError) as error:
-            from dask_gpu_mpi.startup.bringup import WITHOUT_OPTIONS, report_only
+            from dask_gpu_mpi.startup.bringup import report_only
             from dask_gpu_mpi.startup.start_context import StartContext
 
             deadline = started + WITHOUT_OPTIONS
             report_only(error, StartContext(environ, comm, has_client, started, deadline, signals, timeline))
         timeline.lap("start the agent")
         from dask_gpu_mpi.job.announcement import announce, announce_waiting
+        from dask_gpu_mpi.job.client_end import ClientEnd
         from dask_gpu_mpi.job.ending import PAYLOADS
         from dask_gpu_mpi.job.member import Member
         from dask_gpu_mpi.job.session import Session
-        from dask_gpu_mpi.startup.bringup import Bringup
+        from dask_gpu_mpi.startup.bringup import join
         from dask_gpu_mpi.startup.start_context import StartContext
 
         timeline.lap("import")
@@ -113,7 +101,7 @@ def start(
             payloads=PAYLOADS,
         )
         checked = None if check is None else lambda rank: check(rank, options)
-        joined = Bringup(options, agent, context, check=checked).run()
+        joined = join(options, agent, context, check=checked)
     except BaseException:
         if agent is not None:
             agent.close(1.0)
@@ -132,7 +120,9 @@ def start(
             say("warning: report: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(options)
         return member, None
-    return member, _open_session(Session(member, started, process_hooks.on_signal), options, signals)
+    end = ClientEnd(member, started, on_signal)
+    _open(end, options, signals)
+    return member, Session(end)
 
 
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
@@ -149,25 +139,24 @@ def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
         ) from error
 
 
-def _open_session(session: Session, options: Options, signals: Signals) -> Session:
-    """Hand the signals, and the end of this process, to the session."""
+def _open(end: ClientEnd, options: Options, signals: Signals) -> None:
+    """Open the cluster to the script, which gets the signals, and end it with this process."""
     try:
-        session._open()
+        end.open()
         # The very last thing of the interpreter, however it ends: threads of the script may outlive its main program.
-        atexit.register(session._finish)
+        atexit.register(end.finish)
     except BaseException:
-        session._finish()  # else the other ranks would wait for this one
+        end.finish()  # else the other ranks would wait for this one
         signals.give_back()
         raise
     # Not before: what a signal raises ends the script, and the cluster with it, from here on.
     signals.give_back()
-    process_hooks.handle_loss()
+    handle_loss()
     if options.walltime_signal is not None:
-        process_hooks.handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
+        handle_signal(getattr(signal, f"SIG{options.walltime_signal}"))
     if signals.got is not None:
-        # It came while the cluster started, and is the script's to hear of.
+        # It came while the cluster started, and the script handles it.
         signal.raise_signal(signals.got[0])
-    return session
 
 
 def command_session() -> tuple[Session, Options] | None:
@@ -183,10 +172,7 @@ def command_session() -> tuple[Session, Options] | None:
 def refuse_second() -> None:
     """One cluster at a time.
 
-    Raises
-    ------
-    InputError
-        There is a cluster already. Raised here and now: the other ranks are inside it, and can't be asked.
+    Raises an InputError here and now: the other ranks are inside the first cluster, and can't take part in a report.
     """
     if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(
@@ -195,13 +181,85 @@ def refuse_second() -> None:
         )
 
 
+# What a cluster changes in the process of its rank: standard streams, `sys.excepthook`, SIGTERM.
+
+
 def prepare_process() -> None:
     """Let an uncaught error of ours end the script with its line and its exit code, and SIGTERM run the script's `finally`."""
-    process_hooks.prepare(_label)
+    open_missing()
+    outcome.install(_label)
+    # Without a handler Python dies of it with no `finally` at all.
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        handle_signal(signal.SIGTERM)
 
 
 def _label() -> str | None:
-    """Where a script goes on on other ranks as well (``exit=False``): which of the many tracebacks is it?"""
+    """The line before a traceback of a script that continues on other ranks as well (``exit=False``); None on the client rank."""
     if _member is None or _member.joined.start.is_client:
         return None
     return f"rank {_member.rank} of {_member.channels.size} on {_member.joined.host} failed:"
+
+
+def handle_signal(number: int) -> None:
+    """Let a signal end the script by an exception (`on_signal`); only the main thread can set that."""
+    if threading.current_thread() is threading.main_thread():
+        install(number, on_signal)
+
+
+def handle_loss() -> None:
+    """Let a lost cluster end the script by an exception in the main thread, even if the script handles SIGTERM."""
+    before = Action.now(LOST)
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and (is_ours(LOST) or (before.handler is signal.SIG_DFL and not before.in_c)):
+        install(LOST, _on_loss)
+
+
+def _on_loss(number: int, frame: FrameType | None) -> None:
+    from dask_gpu_mpi.job.client_end import current_end
+
+    end = current_end()
+    if end is not None and end.member.ending.lost is not None:  # else another process has sent it
+        on_signal(number, frame)
+
+
+def on_signal(number: int, frame: FrameType | None) -> None:
+    """End the script: SystemExit, or what its session raises."""
+    # Slurm sends TERM twice at once, and then KILL some seconds later: the script's `finally` has until then.
+    # Not SIG_IGN, which children inherit: a Pool in `finally`, or in a callback, could not end its processes.
+    install(number, lambda *_: None)
+    if _script_has_ended(frame):
+        return
+    from dask_gpu_mpi.job.client_end import Use, current_end
+
+    end = current_end()
+    if end is not None:
+        ends = python_ends()
+        if ends and end.use is Use.FINISHED:
+            return
+        try:
+            end.end_script(number, frame)
+        except BaseException as error:
+            if ends:  # while it waits for the script's threads, or in its `atexit`: Python drops what is raised there
+                insist_on(outcome.code_of_exception(error))
+            raise
+    code = outcome.code_of_signal(number)
+    outcome.note(outcome.outcome_of_signal(number, code))
+    raise SystemExit(code)
+
+
+def _script_has_ended(frame: FrameType | None) -> bool:
+    """Whether the signal came between the script's own end, by an exception, say, and ours: there is nothing to raise into."""
+    from dask_gpu_mpi.job.client_end import ClientEnd
+    from dask_gpu_mpi.mpi.mailbox import Mailbox
+
+    ours = {
+        function.__code__
+        for function in (outcome.ExceptHook.__call__, ClientEnd.finish, Mailbox.close, finalize)
+    }
+    if frame is not None and frame.f_code is run_script.__code__:
+        return True  # not in the script, but in what reports its exception
+    while frame is not None:
+        if frame.f_code in ours:
+            return True
+        frame = frame.f_back
+    return False

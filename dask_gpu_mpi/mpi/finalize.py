@@ -1,24 +1,20 @@
-"""MPI is finalized when Python ends, where mpi4py is set not to: after what the script has registered with `atexit`.
+"""MPI is finalized when Python ends, if mpi4py is set not to: after everything that the script has registered with `atexit`.
 
-That may use MPI, as it may where mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of their
-registration: so ours is registered when this is imported, and only what came before the package comes after it.
+The script's handlers may use MPI, as they may if mpi4py finalizes it, after all of `atexit`. Handlers run in the reverse order of
+their registration: so ours is registered when this is imported, and only what came before the package comes after it.
 
-Not with MPICH 4 and older over UCX, whose ``MPI_Finalize`` may never return: a rank closes its connections and then waits for
-the others in PMI, without answering a rank that is still closing its own (4.0.2, two nodes: one job of five). But where one node
-has several ranks, Hydra wants it, or loses the exit code.
+The defects of MPICH 4 and older at the end are here as well.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import time
 
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
 from dask_gpu_mpi.sites.launchers import alone_on_host
-
-__all__ = ["finalize", "finalize_at_exit"]
 
 #: Seconds for the messages of a barrier to arrive, before the connections close.
 SETTLING = 0.3
@@ -26,23 +22,50 @@ SETTLING = 0.3
 _owner = 0
 
 
+def is_mpich_before_5(version: str) -> bool:
+    """Whether the library is MPICH itself (not Intel's, Cray's, MVAPICH's) of a version below 5.
+
+    >>> [is_mpich_before_5(f"MPICH Version:      {number}") for number in ("4.0.2", "3.4", "5.0.2", "40.1")]
+    [True, True, False, False]
+    >>> is_mpich_before_5("MPI VERSION    : CRAY MPICH version 4.1")
+    False
+    """
+    return re.match(r"MPICH Version:\s*[1-4]\.", version) is not None
+
+
+def last_messages_hang(version: str) -> bool:
+    """Whether ranks must not wait for each other's last messages at their end.
+
+    With MPICH 4.0.2 (UCX, two nodes, below Slurm) ``MPI_Finalize`` then hangs in one job of two; without, in none of six.
+    """
+    return is_mpich_before_5(version)
+
+
+def finalize_may_hang(version: str) -> bool:
+    """Whether ``MPI_Finalize`` may never return, as with MPICH 4 and older over UCX.
+
+    A rank closes its connections and then waits for the others in PMI, without answering a rank that is still closing its own
+    (4.0.2, two nodes: one job of five). But if one node has several ranks, Hydra needs the call, or loses the exit code.
+    """
+    return is_mpich_before_5(version) and "ch4:ucx" in version
+
+
 def finalize_at_exit() -> None:
-    """Have this process, and none that it forks, finalize MPI."""
+    """Let this process, and none that it forks, finalize MPI."""
     global _owner
     _owner = os.getpid()
 
 
 def finalize() -> None:
-    """Finalize MPI, where this process is to."""
+    """Finalize MPI, if this process is to."""
     if os.getpid() != _owner:
         return
     from mpi4py import MPI
 
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    version = MPI.Get_library_version()
     world = MPI.COMM_WORLD
-    may_hang = is_mpich_before_5(version) and "ch4:ucx" in version and world.size > 1
+    may_hang = world.size > 1 and finalize_may_hang(MPI.Get_library_version())
     # As Finalize, this keeps each rank from ending before all have come to their end, which is all that we need of it.
     # mpi4py's allreduce would unpickle what arrives.
     all_alone = bytearray([may_hang and _alone()])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from dask_gpu_mpi.base.timeouts import RANK_0_GRACE
 from dask_gpu_mpi.errors import LauncherError
+from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.sites.batch import number
 from dask_gpu_mpi.sites.launchers import Launched, all_launched, detect, library_name
@@ -27,16 +28,8 @@ def neighbours(pid: int) -> dict[int, str]:
 
     Looks once through all processes of the host.
 
-    Parameters
-    ----------
-    pid : int
-        Process id of the rank.
-
-    Returns
-    -------
-    dict
-        By number of the rank ``"stopped"`` (by a signal or a debugger) or ``"there"``; one that has ended is not in it. Empty
-        where the system or the launcher does not show it.
+    `pid`: process id of the rank. Returns by number of the rank ``"stopped"`` (by a signal or a debugger) or ``"there"``; one
+    that has ended is not in it. Empty if the system or the launcher does not show it.
     """
     import psutil
 
@@ -76,15 +69,7 @@ def started_here(pid: int) -> int:
 
     Hydra minds none that exits, Open MPI's mpirun none that exits with code 0.
 
-    Parameters
-    ----------
-    pid : int
-        Process id of one of them.
-
-    Returns
-    -------
-    int
-        0 below other launchers: they end the job by themselves.
+    `pid`: process id of one of them. Returns 0 below other launchers: they end the job by themselves.
     """
     import psutil
 
@@ -96,7 +81,7 @@ def started_here(pid: int) -> int:
 
 
 def launched_as(pid: int) -> launchers.Launched | None:
-    """What the launcher has set for a process; None where it is no rank, or can't be inspected."""
+    """The launcher's variables of a process; None if it is not a rank, or can't be inspected."""
     import psutil
 
     try:
@@ -108,12 +93,8 @@ def launched_as(pid: int) -> launchers.Launched | None:
 def first_process(pid: int, *, but_shells: bool = False) -> int:
     """The process that the launcher itself started for a rank: the rank, or the outermost of the scripts wrapped around it.
 
-    Parameters
-    ----------
-    pid : int
-        Process id of the rank.
-    but_shells : bool
-        Stop below a shell in which somebody has typed the command (``srun --pty bash``): it goes on after it.
+    `pid`: process id of the rank. `but_shells`: stop below a shell in which a user has typed the command (``srun --pty
+    bash``): it goes on after it.
     """
     import psutil
 
@@ -129,7 +110,7 @@ def first_process(pid: int, *, but_shells: bool = False) -> int:
 
 
 def _typed(shell: int, pid: int) -> bool:
-    """Whether a process has job control on a terminal, and has started this one as a job of its own.
+    """Whether a process has job control on a terminal, and has started this one as a separate job.
 
     The shell of a wrapper script leaves its commands in its own process group.
     """
@@ -146,10 +127,7 @@ def _typed(shell: int, pid: int) -> bool:
 def is_child_of(pid: int) -> bool:
     """Whether this process was started by that one or its children, with no launcher between them.
 
-    Parameters
-    ----------
-    pid : int
-        Process id, of another process or of this one.
+    `pid`: process id, of another process or of this one.
     """
     import psutil
 
@@ -164,39 +142,20 @@ def is_child_of(pid: int) -> bool:
     return False
 
 
-#: Seconds that rank 0 has to report, before other ranks may report or exit.
-RANK_0_GRACE = 2.0
-
-
 def check_library(environ: Mapping[str, str], library_path: str, host: str) -> None:
     """Refuse an MPI library that would abort in ``MPI_Init``, where nothing can be caught any more.
 
     That is MPICH without PMIx below a launcher that speaks nothing else (Open MPI's mpirun, ``srun --mpi=pmix``). Does not
     initialise MPI: call it before mpi4py.MPI is imported.
 
-    Parameters
-    ----------
-    environ : Mapping
-        The environment of this process.
-    library_path : str
-        The MPI library, or something linked to it: ``importlib.util.find_spec("mpi4py.MPI").origin``.
-    host : str
-        Name of this host, for the message.
-
-    Raises
-    ------
-    LauncherError
-        The library would abort.
-
-    Notes
-    -----
-    The rule is MPICH's own (src/util/mpir_pmi.c, ``check_MPIR_CVAR_PMI_VERSION``), since 4.2. Before, each rank became a world
-    of one, which is right where the launcher has started one.
+    `library_path`: the MPI library, or something linked to it (``importlib.util.find_spec("mpi4py.MPI").origin``). Raises a
+    LauncherError. The rule is MPICH's own (src/util/mpir_pmi.c, ``check_MPIR_CVAR_PMI_VERSION``), since 4.2. Before, each rank
+    became a world of one, which is right if the launcher has started one.
     """
     if "PMIX_NAMESPACE" not in environ or "PMI_SIZE" in environ or "MPIR_CVAR_PMI_VERSION" in environ:
         return
     library, has_pmix = _inspect_library(library_path)
-    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in ways of their own.
+    # Intel's, Cray's and MVAPICH's builds call themselves otherwise, and find PMIx in other ways.
     if has_pmix or not library.startswith("MPICH Version"):
         return
     launched = detect(environ)
@@ -220,21 +179,8 @@ def cross_check(
 ) -> None:
     """Compare MPI's world with the launcher's.
 
-    Parameters
-    ----------
-    environ : Mapping
-        The environment of this process.
-    world_size, rank : int
-        Size of MPI's ``COMM_WORLD``, and this process's rank in it.
-    host : str
-        Name of this host, for the message.
-    library : str, optional
-        ``MPI.Get_library_version()``: with it the fix that is named is for this library only.
-
-    Raises
-    ------
-    LauncherError
-        The two disagree: each rank would be a cluster of its own, and all would run the script.
+    `world_size`, `rank`: of MPI's ``COMM_WORLD``. `library` (``MPI.Get_library_version()``): the fix is for this library only.
+    Raises a LauncherError if the two disagree: each rank would be a cluster by itself, and all would run the script.
     """
     launched = all_launched(environ)
     mpi = f"MPI ({library_name(library)})" if library else "MPI"
@@ -276,17 +222,6 @@ def wait_for_rank_0_to_report(environ: Mapping[str, str]) -> bool:
         return False
     time.sleep(RANK_0_GRACE)
     return launched.local_rank not in (0, None)
-
-
-def is_mpich_before_5(version: str) -> bool:
-    """Whether the library is MPICH itself (not Intel's, Cray's, MVAPICH's) of a version below 5.
-
-    >>> [is_mpich_before_5(f"MPICH Version:      {number}") for number in ("4.0.2", "3.4", "5.0.2", "40.1")]
-    [True, True, False, False]
-    >>> is_mpich_before_5("MPI VERSION    : CRAY MPICH version 4.1")
-    False
-    """
-    return re.match(r"MPICH Version:\s*[1-4]\.", version) is not None
 
 
 def _inspect_library(path: str) -> tuple[str, bool]:

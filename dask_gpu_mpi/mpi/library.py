@@ -21,8 +21,6 @@ from dask_gpu_mpi.mpi.watchdogs import look_after_launcher
 from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, lacks_rdma, load_library
 from dask_gpu_mpi.sites.launchers import all_on_one_host
 
-__all__ = ["abort", "before_finalize", "check_threads", "load_mpi", "load_ucx_first", "warn_of_ports"]
-
 #: Seconds for the launcher to read what a rank has printed before it aborts the job.
 READING = 1.0
 #: mpi4py's own variables for what `_finalized_by_us` is about.
@@ -36,19 +34,8 @@ _started_here = False
 def load_mpi(environ: Mapping[str, str] | None = None, host: str = "") -> Any:
     """Import ``mpi4py.MPI``, and initialise MPI where that is not done already.
 
-    Parameters
-    ----------
-    environ, host : mapping, str
-        To refuse a library that would abort below this launcher, and to name the rank.
-
-    Raises
-    ------
-    MpiMissingError
-        mpi4py finds no MPI library, or is not installed; the message names the extras that bring one.
-    LauncherError
-        The library can't work below this launcher.
-    InputError
-        The script has ended MPI already.
+    `environ`, `host`: to refuse a library that would abort below this launcher, and to name the rank. Raises a MpiMissingError
+    (the message names the extras that bring a library), a LauncherError, or an InputError if the script has ended MPI already.
     """
     global _started_here
     loaded = sys.modules.get("mpi4py.MPI")
@@ -108,13 +95,8 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
 def _finalized_by_us(module: str | None) -> Iterator[None]:
     """Import mpi4py.MPI in here: this process alone calls ``MPI_Finalize`` at its end, and not the children that it forks.
 
-    mpi4py calls it in these as well (``Py_AtExit``), where it waits for ever and takes messages that are the parent's. It is
-    left alone where somebody has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
-
-    Parameters
-    ----------
-    module : str or None
-        File of mpi4py.MPI.
+    mpi4py calls it in these as well (``Py_AtExit``), where it waits forever and takes the parent's messages. It is
+    left alone if the user has chosen, and below ``python -m mpi4py``, which has it abort the job after an exception.
     """
     import mpi4py
 
@@ -141,7 +123,7 @@ def _end_with_python() -> None:
 
 
 def _is_initialized(module: str | None) -> bool:
-    """Whether somebody else has initialised MPI, who then finalises it."""
+    """Whether other code has initialised MPI, and will finalise it."""
     flag = ctypes.c_int(0)
     if module is not None:
         with contextlib.suppress(OSError, AttributeError):
@@ -154,10 +136,7 @@ def check_threads() -> None:
 
     One runs the script, which may use MPI itself; the other receives the messages of the other ranks meanwhile.
 
-    Raises
-    ------
-    InputError
-        It does not.
+    Raises InputError: it does not.
     """
     from mpi4py import MPI
 
@@ -194,7 +173,7 @@ def warn_of_ports(environ: Mapping[str, str]) -> list[str]:
 
 
 def before_finalize(function: Callable[[], object]) -> None:
-    """Have `function` called when the script calls ``MPI.Finalize()``, which waits for all ranks.
+    """Let `function` be called when the script calls ``MPI.Finalize()``, which waits for all ranks.
 
     MPI deletes the attributes of ``COMM_SELF`` before it does anything else (MPI 4.1, 11.2.4).
     """
@@ -213,17 +192,8 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
 
     Its library alone, if that is a package: `ucxx` imports for more than a second.
 
-    Parameters
-    ----------
-    environ : mapping
-        Of the rank.
-    required : bool
-        Whether Dask uses UCX in this process. Else it is loaded for what the script may import, unless MPI would lose its RDMA.
-
-    Raises
-    ------
-    InputError
-        It is required, and MPI is loaded already, by the script. (The agent reports a package that is missing.)
+    `required`: Dask uses UCX in this process. Else it is loaded for what the script may import, unless MPI would lose its RDMA.
+    Raises an InputError if it is required, and the script has loaded MPI already. (The agent reports a package that is missing.)
     """
     global _ucx_is_first
     if not required:

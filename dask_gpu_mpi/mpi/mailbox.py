@@ -1,12 +1,12 @@
-"""How the ranks talk to each other: small messages over MPI, and nobody waits in a call that spins.
+"""Small messages between ranks over MPI, without calls that spin.
 
 Every MPI library spins in a blocking call, which takes the core from the imports that the others wait for. So messages are
 sent without waiting, and polled for between short sleeps (`wire`). One message kind after the other makes the
-protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a communicator of our own, so the user's messages never mix with
-ours.
+protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a private communicator, so the user's messages never mix
+with these.
 
 All messages are to rank 0 or from it. Each is plain data of the type that its kind has (`base.plain_data`), sealed for the other
-side (`sealing`): what somebody else has sent is dropped and counted, and never ends the job.
+side (`sealing`): messages of other senders are dropped and counted, and never end the job.
 """
 
 from __future__ import annotations
@@ -15,34 +15,25 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
+from dask_gpu_mpi.base.timeouts import ANSWER_TIMEOUT, FAILED_GRACE, FAILED_TIMEOUT, LAST_MESSAGES_TIMEOUT
+from dask_gpu_mpi.mpi.finalize import last_messages_hang
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous
-from dask_gpu_mpi.mpi.signals import undisturbed
 from dask_gpu_mpi.mpi.wire import Channel, DroppedMessages, ForeignMessageError, Wire
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["Mail", "Mailbox"]
-
 _TAG = 7
 #: Kinds of messages that all ranks exchange, each once. Every rank sends rank 0 whether it agrees; rank 0 answers whether all do.
 #: That the communicator is freed, where the program continues; and that the process ends, a rank's last message.
 _FREE, _LAST = "free", "last"
-#: Seconds that a rank waits for the last messages when it ends. ``MPI_Finalize``, which follows, would wait longer, and spin.
-LAST_MESSAGES_TIMEOUT = 30.0
-#: The same for a rank that has failed: the others may be waiting for it in MPI, for ever.
-FAILED_TIMEOUT = 5.0
-#: Seconds after which a rank other than 0 reports that it has failed: rank 0 has the first word if it has failed as well.
-FAILED_GRACE = 0.5
-#: Seconds that the answer of rank 0 has to leave, also where a rank has let it wait until its timeout.
-ANSWER_TIMEOUT = 1.0
 
 
 class Mail(NamedTuple):
@@ -54,27 +45,12 @@ class Mail(NamedTuple):
 
 
 class Mailbox:
-    """The messages of one rank.
+    """The messages of one rank, which meets the others when it is made.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Is duplicated, without blocking; the caller's own is never used for messages.
-    host : str
-        Where this rank runs; sent to rank 0 at once, to name those who are missing.
-    deadline : float
-        ``time.monotonic()`` until which all ranks must have come.
-    payloads : mapping
-        The type of what each kind of message carries.
-    deadline_name : str
-        What that deadline is called in messages.
-    interrupted : callable, optional
-        The failure to report instead of waiting for the other ranks any longer; None: there is none.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
+    `comm` is duplicated, without blocking; the caller's own is never used for messages. All ranks must have come by `deadline`
+    (``time.monotonic()``; `deadline_name` in messages), and have not if `interrupted` returns a failure to report instead. A
+    DaskGpuMpiError of these, or because another process sends in the name of a rank, is `fatal`. `payloads`: the type of what
+    each kind of message carries.
     """
 
     def __init__(
@@ -93,11 +69,11 @@ class Mailbox:
         self.hosts: dict[int, str] = {self.rank: host}
         #: Messages of this rank to itself.
         self._self: list[Mail] = []
-        #: What is not handed to MPI yet, by rank.
+        #: Messages that are not handed to MPI yet, with their rank.
         self._later: list[tuple[int, bytes]] = []
         self._payloads = {**payloads, _FREE: bool, _LAST: bool}
         self._drops = DroppedMessages(f"rank {self.rank} on {host}")
-        #: What has come of the messages that all exchange, by kind and rank.
+        #: The messages that all exchange, as far as they have come, by kind and rank.
         self._exchanged: dict[str, dict[int, bool]] = {_FREE: {}, _LAST: {}}
         #: Those that this rank has sent.
         self._has_sent: set[str] = set()
@@ -127,29 +103,16 @@ class Mailbox:
         atexit.register(self.close)
         before_finalize(self.close)
 
-    @property
-    def dropped(self) -> int:
-        """How many messages have come that no rank of this job has sent."""
-        return self._drops.count
-
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
-        """Post a message; returns at once.
-
-        Raises
-        ------
-        PlainDataError
-            There is no such kind, or the payload is not of its type; a message to this rank itself is not looked into.
-        """
+        """Post a message; returns at once. PlainDataError: there is no such kind, or the payload is not of its type."""
         if rank == self.rank:
             self._payload_type(kind)
             self._self.append(Mail(rank, kind, payload))
             return
         self._dispatch((rank, self._encode(kind, payload)))
 
-    def send_all(self, kind: str, payload: Any = None, *, to_self: bool = False) -> None:
-        """Post the same message to every other rank (and to this one, if asked)."""
-        if to_self:
-            self.send(self.rank, kind, payload)
+    def send_all(self, kind: str, payload: Any = None) -> None:
+        """Post the same message to every other rank."""
         if self.size > 1:
             data = self._encode(kind, payload)
             self._dispatch(*((rank, data) for rank in range(self.size) if rank != self.rank))
@@ -204,8 +167,7 @@ class Mailbox:
         code = self.failure()
         with undisturbed():
             ended = False
-            # With MPICH 4.0.2 (UCX, two nodes, below Slurm) MPI_Finalize then hangs in one job of two; without, in none of six.
-            if not is_mpich_before_5(MPI.Get_library_version()):
+            if not last_messages_hang(MPI.Get_library_version()):
                 # for the ranks that are in `free`: they wait no longer
                 self._exchange(_FREE, 0.0, agrees=False)
                 ended = self._exchange(_LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True)
@@ -227,25 +189,30 @@ class Mailbox:
             return False
         self._has_sent.add(kind)
         limit = time.monotonic() + timeout
-        others = set(range(1, self.size)) if self.rank == 0 else {0}
-        come = self._exchanged[kind]
-        if self.rank != 0:
-            self.send(0, kind, agrees)
-        while not come.keys() >= others and time.monotonic() < limit:
-            self.receive()
-            time.sleep(0.002)
-        complete = come.keys() >= others
-        if complete and self._first_wire is not None:
-            # A rank that met the others after the deadline has sent rank 0 more than its key.
-            self._first_wire.receive()
-        all_agree = complete and agrees and all(come.values())
         if self.rank == 0:
+            all_agree = self._agree(kind, range(1, self.size), limit) and agrees
             self.send_all(kind, all_agree)
+        else:
+            self.send(0, kind, agrees)
+            all_agree = self._agree(kind, (0,), limit) and agrees
         self.flush(max(ANSWER_TIMEOUT, limit - time.monotonic()))
         return all_agree
 
+    def _agree(self, kind: str, ranks: Iterable[int], limit: float) -> bool:
+        """Wait until `limit` for the messages of that kind of these ranks; whether all have come, and agree."""
+        come, awaited = self._exchanged[kind], set(ranks)
+        while not come.keys() >= awaited and time.monotonic() < limit:
+            self.receive()
+            time.sleep(0.002)
+        if not come.keys() >= awaited:
+            return False
+        if self._first_wire is not None:
+            # A rank that met the others after the deadline has sent rank 0 more than its key.
+            self._first_wire.receive()
+        return all(come.values())
+
     def _may_call(self) -> bool:
-        """Whether there is somebody to talk to, and MPI allows a call here and now.
+        """Whether there are other ranks, and MPI allows a call here and now.
 
         The script may have finalised it, and not every library allows all threads. And none from a process that the script
         forks: it would take what is sent to this one.
@@ -267,7 +234,7 @@ class Mailbox:
         return self._payloads[kind]
 
     def _open(self, source: int, message: bytearray) -> list[Mail]:
-        """What has come with this message; nothing, where it is not from a rank of this job, or not in its turn."""
+        """The mails that this message brings; none if it is not from a rank of this job, or not in its turn."""
         try:
             if source not in self._channels:
                 raise ForeignMessageError("from a rank that does not send any")
@@ -284,13 +251,7 @@ class Mailbox:
         return mails
 
     def _decode(self, source: int, data: bytes) -> Mail:
-        """A message of a rank of this job.
-
-        Raises
-        ------
-        PlainDataError
-            It runs another version of this package.
-        """
+        """A message of a rank of this job; PlainDataError if that runs another version of this package."""
         kind, payload = from_plain(tuple[str, Any], unpack(data))
         return Mail(source, kind, from_plain(self._payload_type(kind), payload))
 

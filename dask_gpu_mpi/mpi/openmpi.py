@@ -7,8 +7,8 @@ to 5.0). That is half of the start of a cluster, so such hosts are started witho
 Those that use UCX start it, which takes another second where that UCX is not MPI's own but the one of ucxx, with CUDA.
 
 The component for TCP makes each rank listen on all interfaces, also where all ranks are on one host and talk through shared
-memory. Whoever reaches such a port can end the job, and write into its memory (docs/security.md). If somebody has chosen what to
-leave out (``^openib``), TCP is added to that; any other choice stays, and `left_open` warns of it.
+memory. Anyone who reaches such a port can end the job, and write into its memory (docs/security.md). If the user has chosen
+components to leave out (``^openib``), TCP is added to them; any other choice stays, and `left_open` warns of it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dask_gpu_mpi.network.ucx import AT_LOAD, AT_LOAD_BETWEEN_NODES, CLOSED, ope
 
 PREFIX = "OMPI_MCA_"
 BTL = f"{PREFIX}btl"
-#: What is left out, by framework; and what is left out beside a UCX that is not MPI's.
+#: The components that are left out, by framework; and those that are left out next to a UCX that is not MPI's.
 LEFT_OUT = {"btl": "^ofi"}
 LEFT_OUT_BESIDE_UCX = {"btl": "^ofi,uct", "pml": "^ucx", "osc": "^ucx"}
 #: With a parameter of these, or one that begins so, somebody has chosen: a component that one rank leaves out and the others use
@@ -57,20 +57,11 @@ def fewer_components(
     one_host: bool = False,
     networks: tuple[str, ...] = NETWORKS,
 ) -> Iterator[None]:
-    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless somebody has chosen components.
+    """Initialise MPI in here: Open MPI's components stay out where they can't be used, unless the user has chosen components.
 
-    Parameters
-    ----------
-    environ : mapping
-        The process's environment.
-    module : str
-        What is linked to the MPI library: ``importlib.util.find_spec("mpi4py.MPI").origin``.
-    beside_ucx : bool
-        A UCX is loaded that is not MPI's.
-    one_host : bool
-        All ranks are on this host.
-    networks : tuple of str
-        Patterns of files, of which one is there where the components might be used.
+    `environ`: the process's environment. `module`: what is linked to the MPI library:
+    ``importlib.util.find_spec("mpi4py.MPI").origin``. `beside_ucx`: a UCX is loaded that is not MPI's. `one_host`: all ranks
+    are on this host. `networks`: patterns of files, of which one is there where the components might be used.
     """
     settings: dict[str, str] = {}
     parameters = {name.removeprefix(PREFIX) for name in environ if name.startswith(PREFIX)}
@@ -101,13 +92,7 @@ def fewer_components(
 
 
 def left_open(environ: Mapping[str, str], module: str) -> str:
-    """The warning of a setting by which ranks that are all on this host listen on a TCP port; empty: none does.
-
-    Parameters
-    ----------
-    environ, module : mapping, str
-        As for `fewer_components`.
-    """
+    """The warning of a setting by which ranks that are all on this host listen on a TCP port; empty: none does."""
     if (library := _library_of(module)) is None:
         return ""
     value, file = _configured(environ, library).get("btl", (None, None))
@@ -129,13 +114,7 @@ def left_open(environ: Mapping[str, str], module: str) -> str:
 
 
 def missing(environ: Mapping[str, str], module: str) -> str:
-    """The setting without which Open MPI, started outside `fewer_components`, listens on a TCP port; empty: none is missing.
-
-    Parameters
-    ----------
-    environ, module : mapping, str
-        As for `fewer_components`.
-    """
+    """The setting without which Open MPI, started outside `fewer_components`, listens on a TCP port; empty: none is missing."""
     if (library := _library_of(module)) is None:
         return ""
     value, _ = _configured(environ, library).get("btl", ("^", None))
@@ -212,12 +191,7 @@ WITH_UCX = re.compile(r"ch[34]:[\w, ]*\bucx\b")
 def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[None]:
     """Load and initialise MPI in here. Afterwards the variables are not set: the UCX of Dask is to use the network.
 
-    Parameters
-    ----------
-    environ : mapping
-        What the user has chosen.
-    one_host : bool
-        Whether all ranks are on this host.
+    `environ`: what the user has chosen. `one_host`: whether all ranks are on this host.
     """
     wanted = dict(ANYWHERE)
     if not _ucx_is_loaded():  # later it warns of a variable that nobody uses
@@ -237,12 +211,7 @@ def closed_to_others(environ: Mapping[str, str], *, one_host: bool) -> Iterator[
 def ucx_left_open(environ: Mapping[str, str], version: str) -> str:
     """The warning of a setting by which ranks that are all on this host listen on a TCP port of UCX; empty: none does.
 
-    Parameters
-    ----------
-    environ : mapping
-        What the user, or a module of the site, has chosen.
-    version : str
-        ``MPI.Get_library_version()``.
+    `environ`: what the user, or a module of the site, has chosen. `version`: ``MPI.Get_library_version()``.
     """
     if "UCX_TLS" not in environ or not opened_by(environ) or not WITH_UCX.search(version):
         return ""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.timeouts import INTERRUPTED_GRACE, NAME_MISSING, RANK_0_GRACE
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi.launcher_check import neighbours
 from dask_gpu_mpi.mpi.wire import FIND_STRANGERS, Channel, DroppedMessages, ForeignMessageError, KeyPair, Wire
@@ -18,27 +19,19 @@ from dask_gpu_mpi.sites.batch import allocated_hosts
 if TYPE_CHECKING:
     from dask_gpu_mpi.base.failures import Failure
 
-__all__ = ["DEADLINE", "CoordinatorKey", "RankKey", "Rendezvous", "missing_ranks"]
-
-#: What the deadline is called in messages, unless the caller has another one.
+#: The name of the deadline in messages, unless the caller has another one.
 DEADLINE = "the start-up timeout (startup_timeout)"
 #: On the user's own communicator, before there is one of ours: a number that no program uses by chance, below MPI's least bound.
 _TAG = 32701
 #: Bytes of the largest message: the states of all ranks of a host.
 LARGEST = 1 << 16
-#: Seconds after the deadline in which each rank names the ranks of its host that are missing.
-NAMING = 0.5
-#: Seconds more after which another rank reports, because rank 0 itself is missing.
-RANK_0_GRACE = 2.0
-#: Seconds after which a rank other than 0 reports that it was interrupted: rank 0 reports for all if it was interrupted as well.
-INTERRUPTED_GRACE = 0.5
 #: How many missing ranks a message names with their state.
 MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class RankKey:
-    """What a rank sends rank 0: at once, and again after the deadline."""
+    """The message of a rank to rank 0: at once, and again after the deadline."""
 
     #: Where it runs.
     host: str
@@ -50,7 +43,7 @@ class RankKey:
 
 @dataclass(frozen=True)
 class CoordinatorKey:
-    """What rank 0 sends each rank of which it has heard."""
+    """The answer of rank 0 to each rank's first message."""
 
     #: Its public key.
     key: bytes
@@ -60,22 +53,11 @@ class Rendezvous:
     """One duplication of a communicator, which takes all ranks, without waiting in MPI.
 
     Each rank sends its host to rank 0 at once, so that rank 0 can name the ranks that are missing. Two different keys of one
-    rank end the start: one is of somebody else, who may have been first.
+    rank end the start: one is of another sender, which may have been first.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        What to duplicate.
-    host : str
-        Where this rank runs.
-    deadline : float
-        ``time.monotonic()`` until which all ranks must have come.
-    deadline_name : str
-        What that deadline is called in messages.
-    interrupted : callable
-        The failure to report instead of waiting any longer; None: there is none.
-    drops : DroppedMessages
-        Counts what no rank of the job has sent.
+    `comm`: the communicator to duplicate. `host`: that of this rank. `deadline`: ``time.monotonic()`` until which all ranks must
+    have come. `deadline_name`: its name in messages. `interrupted`: the failure to report instead of waiting any longer; None:
+    there is none. `drops` counts the messages of other senders.
     """
 
     def __init__(
@@ -110,10 +92,7 @@ class Rendezvous:
     def duplicate(self) -> Any:
         """The new communicator, which returns errors.
 
-        Raises
-        ------
-        DaskGpuMpiError
-            Not all ranks came in time, somebody else sends in the name of one, or `interrupted`; `fatal`.
+        Raises DaskGpuMpiError: not all ranks came in time, another process sends in the name of one, or `interrupted`; `fatal`.
         """
         from mpi4py import MPI
 
@@ -144,7 +123,7 @@ class Rendezvous:
                 late = True
                 self._name_neighbours()
             # The others leave the report to rank 0, unless it is the one that is missing.
-            if now > self._deadline + NAMING + (RANK_0_GRACE if self._rank else 0.0):
+            if now > self._deadline + NAME_MISSING + (RANK_0_GRACE if self._rank else 0.0):
                 raise self._timed_out()
             time.sleep(pause)
             pause = min(pause * 2, 0.02)
@@ -242,18 +221,9 @@ def missing_ranks(
 ) -> str:
     """The message about ranks that have not come.
 
-    Parameters
-    ----------
-    missing, size : sequence of int, int
-        Their numbers, and that of all ranks.
-    deadline_name : str
-        What they have missed.
-    beside : mapping
-        Host and state (`local_ranks.neighbours`) of ranks, as others of their host see them.
-    came : mapping
-        Host of each rank that has come; empty where that is not known.
-    allocated : str
-        The hosts of the job; empty: unknown.
+    `missing`, `size`: their numbers, and that of all ranks. `deadline_name`: what they have missed. `beside`: host and state
+    (`local_ranks.neighbours`) of ranks, as others of their host see them. `came`: host of each rank that has come; empty
+    where that is not known. `allocated`: the hosts of the job; empty: unknown.
 
     Examples
     --------

@@ -14,20 +14,19 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 
 # A launcher that does not end when its job is aborted.
 #
-# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: for ever, where a host has fallen silent, and SIGTERM does
+# Open MPI 5's ``mpirun`` waits for the daemons of all hosts then: forever if a host has fallen silent, and SIGTERM does
 # not help either. The batch job would sit there until its walltime. So before a rank aborts the job it leaves a process
 # behind that looks after the launcher.
 
 #: Names of processes that are launchers which are known to hang.
 HANGING = ("mpirun", "mpiexec", "orterun", "prterun")
-#: Seconds that the launcher gets to end.
-PATIENCE = 10.0
 
-# By a descriptor, not by a number that may be somebody else's by then. It is readable once the process has ended.
+# By a descriptor, not by a number that may be another process's by then. It is readable once the process has ended.
 _CODE = """
 import os, select, signal, sys
 fd, pid, patience = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
@@ -41,15 +40,11 @@ if not select.select([fd], [], [], patience)[0]:
 """
 
 
-def look_after_launcher(pid: int | None = None, patience: float = PATIENCE) -> None:
+def look_after_launcher(pid: int | None = None, patience: float = LAUNCHER_PATIENCE) -> None:
     """Leave a process behind that kills the launcher unless it ends by itself.
 
-    Parameters
-    ----------
-    pid : int, optional
-        The launcher; None: the parent of this process, if that is one that is known to hang.
-    patience : float
-        Seconds that it gets.
+    `pid`: the launcher; None: the parent of this process, if that is one that is known to hang. `patience`: seconds that it
+    gets.
     """
     with contextlib.suppress(OSError):  # it has ended, or this kernel knows no descriptors of processes
         if pid is None:
@@ -85,23 +80,14 @@ LONGEST = 30.0
 CHECKS, MORE_CHECKS = 2, 4
 #: Seconds for the launcher to forward what was printed, before it ends the job.
 FORWARD = 0.5
-#: Seconds before the end at which stopped ranks are named: the first agent that ends its rank ends them all.
-NAMING = 2.0
 
 
 class StartWatch:
     """Watches one rank, and those beside it.
 
-    Parameters
-    ----------
-    rank : int
-        Process id of the rank, the parent of this process.
-    deadline : float
-        ``time.monotonic()`` at which a rank that has not joined the others is ended.
-    speaks : bool
-        Whether to report that: one rank is enough.
-    over : callable
-        Whether there is nothing to watch any more: the rank has joined, or the agent closes.
+    `rank`: process id of the rank, the parent of this process. `deadline`: ``time.monotonic()`` at which a rank that has not
+    joined the others is ended. `speaks`: whether to report that: one rank is enough. `over`: whether there is nothing to
+    watch any more: the rank has joined, or the agent closes.
     """
 
     def __init__(self, rank: int, deadline: float, *, speaks: bool, over: Callable[[], bool]) -> None:
@@ -120,7 +106,7 @@ class StartWatch:
         if (started := started_here(self._rank)) > 1:
             loop.call_later(pause, self._check_neighbours, started, pause, 0, 0)
         # asyncio's clock is time.monotonic(), the same for all processes of a host.
-        loop.call_at(self._deadline - NAMING, self._name_the_stopped)
+        loop.call_at(self._deadline - (MPI_GRACE - NAME_STOPPED), self._name_the_stopped)
         loop.call_at(self._deadline, self._lose_patience)
 
     def _over(self) -> bool:

@@ -21,7 +21,7 @@ from dask_gpu_mpi.base.streams import say
 
 #: Bytes of a public key, and of the key of one direction.
 KEY_LENGTH = 32
-#: What else the keys are made of: no other program, nor another version of this, makes the same of the same secret.
+#: Part of the keys: no other program, nor another version of this one, makes the same keys of the same secret.
 _LABEL = b"dask-gpu-mpi messages between ranks, 1"
 #: Begins each message: how many its sender has sent before it.
 _NUMBER = struct.Struct("<Q")
@@ -34,10 +34,7 @@ class ForeignMessageError(Exception):
 class KeyPair:
     """One rank's keys for one communicator.
 
-    Attributes
-    ----------
-    public : bytes
-        What the other side is to be sent.
+    `public`: what the other side is to be sent.
     """
 
     def __init__(self) -> None:
@@ -50,23 +47,9 @@ class KeyPair:
     def channel(self, other: bytes, rank: int, *, to_rank: bool) -> Channel:
         """The channel between rank 0 and `rank`.
 
-        Parameters
-        ----------
-        other : bytes
-            The public key of the other side.
-        rank : int
-            The one that is not rank 0.
-        to_rank : bool
-            Whether this side is rank 0.
-
-        Raises
-        ------
-        ForeignMessageError
-            That is no public key.
-
-        Notes
-        -----
-        HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for each direction.
+        `other`: the public key of the other side, or a ForeignMessageError if it is not one. `rank`: the one that is not rank 0.
+        `to_rank`: whether this side is rank 0. HKDF-SHA-256 (RFC 5869) over the secret and both public keys gives one key for
+        each direction.
         """
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.hashes import SHA256
@@ -105,12 +88,9 @@ class Channel:
         return _NUMBER.pack(number) + self._own.encrypt(_nonce(number), data, None)
 
     def open(self, message: bytes | bytearray) -> list[bytes]:
-        """What this message carries, and those after it that came first; nothing, while one before it is missing.
+        """The content of this message, and of those after it that came first; nothing while one before it is missing.
 
-        Raises
-        ------
-        ForeignMessageError
-            The other side has not sent it, or it has come before.
+        Raises ForeignMessageError: the other side has not sent it, or it has come before.
         """
         from cryptography.exceptions import InvalidTag
 
@@ -144,7 +124,7 @@ MOST_ARRIVING, MOST_OF_A_RANK = 256 << 20, 128 << 20
 ARRIVAL_TIMEOUT = 30.0
 #: Seconds between two warnings of one rank.
 WARNING_INTERVAL = 60.0
-#: What to do where somebody else sends messages.
+#: The fix if another process sends messages.
 FIND_STRANGERS = "find out who else reaches the ports of the MPI library, and keep the job to one host or a network of its own"
 
 
@@ -158,17 +138,8 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_WIRES))
 class DroppedMessages:
     """Messages that no rank of this job has sent, and errors of MPI: counted, and reported at most once a minute.
 
-    Parameters
-    ----------
-    where : str
-        This rank, for the warnings.
-
-    Attributes
-    ----------
-    count : int
-        How many such messages there were.
-    errors : int
-        How many calls of MPI have failed.
+    `where`: this rank, for the warnings. `count`: how many such messages there were. `errors`: how many calls of MPI have
+    failed.
     """
 
     def __init__(self, where: str) -> None:
@@ -224,21 +195,8 @@ class _Arrival(NamedTuple):
 class Wire:
     """The messages of one rank on one communicator.
 
-    Parameters
-    ----------
-    comm : mpi4py.MPI.Intracomm
-        Must return errors, not abort.
-    tag : int
-        Of all messages.
-    drops : DroppedMessages
-        Counts what is dropped here.
-    largest : int
-        Bytes of the largest message that is taken.
-
-    Attributes
-    ----------
-    leaving : list
-        The requests of what MPI has to send.
+    `comm`: must return errors, not abort. `tag`: of all messages. `drops`: counts what is dropped here. `largest`: bytes of
+    the largest message that is taken. `leaving`: the requests of what MPI has to send.
     """
 
     def __init__(self, comm: Any, tag: int, drops: DroppedMessages, *, largest: int = LARGEST) -> None:
@@ -250,7 +208,7 @@ class Wire:
         self._arriving: list[_Arrival] = []
         #: Bytes of those that are still expected, by rank.
         self._expected: Counter[int] = Counter()
-        #: What is to be received later: from whom, its size, and MPI's handle.
+        #: Messages to receive later: the sender, the size, and MPI's handle.
         self._later: list[tuple[int, int, Any]] = []
         #: What is too large is never received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from
         #: process to process, before it says that the message is truncated.
@@ -339,7 +297,7 @@ class Wire:
         return self._test(_Arrival(source, request, buffer, time.monotonic()))
 
     def _test(self, arrival: _Arrival) -> tuple[int, bytearray] | None:
-        """What has arrived; None: it has not yet, or it is dropped."""
+        """The message that has arrived; None: it has not yet, or it is dropped."""
         from mpi4py import MPI
 
         try:

@@ -1,8 +1,8 @@
 """The start of one rank: its agent, MPI, its inventory, its part of the plan. The other side is `coordinator`.
 
-A rank that can take part (`Bringup`) relays between the coordinator and its agent until the cluster is up. One that can't,
-because its options, its node or its agent are not as they must be, registers with that failure, and waits for the one report
-(`report_only`). The command `plan` starts no agent, and leaves after the plan (`plan_of_allocation`).
+A rank that can take part relays between the coordinator and its agent until the cluster is up (`join`). One that can't, because
+of its options, its node or its agent, registers with that failure, and waits for the one report (`report_only`). The command
+`plan` starts no agent, and leaves after the plan (`plan_of_allocation`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import check_threads, load_mpi, load_ucx_first
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.network.interfaces import list_interfaces
 from dask_gpu_mpi.network.scheduler_file import Target, read_target
 from dask_gpu_mpi.network.ucx import connection_config, extend_handshakes, install_hooks
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.device_memory import device_options
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.roles import expected_client
@@ -49,31 +51,12 @@ from dask_gpu_mpi.startup.coordinator import (
     Phase,
     shared_options,
 )
-from dask_gpu_mpi.startup.exchange import FLUSH, until_over
+from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.inspection import inspect, inspect_node
-from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Cluster, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ucx_ability
 from dask_gpu_mpi.startup.relay import Relay
 from dask_gpu_mpi.startup.start_context import StartContext
-
-__all__ = [
-    "WITHOUT_OPTIONS",
-    "Bringup",
-    "Joined",
-    "Preparation",
-    "make_job",
-    "plan_of_allocation",
-    "planner",
-    "prepare_job",
-    "report_only",
-]
-
-#: Seconds beyond the start-up deadline after which a rank that is still inside MPI's own start is ended. Those that are already
-#: out of it report in the first three (`Mailbox`); then the agents name stopped ranks (`start_watchdog.NAMING`).
-MPI_GRACE = 6.0
-#: Seconds for the ranks to find each other and report, where the options that set a limit can't be read.
-WITHOUT_OPTIONS = 60.0
-Found = TypeVar("Found")
 
 
 @dataclass
@@ -99,151 +82,135 @@ class Joined:
 
 
 def report_only(error: InputError | StartupError, context: StartContext) -> NoReturn:
-    """The start of a rank that has invalid options, or no agent: report that through the coordinator, once for all ranks.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
-    """
+    """The start of a rank that has invalid options, or no agent: report that through rank 0, once for all ranks."""
     with _uncollected(), context.ending_in_order(None):
         try:
             channels = context.meet(None)
         except InputError as no_mpi:
             raise _first(error, no_mpi) from None
-        _register_failure(Failure.of(error), channels, context, interface=None, shared=())
+        _register_failure(error, channels, context)
 
 
-class Bringup:
-    """The start of a rank that can take part.
+def join(
+    options: Options,
+    agent: AgentProcess,
+    context: StartContext,
+    *,
+    check: Callable[[int], None] | None = None,
+) -> Joined:
+    """The start of a rank that can take part; its agent runs already.
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    agent : AgentProcess
-        The agent, started already.
-    context : StartContext
-        What the rank starts with.
-    check : callable, optional
-        ``check(rank)`` raises an InputError where this rank can't do what it is for.
+    ``check(rank)`` raises an InputError if this rank can't do its part. A DaskGpuMpiError is the one report of all failures, the
+    same on all ranks, and printed already by rank 0 (`reported`).
     """
-
-    def __init__(
-        self,
-        options: Options,
-        agent: AgentProcess,
-        context: StartContext,
-        *,
-        check: Callable[[int], None] | None = None,
-    ) -> None:
-        self._options = options
-        self._agent = agent
-        self._context = context
-        self._check = check
-        self._timeline = context.timeline
-
-    def run(self) -> Joined:
-        """Join.
-
-        Raises
-        ------
-        DaskGpuMpiError
-            The one report of what failed, the same on all ranks; printed already by the coordinator (`reported`).
-        """
-        options, context = self._options, self._context
-        with _uncollected(), context.ending_in_order(self._agent):
-            speaks = launchers.speaks(context.environ)
-            self._agent.configure(options, speaks=speaks, mpi_deadline=context.deadline + MPI_GRACE)
-            self._timeline.lap("configure the agent")
-            unloaded: Failure | None = None
-            if may_be_client(options, context.environ):
-                try:
-                    load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
-                except InputError as error:
-                    unloaded = Failure.of(error)
-            try:
-                channels = context.meet(self._agent)
-            except InputError as no_mpi:
-                self._check_without_mpi(no_mpi)
-                raise
-            shared = shared_options(options)
-            prepared: tuple[Inventory, Coordinator | None] | Failure = (
-                _try(lambda: self._inspect(channels)) if unloaded is None else unloaded
-            )
-            if isinstance(prepared, Failure):
-                _register_failure(prepared, channels, context, interface=options.interface, shared=shared)
-            inventory, coordinator = prepared
-            registration = Registration(
-                context.host,
-                inventory,
-                list_interfaces(),
-                options.interface,
-                shared,
-                has_client=context.has_client,
-                ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
-                device_options=device_options(options),
-            )
-            channels.send(COORDINATOR, Kind.REGISTRATION, registration)
-            return self._until_up(channels, coordinator)
-
-    def _check_without_mpi(self, no_mpi: InputError) -> None:
-        """Whether this rank can do what it is for, as far as its launcher shows which rank it is."""
-        launched = launchers.detect(self._context.environ)
-        try:
-            if self._check is not None:
-                self._check((launched and launched.rank) or 0)
-        except InputError as error:
-            raise _first(error, no_mpi) from None
-
-    def _inspect(self, channels: Channels) -> tuple[Inventory, Coordinator | None]:
-        options, context = self._options, self._context
-        rank, size = channels.rank, channels.size
-        if context.comm is None:
-            _cross_check(context, rank, size)
-        if self._check is not None:
-            self._check(rank)
-        is_client = rank == expected_client(options)
-        if is_client and context.has_client and size > 1:
-            check_threads()
-        if options.report is not None and is_client and context.has_client:
-            from dask_gpu_mpi.view.report_file import check_report
-
-            check_report(options.report, f"rank {rank} on {context.host}")
-        preparation: Preparation | None = None
-        if rank == COORDINATOR:
-            preparation = prepare_job(options, context.environ)  # while the agent imports
-            self._timeline.lap("configuration, credentials")
-        if is_client:
-            threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
-        inventory = inspect(options, self._agent, context, channels)
-        if preparation is None:
-            return inventory, None
-        job = make_job(options, preparation, self._timeline)
-        hosts = channels.mailbox.hosts
-        return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
-
-    def _until_up(self, channels: Channels, coordinator: Coordinator | None) -> Joined:
-        options, context = self._options, self._context
-        relay = Relay(options, channels, context.host, self._timeline)
-        cluster: Cluster = until_over(channels, context, coordinator, relay)
-        self._timeline.lap("wait for the other ranks")
-        channels.push_back(relay.early)
-        assert relay.start is not None  # nobody is ready before it
-        if relay.scheduler.started:
-            channels.order(Order.DASHBOARD)
-        elif not relay.start.workers:
-            channels.drop_agent(1.0)  # nothing to do here: give its memory back
-        return Joined(
-            channels,
-            options,
-            context.environ,
-            context.host,
-            cluster,
-            relay.start,
-            relay.scheduler.started,
-            relay.scheduler.file,
+    with _uncollected(), context.ending_in_order(agent):
+        agent.configure(
+            options, speaks=launchers.speaks(context.environ), mpi_deadline=context.deadline + MPI_GRACE
         )
+        context.timeline.lap("configure the agent")
+        failed: Exception | None = None
+        if may_be_client(options, context.environ):
+            try:
+                load_ucx_first(context.environ, required=options.protocol.moves_device_memory)
+            except InputError as error:
+                failed = error
+        try:
+            channels = context.meet(agent)
+        except InputError as no_mpi:
+            _check_without_mpi(check, context, no_mpi)
+            raise
+        shared = shared_options(options)
+        try:
+            if failed is not None:
+                raise failed
+            inventory, coordinator = _inspect(options, agent, context, channels, check)
+        except (DaskGpuMpiError, OSError) as error:
+            failed = error
+        if failed is not None:
+            _register_failure(failed, channels, context, interface=options.interface, shared=shared)
+        registration = Registration(
+            context.host,
+            inventory,
+            list_interfaces(),
+            options.interface,
+            shared,
+            has_client=context.has_client,
+            ucx=ucx_ability(options, gpus=bool(inventory.gpus)),
+            device_options=device_options(options),
+        )
+        channels.send(COORDINATOR, Kind.REGISTRATION, registration)
+        return _until_up(options, context, channels, coordinator)
+
+
+def _check_without_mpi(
+    check: Callable[[int], None] | None, context: StartContext, no_mpi: InputError
+) -> None:
+    """Whether this rank can do its part, as far as its launcher shows which rank it is."""
+    launched = launchers.detect(context.environ)
+    try:
+        if check is not None:
+            check((launched and launched.rank) or 0)
+    except InputError as error:
+        raise _first(error, no_mpi) from None
+
+
+def _inspect(
+    options: Options,
+    agent: AgentProcess,
+    context: StartContext,
+    channels: Channels,
+    check: Callable[[int], None] | None,
+) -> tuple[Inventory, Coordinator | None]:
+    """The inventory of this rank, and on rank 0 the coordinator of all."""
+    rank, size = channels.rank, channels.size
+    if context.comm is None:
+        _cross_check(context, rank, size)
+    if check is not None:
+        check(rank)
+    is_client = rank == expected_client(options)
+    if is_client and context.has_client and size > 1:
+        check_threads()
+    if options.report is not None and is_client and context.has_client:
+        from dask_gpu_mpi.view.report_file import check_report
+
+        check_report(options.report, f"rank {rank} on {context.host}")
+    preparation: Preparation | None = None
+    if rank == COORDINATOR:
+        preparation = prepare_job(options, context.environ)  # while the agent imports
+        context.timeline.lap("configuration, credentials")
+    if is_client:
+        threading.Thread(target=_import_for_client, args=(options.protocol,), daemon=True).start()
+    inventory = inspect(options, agent, context, channels)
+    if preparation is None:
+        return inventory, None
+    job = make_job(options, preparation, context.timeline)
+    hosts = channels.mailbox.hosts
+    return inventory, Coordinator(size, job, send=channels.send, deadline=context.deadline, hosts=hosts)
+
+
+def _until_up(
+    options: Options, context: StartContext, channels: Channels, coordinator: Coordinator | None
+) -> Joined:
+    """Relay between rank 0 and the agent until the cluster is up."""
+    relay = Relay(options, channels, context.host, context.timeline)
+    cluster: Cluster = until_over(channels, context, coordinator, relay)
+    context.timeline.lap("wait for the other ranks")
+    channels.push_back(relay.early)
+    assert relay.start is not None  # nobody is ready before it
+    if relay.scheduler.started:
+        channels.order(Order.DASHBOARD)
+    elif not relay.start.workers:
+        channels.drop_agent(1.0)  # nothing to do here: give its memory back
+    return Joined(
+        channels,
+        options,
+        context.environ,
+        context.host,
+        cluster,
+        relay.start,
+        relay.scheduler.started,
+        relay.scheduler.file,
+    )
 
 
 def plan_of_allocation(
@@ -251,17 +218,8 @@ def plan_of_allocation(
 ) -> Plan | None:
     """The start up to the plan, without agents, for the command `plan`: the plan on rank 0, None on the other ranks.
 
-    Parameters
-    ----------
-    options : Options or InputError
-        What the user asked for, or why it can't be used.
-    check : callable
-        Raises an InputError for options that an agent would refuse.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The one report of what failed, as in `Bringup.run`.
+    `options` may be the reason why they can't be used; `check` raises an InputError for options that an agent would refuse. A
+    DaskGpuMpiError is the one report of all failures, as that of `join`.
     """
     started = time.monotonic()
     timeout = options.startup_timeout if isinstance(options, Options) else WITHOUT_OPTIONS
@@ -276,14 +234,15 @@ def plan_of_allocation(
             channels = context.meet(None)
             shared, rank, size = shared_options(options), channels.rank, channels.size
 
-            def inspected() -> Inventory:
+            failed: Exception | None = None
+            try:
                 _cross_check(context, rank, size)
                 check(options)
-                return inspect_node(options, context, channels, None if look is None else look.gpus)
-
-            inventory: Inventory | Failure = _try(inspected)
-            if isinstance(inventory, Failure):
-                _register_failure(inventory, channels, context, interface=None, shared=shared)
+                inventory = inspect_node(options, context, channels, None if look is None else look.gpus)
+            except (DaskGpuMpiError, OSError) as error:
+                failed = error
+            if failed is not None:
+                _register_failure(failed, channels, context, shared=shared)
             coordinator = None
             if rank == COORDINATOR:
                 job = Job(options.protocol, planner(options, context.timeline, None), dict)
@@ -306,34 +265,21 @@ def plan_of_allocation(
             look.close()
 
 
-def _try(inspect_this: Callable[[], Found]) -> Found | Failure:
-    """What this rank finds out about itself; or why it can't take part."""
-    try:
-        return inspect_this()
-    except DaskGpuMpiError as error:
-        return Failure.of(error)
-    except OSError as error:
-        return Failure(
-            f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
-            "of the job",
-            1,
-        )
-
-
 def _cross_check(context: StartContext, rank: int, size: int) -> None:
     library = load_mpi().Get_library_version()
     launcher_check.cross_check(context.environ, size, rank, context.host, library=library)
 
 
 def _register_failure(
-    failure: Failure,
+    error: Exception,
     channels: Channels,
     context: StartContext,
     *,
-    interface: str | None,
-    shared: tuple[tuple[str, object], ...],
+    interface: str | None = None,
+    shared: tuple[tuple[str, object], ...] = (),
 ) -> NoReturn:
     """Register as a rank that can't take part, and raise the one report."""
+    failure = Failure.of(error) if isinstance(error, DaskGpuMpiError) else _of_node(error)
     coordinator: FailureCoordinator | None = None
     if channels.rank == COORDINATOR:
         coordinator = FailureCoordinator(
@@ -347,8 +293,17 @@ def _register_failure(
     raise StartupError("the cluster started without this rank")  # the coordinator waits for all
 
 
+def _of_node(error: Exception) -> Failure:
+    """The failure of a system call, with which a node is inspected."""
+    return Failure(
+        f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
+        "of the job",
+        1,
+    )
+
+
 def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError | StartupError:
-    """What the user has to put right before the MPI library, which this rank has not, or not of this launcher."""
+    """The error to fix before that of the MPI library, which this rank lacks, or which is not this launcher's."""
     error.reported = no_mpi.reported
     return error
 
@@ -366,7 +321,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _import_for_client(protocol: Protocol) -> None:
-    """What the script's client needs, in a thread of its own; what can't be imported is reported where it is used.
+    """Import in a thread what the script's client needs; a failed import is reported where the module is used.
 
     Not `ucxx` itself, which the client imports: it must not set what the user has configured before that is read.
     """
@@ -385,11 +340,11 @@ def may_be_client(options: Options, environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What takes the coordinator's rank long, and can be done while its agent imports."""
+    """The slow parts of rank 0's start, which are done while its agent imports."""
 
     #: Keys of `plan.scaling` that the user has configured.
     configured: frozenset[str]
-    #: Dask configuration that carries the credentials; None: this job needs none of its own.
+    #: Dask configuration that carries the credentials; None: this job needs none.
     credentials: dict[str, Any] | None = field(repr=False)
 
 
@@ -405,13 +360,7 @@ def prepare_job(options: Options, environ: Mapping[str, str]) -> Preparation:
 
 
 def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> Job:
-    """The job of these options.
-
-    Raises
-    ------
-    InputError
-        The cluster to attach to can't be found.
-    """
+    """The job of these options; an InputError if the cluster to attach to can't be found."""
     target: Target | None = None
     name = options.name
     if not options.scheduler:

@@ -22,6 +22,7 @@ from typing import Any
 from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.timeline import Step
+from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
@@ -29,30 +30,16 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
-from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, Start
+from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport, nodes_of, probing_workers
 from dask_gpu_mpi.view.job_facts import facts_of
 
-__all__ = [
-    "Coordinator",
-    "FailureCoordinator",
-    "Job",
-    "Phase",
-    "addresses_of",
-    "check_agreement",
-    "check_client",
-    "plan_of",
-    "shared_options",
-]
-
-#: Seconds to wait for the reports of other ranks once one has failed: most failures are everybody's.
-GATHER_FAILURES = 1.0
 #: The step of ranks in the reachability test.
 CONNECTING = "connecting to the scheduler's host and to other nodes"
-#: Fields of the options that must be the same on all ranks, and what messages call one that is no option of its own.
+#: Fields of the options that must be the same on all ranks, and the name in messages of one that is not an option itself.
 SHARED = {option.name: option.name for option in OPTIONS.values() if option.same} | {
     "worker_ucx": "protocol (UCX between workers)"
 }
@@ -75,7 +62,7 @@ class Phase(IntEnum):
 
 @dataclass(frozen=True)
 class Job:
-    """What the coordinator needs to know of the job."""
+    """The facts about the job that the coordinator needs."""
 
     #: Of the scheduler that this job starts.
     protocol: str
@@ -89,7 +76,7 @@ class Job:
     configured: Collection[str] = ()
     #: The user has set no deadline: it may grow with the number of workers.
     patient: bool = False
-    #: What the user wants workers to send each other over UCX.
+    #: The data that workers are to send each other over UCX.
     ucx: WorkerUcx = WorkerUcx.OFF
 
 
@@ -98,14 +85,8 @@ class FailureCoordinator:
 
     `Coordinator` makes a cluster besides.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    deadline : float
-        ``time.monotonic()`` of the start-up deadline.
-    hosts : mapping, optional
-        Host of each rank, for reports about those that have not even registered.
+    `size`: number of ranks. `deadline`: ``time.monotonic()`` of the start-up deadline. `hosts`: host of each rank, for
+    reports about those that have not even registered.
     """
 
     def __init__(self, size: int, *, deadline: float, hosts: Mapping[int, str] | None = None) -> None:
@@ -115,7 +96,7 @@ class FailureCoordinator:
         self.phase = Phase.REGISTER
         #: ``time.monotonic()`` at which the start ends.
         self.deadline = deadline
-        #: What each rank was at when rank 0 last knew.
+        #: The step of each rank, as last reported.
         self.steps: dict[int, str] = {}
         self._hosts = dict(hosts or {})
         self._registrations: dict[int, Registration] = {}
@@ -202,18 +183,8 @@ class FailureCoordinator:
 class Coordinator(FailureCoordinator):
     """See the module's text.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    job : Job
-        What this is to be.
-    send : callable
-        ``send(rank, kind, payload)``.
-    deadline, hosts
-        As `FailureCoordinator`.
-    last : Phase
-        The last phase: the plan is the outcome, or the cluster.
+    `size`: number of ranks. `job`: what this is to be. `send`: ``send(rank, kind, payload)``. `deadline`, `hosts`: as
+    `FailureCoordinator`. `last`: the last phase: the plan is the outcome, or the cluster.
     """
 
     def __init__(
@@ -347,7 +318,7 @@ class Coordinator(FailureCoordinator):
         return choose_transport(self._job.ucx, plan, abilities, attaches=target is not None)
 
     def _choose_addresses(self, found: Sequence[Registration]) -> dict[int, str | None]:
-        """Where each rank's workers, and the scheduler, are to listen."""
+        """The addresses at which each rank's workers, and the scheduler, are to listen."""
         if self._job.target is not None and not any(each.wanted_interface for each in found):
             return dict.fromkeys(range(self.size))
         return dict(addresses_of(found))
@@ -432,10 +403,7 @@ MakePlan = Callable[[list[Inventory], bool, Mapping[int, Mapping[str, Any]]], Pl
 def plan_of(found: Sequence[Registration], make: MakePlan) -> Plan:
     """The plan from the registrations of all ranks, in order, which have inventories.
 
-    Raises
-    ------
-    InputError
-        The ranks do not agree, or no plan fits the options.
+    Raises InputError: the ranks do not agree, or no plan fits the options.
     """
     check_agreement(found)
     inventories = [each.inventory for each in found if each.inventory is not None]
@@ -446,12 +414,9 @@ def plan_of(found: Sequence[Registration], make: MakePlan) -> Plan:
 
 
 def addresses_of(found: Sequence[Registration]) -> Mapping[int, str]:
-    """Where each rank, in order, listens and is reached.
+    """The address at which each rank, in order, listens and is reached.
 
-    Raises
-    ------
-    InputError
-        There is no network that all share, or not the chosen one.
+    Raises InputError: there is no network that all share, or not the chosen one.
     """
     names, machines = [each.host for each in found], [_machine(each) for each in found]
     same = names if len(set(machines)) == len(set(names)) else machines
@@ -471,10 +436,7 @@ def shared_options(options: Options) -> tuple[tuple[str, object], ...]:
 def check_agreement(registrations: Sequence[Registration]) -> None:
     """Whether all ranks, in order, have the same options.
 
-    Raises
-    ------
-    InputError
-        They have not.
+    Raises InputError: they have not.
     """
     first = registrations[0]
     for rank, other in enumerate(registrations):
@@ -489,10 +451,7 @@ def check_agreement(registrations: Sequence[Registration]) -> None:
 def check_client(registrations: Sequence[Registration], client: int) -> None:
     """Whether the client rank has something to run, where any rank has.
 
-    Raises
-    ------
-    InputError
-        Only others have.
+    Raises InputError: only others have.
     """
     having = [rank for rank, found in enumerate(registrations) if found.has_client]
     if having and client not in having:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TextIO
 from dask_gpu_mpi.base.failures import Failure, report_error
 from dask_gpu_mpi.base.hostlist import fold_names
 from dask_gpu_mpi.base.streams import write
+from dask_gpu_mpi.base.timeouts import FLUSH
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.mailbox import Mailbox
@@ -20,10 +21,7 @@ from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, Channels, Event, Kind
 from dask_gpu_mpi.startup.start_context import StartContext
 
-__all__ = ["FLUSH", "Progress", "report_to_all", "until_over"]
-
-#: Seconds for the last messages of a command or a start to leave.
-FLUSH = 2.0
+__all__ = ["Progress", "report_to_all", "until_over"]
 
 
 class Serving(Protocol):

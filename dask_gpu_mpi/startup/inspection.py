@@ -19,8 +19,6 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Channels
 from dask_gpu_mpi.startup.start_context import StartContext
 
-__all__ = ["Probe", "await_agent", "inspect", "inspect_node"]
-
 #: Waits so many seconds for the GPUs, for which a process of its own queries NVML; None: no answer yet.
 Probe = Callable[[float], "tuple[Gpu, ...] | None"]
 
@@ -28,10 +26,7 @@ Probe = Callable[[float], "tuple[Gpu, ...] | None"]
 def inspect(options: Options, agent: AgentProcess, context: StartContext, channels: Channels) -> Inventory:
     """The inventory of this rank.
 
-    Raises
-    ------
-    DaskGpuMpiError
-        Its agent refuses the options, NVML does not respond, or a signal came.
+    Raises DaskGpuMpiError: its agent refuses the options, NVML does not respond, or a signal came.
     """
     # First: an error of the agent may be why the GPUs are not known.
     channels.begin_step("waiting for its agent to import Dask")
@@ -53,10 +48,7 @@ def inspect_node(
 ) -> Inventory:
     """The inventory, from the GPUs that were probed (None: nobody was to probe them) and from what this process finds.
 
-    Raises
-    ------
-    DaskGpuMpiError
-        NVML does not respond, or a signal came.
+    Raises DaskGpuMpiError: NVML does not respond, or a signal came.
     """
     seen: tuple[Gpu, ...] | None = None
     if probe is not None:

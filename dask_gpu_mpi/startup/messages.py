@@ -21,26 +21,9 @@ from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.network.ucx import UcxAbility
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.job_facts import JobFacts
-from dask_gpu_mpi.workers.settings import Start
-
-__all__ = [
-    "COORDINATOR",
-    "PAYLOADS",
-    "POLL_BUSY",
-    "POLL_IDLE",
-    "Channels",
-    "Cluster",
-    "Connect",
-    "Event",
-    "Kind",
-    "Listen",
-    "Listening",
-    "Reached",
-    "Registration",
-    "Start",
-]
 
 #: Rank that gathers the registrations and makes the plan.
 COORDINATOR = 0
@@ -81,7 +64,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Registration:
-    """What a rank sends first: its inventory, or why it can't take part."""
+    """The first message of a rank: its inventory, or why it can't take part."""
 
     #: Where it runs.
     host: str
@@ -105,7 +88,7 @@ class Registration:
 
 @dataclass(frozen=True)
 class Listen:
-    """Where a rank is to listen for the reachability test, and for whom."""
+    """The order to listen for the reachability test: at which address, in whose place."""
 
     address: str | None
     #: In the scheduler's place; None: it is not the scheduler's rank.
@@ -201,9 +184,9 @@ class Event(NamedTuple):
 
     #: The rank that sent it; None: this rank's own agent.
     source: int | None
-    #: What it is: `messages.Kind` between ranks.
+    #: A `messages.Kind` between ranks, an `Answer` of an agent.
     kind: str
-    #: What comes with it; of an agent, a list.
+    #: Its payload; of an agent, a list.
     payload: Any
 
 
@@ -217,7 +200,7 @@ class Channels:
         self.size = mailbox.size
         #: Scratch of agents that have ended, which could not be removed in time.
         self.left: list[str] = []
-        #: What this rank does now.
+        #: The present step of this rank.
         self.step = "reading its options"
         self._waiting: list[Event] = []
 

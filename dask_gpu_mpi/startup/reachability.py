@@ -46,14 +46,7 @@ from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Connect, Kind, 
 def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | None = None) -> UcxAbility:
     """How far the workers of this rank can use UCX beside TLS.
 
-    Parameters
-    ----------
-    options : Options
-        What the user asked for.
-    gpus : bool
-        Whether this rank sees GPUs.
-    environ : mapping, optional
-        Of this process, by default its own.
+    `options`: what the user asked for. `gpus`: whether this rank sees GPUs. `environ`: of this process, by default its own.
     """
     wanted = options.worker_ucx
     if wanted is WorkerUcx.OFF or (wanted is WorkerUcx.AUTO and not gpus):
@@ -76,23 +69,10 @@ def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | No
 def choose_transport(
     wanted: WorkerUcx, plan: Plan, abilities: Mapping[int, UcxAbility], *, attaches: bool = False
 ) -> Transport:
-    """What goes over UCX, and the line that says so and why.
+    """The data that goes over UCX, and the line that says so and why.
 
-    Parameters
-    ----------
-    wanted : WorkerUcx
-        What the user asked for.
-    plan : Plan
-        Of the job.
-    abilities : mapping
-        By rank.
-    attaches : bool
-        Whether the workers are added to those of a running cluster.
-
-    Raises
-    ------
-    InputError
-        The user asked for UCX, and a rank can't use it.
+    `wanted`: what the user asked for. `plan`: of the job. `abilities`: by rank. `attaches`: whether the workers are added to
+    those of a running cluster. Raises InputError: the user asked for UCX, and a rank can't use it.
     """
     working = {worker.rank for worker in plan.workers}
     with_gpus = {worker.rank for worker in plan.workers if worker.kind == "gpu"}
@@ -150,7 +130,7 @@ def _reason(
 
 
 class ReachabilityTest:
-    """Who is to listen, who is to connect to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
+    """The plan of who listens and who connects to whom, and the results; messages go out by ``send(rank, kind, payload)``."""
 
     def __init__(self, size: int, send: Callable[[int, str, Any], None]) -> None:
         self._size = size
@@ -177,18 +157,10 @@ class ReachabilityTest:
         *,
         dashboard: bool = False,
     ) -> None:
-        """Have the scheduler's rank, and one rank of each of several nodes, listen at their addresses.
+        """Order the scheduler's rank, and one rank of each of several nodes, to listen at their addresses.
 
-        Parameters
-        ----------
-        rank, host : int, str
-            Those of the scheduler.
-        nodes : sequence of Node
-            The nodes to connect to each other.
-        addresses : mapping
-            By rank.
-        dashboard : bool
-            Whether the scheduler's rank is to inspect the dashboard's port as well.
+        `rank`, `host`: those of the scheduler. `nodes`: the nodes to connect to each other. `addresses`: by rank.
+        `dashboard`: whether the scheduler's rank is to inspect the dashboard's port as well.
         """
         self._scheduler = (rank, host, addresses[rank] or "")
         if len(nodes) > 1:
@@ -209,7 +181,7 @@ class ReachabilityTest:
 
     @property
     def scheduler(self) -> Listening:
-        """Where the scheduler's rank listens, or why it does not."""
+        """The address at which the scheduler's rank listens, or why it does not."""
         return self._ports.get(self._scheduler[0], Listening(error="no response"))
 
     @property
@@ -221,7 +193,7 @@ class ReachabilityTest:
         )
 
     def connect(self, most: int, timeout: float = CONNECT_TIMEOUT) -> None:
-        """Have every rank connect to the scheduler's, if that listens, and one of each node to `most` others."""
+        """Order every rank to connect to the scheduler's, if that listens, and one of each node to `most` others."""
         rank, host, address = self._scheduler
         port = self.scheduler.scheduler
         target = f"{address}:{port}" if port else ""
@@ -229,7 +201,7 @@ class ReachabilityTest:
         self._connect(target, f"rank {rank} on {host}", self._tokens, peers, timeout)
 
     def connect_to_running(self, target: str) -> None:
-        """Have every rank connect to ``host:port``, where another job's scheduler runs."""
+        """Order every rank to connect to ``host:port``, the scheduler of another job."""
         self._connect(target, "of another job", None, {}, CONNECT_TIMEOUT)
 
     def _connect(
@@ -256,10 +228,7 @@ class ReachabilityTest:
     def problem(self, reached: Reached, *, encrypts: bool) -> Failure | None:
         """Why a rank can't use the scheduler: it does not reach its host, or its clock is behind.
 
-        Parameters
-        ----------
-        encrypts : bool
-            Whether the job has certificates, which are valid from a certain time on.
+        `encrypts`: whether the job has certificates, which are valid from a certain time on.
         """
         reach = reached.scheduler or Reach()
         if reach.error:
@@ -392,13 +361,13 @@ class Connecting:
 
 
 def _reach(address: str, port: int, to: Connect) -> Reach:
-    if to.tokens is None:  # somebody else's listener
+    if to.tokens is None:  # another job's listener
         return Reach(connect_only(address, port, to.timeout))
     return connect_to(address, port, to.tokens, to.timeout)
 
 
 def _dashboard(options: Options) -> tuple[str, int] | None:
-    """Where the dashboard would listen; None: nowhere, or anywhere.
+    """The address at which the dashboard would listen; None: none, or any.
 
     >>> _dashboard(Options(dashboard_address="[::1]:8787"))
     ('::1', 8787)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import replace
 from typing import Any
@@ -15,49 +14,14 @@ from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.view.job_facts import JobFacts
-from dask_gpu_mpi.workers.settings import Start
-
-__all__ = [
-    "Relay",
-    "SchedulerStart",
-    "dashboard_link",
-    "has_dashboard",
-    "scheduler_settings",
-    "start_workers",
-]
-
-
-def has_dashboard(options: Options) -> bool:
-    """Whether the user wants one, and its pages can be made."""
-    return options.dashboard and importlib.util.find_spec("bokeh") is not None
-
-
-def scheduler_settings(
-    options: Options, listen: str, config: dict[str, Any], device: str, token: str, facts: JobFacts
-) -> SchedulerSettings:
-    """What the scheduler's process needs; `device`: UUID of the GPU that it may use over UCX, `token`: of the dashboard,
-    `facts`: of the plan, to which the warnings of the options are added.
-    """
-    return SchedulerSettings(
-        host=listen,
-        port=options.scheduler_port or 0,
-        protocol=options.protocol,
-        dashboard=has_dashboard(options),
-        dashboard_address=options.dashboard_address,
-        config=config,
-        token=token,
-        device=device,
-        facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
-        records=options.report is not None,
-        gpu_by_default=options.default_workers == "gpu",
-    )
 
 
 class SchedulerStart:
-    """What the scheduler's rank does while the cluster starts."""
+    """The start of the scheduler, on its rank."""
 
     def __init__(self, options: Options, channels: Channels, host: str) -> None:
         self._options = options
@@ -75,15 +39,14 @@ class SchedulerStart:
         """Whether the scheduler lives in this rank's agent."""
         return self._config is not None
 
-    def start(self, listen: str, config: dict[str, Any], device: str, facts: JobFacts) -> None:
-        """Have the agent start it."""
+    def start(self, listen: str | None, config: dict[str, Any], device: str, facts: JobFacts) -> None:
+        """Order the agent to start it."""
         self._config = config
         if self._options.protocol.encrypts:
             self._token = make_token()
-        self._channels.order(
-            Order.START_SCHEDULER,
-            scheduler_settings(self._options, listen, config, device, self._token, facts),
-        )
+        facts = replace(facts, warnings=(*self._options.warnings, *facts.warnings))
+        settings = SchedulerSettings(listen, config, self._token, device, facts)
+        self._channels.order(Order.START_SCHEDULER, settings)
 
     def on_up(self, address: str, http_port: int | None, identity: str) -> None:
         """It is up: write the scheduler file, and report its address."""
@@ -106,13 +69,13 @@ class SchedulerStart:
 
 
 def start_workers(channels: Channels, start: Start) -> None:
-    """Have the agent of this rank start its workers."""
+    """Order the agent of this rank to start its workers."""
     if channels.agent is not None:
         channels.order(Order.START_WORKERS, start)
 
 
 class Relay:
-    """What a rank that takes part does with messages from the coordinator and from its agent, until the cluster is up."""
+    """Handles the messages from the coordinator and from this rank's agent until the cluster is up."""
 
     def __init__(self, options: Options, channels: Channels, host: str, timeline: Timeline) -> None:
         self._options = options
@@ -121,7 +84,7 @@ class Relay:
         self.scheduler = SchedulerStart(options, channels, host)
         #: This rank's part, once it is known.
         self.start: Start | None = None
-        #: What the agent reported of workers already, for `Member`, which counts them.
+        #: The agent's early reports about workers, for `Member`, which counts them.
         self.early: list[Event] = []
         self._connecting = Connecting(options, channels)
 
@@ -130,7 +93,7 @@ class Relay:
         self._connecting.poll()
 
     def on_event(self, event: Event) -> None:
-        """Do what the coordinator wants, and report what the agent has done."""
+        """Do what the coordinator orders, and report what the agent has done."""
         kind, payload = event.kind, event.payload
         if event.source is None:
             self._on_agent(kind, payload)
@@ -143,27 +106,28 @@ class Relay:
             self._start_workers(payload)
 
     def _on_agent(self, kind: str, payload: list[Any]) -> None:
-        if kind == Answer.SCHEDULER_UP:
-            self.scheduler.on_up(*payload)
-        elif kind == Answer.READY:
-            self._timeline.add(payload[1])
-            self._report_ready()
-        elif kind == Answer.FAILED:
-            self._fail(Failure(*payload))
-        elif kind == Answer.SCHEDULER_ENDED:
-            text = (
-                f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output above, "
-                "or its log file (--log-directory); out of memory, most often"
-            )
-            self._fail(Failure(text, 1))
-        elif kind in (Answer.WORKER_ENDED, Answer.WORKERS_ENDED):
-            self.early.append(Event(None, kind, payload))
-        elif kind == Answer.LOST:
-            text = (
-                f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
-                "memory, most often"
-            )
-            self._fail(Failure(text, 1))
+        match kind:
+            case Answer.SCHEDULER_UP:
+                self.scheduler.on_up(*payload)
+            case Answer.READY:
+                self._timeline.add(payload[1])
+                self._report_ready()
+            case Answer.FAILED:
+                self._fail(Failure(*payload))
+            case Answer.SCHEDULER_ENDED:
+                text = (
+                    f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output "
+                    "above, or its log file (--log-directory); out of memory, most often"
+                )
+                self._fail(Failure(text, 1))
+            case Answer.WORKER_ENDED | Answer.WORKERS_ENDED:
+                self.early.append(Event(None, kind, payload))
+            case Answer.LOST:
+                text = (
+                    f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
+                    "memory, most often"
+                )
+                self._fail(Failure(text, 1))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)
@@ -184,8 +148,8 @@ class Relay:
 
 
 def dashboard_link(options: Options, host: str, port: int | None, token: str) -> str | None:
-    """Where the dashboard is, with what opens it, if anything does, for people; None: nowhere."""
-    if port is None or not has_dashboard(options):
+    """The link to the dashboard, with its token if it has one; None without a dashboard (`port`)."""
+    if port is None:
         return None
     listens = options.dashboard_address.rpartition(":")[0] or host
     scheme = "https" if is_configured("distributed.scheduler.dashboard.tls.cert") else "http"

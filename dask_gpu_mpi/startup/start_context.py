@@ -1,4 +1,4 @@
-"""What every rank needs to take part in the start, or to report that it can't: environment, communicator, deadline, signals."""
+"""The context in which a rank takes part in the start, or reports that it can't: environment, communicator, deadline, signals."""
 
 from __future__ import annotations
 
@@ -16,19 +16,15 @@ from typing import Any
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure, report_error
+from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.base.timeouts import ALIVE, HANGING, RANK_0_LOST
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
-from dask_gpu_mpi.mpi.signals import Signals
 from dask_gpu_mpi.startup.messages import COORDINATOR, PAYLOADS, Channels
-
-__all__ = ["ALIVE", "Patience", "StartContext"]
-
-#: Seconds that the watchdog of rank 0 gives its main thread to show that it lives.
-ALIVE = 1.0
 
 
 @dataclass(frozen=True)
@@ -36,14 +32,14 @@ class Patience:
     """Seconds beyond the deadline that are left to rank 0: it may have started later, or have many reports to handle."""
 
     #: After which its watchdog reports that its main thread hangs, in NVML or a file system; `ALIVE` comes on top.
-    watchdog: float = 9.0
+    watchdog: float = HANGING
     #: After which the other ranks take rank 0 for dead.
-    others: float = 30.0
+    others: float = RANK_0_LOST
 
 
 @dataclass
 class StartContext:
-    """What a rank starts with."""
+    """The environment, communicator, deadline and signals that a rank starts with."""
 
     #: The process's environment.
     environ: Mapping[str, str] = field(repr=False)
@@ -61,7 +57,7 @@ class StartContext:
     host: str = field(default_factory=socket.gethostname)
     #: The type of what each kind of message carries that other packages add to those of the start.
     payloads: Mapping[str, Any] = field(default_factory=dict)
-    #: What the deadline is called in messages.
+    #: The name of the deadline in messages.
     deadline_name: str = DEADLINE
     patience: Patience = Patience()
     #: A command that reports once, at its end, shows nothing of its progress.
@@ -77,10 +73,7 @@ class StartContext:
     def meet(self, agent: AgentProcess | None) -> Channels:
         """Initialise MPI, and meet the other ranks; inside `ending_in_order`, which ends the watchdog that begins here.
 
-        Raises
-        ------
-        DaskGpuMpiError
-            There is no MPI; not all ranks came in time, or a signal did (`fatal`).
+        Raises DaskGpuMpiError: there is no MPI; not all ranks came in time, or a signal did (`fatal`).
         """
         world = load_mpi(self.environ, self.host).COMM_WORLD
         self.timeline.lap("import mpi4py, MPI_Init")

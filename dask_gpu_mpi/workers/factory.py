@@ -17,9 +17,8 @@ from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker
-from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_class import accepted_options, is_cuda_worker, worker_class_for
 from dask_gpu_mpi.workers.worker_options import options_for
 

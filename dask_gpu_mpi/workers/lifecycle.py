@@ -14,7 +14,7 @@ from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.network.credentials import clock_problem
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.factory import (
     closing_reason,
@@ -24,7 +24,6 @@ from dask_gpu_mpi.workers.factory import (
     measure_less,
     watch_nanny,
 )
-from dask_gpu_mpi.workers.settings import Start
 
 __all__ = ["Workers"]
 

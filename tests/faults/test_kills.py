@@ -168,7 +168,7 @@ sys.exit(3)
 
 
 #: Shorter times between the starts of an agent.
-HURRY = "import dask_gpu_mpi.job.agent_restarts\ndask_gpu_mpi.job.agent_restarts.DELAYS = (0.1, 0.2, 0.3)\n"
+HURRY = "import dask_gpu_mpi.job.member\ndask_gpu_mpi.job.member.DELAYS = (0.1, 0.2, 0.3)\n"
 AGAIN = """
 def kill_again(others):
     for _ in range(4):

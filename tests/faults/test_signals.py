@@ -46,17 +46,17 @@ def test_signal_to_the_launcher(mpirun: Mpi, form: str, name: str) -> None:
         assert "Traceback" not in done.stderr
 
 
-#: What happens at the end of `Session._open`, when the cluster is there and the script has not got its session yet.
+#: What happens at the end of `ClientEnd.open`, when the cluster is there and the script has not got its session yet.
 OPENED = """
-from dask_gpu_mpi.job.session import Session
-opened = Session._open
+from dask_gpu_mpi.job.client_end import ClientEnd
+opened = ClientEnd.open
 
 def _open(self):
     opened(self)
     mark("end")
     HAPPENS
 
-Session._open = _open
+ClientEnd.open = _open
 """
 
 

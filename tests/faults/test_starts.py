@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.startup.bringup import MPI_GRACE
+from dask_gpu_mpi.base.timeouts import MPI_GRACE
 from faultjobs import FORMS, end, start, write
 from harness import Mpi, TestBed
 from simulated.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_environ

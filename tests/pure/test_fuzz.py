@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.text import parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.job.cluster_file import BEFORE, _record, _restore
+from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.reachability import worker_ports

@@ -170,13 +170,23 @@ def test_answers_that_the_rank_keeps_and_those_it_hands_on(agent: AgentProcess) 
     agent._reader, agent.scratch = before, None
 
 
-def test_the_first_frame_has_the_options_and_the_configuration(
+def test_the_second_frame_has_the_options_and_the_configuration(
     agent: AgentProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[Configuration] = []
-    monkeypatch.setattr(agent, "_write", sent.append)
+    monkeypatch.setattr(agent, "_send_classes", sent.append)
     with dask.config.set({"probe": 1}):
         agent.configure(Options(comm=object(), interface="ib0"), speaks=False)
     (frame,) = sent
     assert frame.options == Options(interface="ib0")  # a communicator can't be sent
     assert (frame.dask_config["probe"], frame.speaks, frame.mpi_deadline) == (1, False, math.inf)
+
+
+def test_an_agent_that_is_closed_before_it_is_configured_ends_in_order(agent: AgentProcess) -> None:
+    agent.begin(Options(worker_class="distributed.Nanny"), ENVIRON)
+    agent.send(Order.CLOSE)
+    limit = time.monotonic() + 20
+    while agent._process.poll() is None and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert agent._process.returncode == 0
+    assert agent.close(1.0)

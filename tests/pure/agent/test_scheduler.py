@@ -20,14 +20,18 @@ from typing import Any
 import dask
 import distributed  # noqa: F401 - its defaults are there before the first test, and stay
 import pytest
+from distributed import SchedulerPlugin
 
 from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.network.credentials import make_credentials
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.protocols import Protocol
 
-SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1}, "token")
+OPTIONS = Options(protocol=Protocol.TCP, dashboard_address="127.0.0.1:0")
+SETTINGS = SchedulerSettings("127.0.0.1", {"probe": 1}, "token")
 
 
 @pytest.fixture(autouse=True)
@@ -43,13 +47,13 @@ def unchanged(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     dask.config.config.update(before)
 
 
-def served(settings: SchedulerSettings, *orders: Any) -> tuple[int, tuple[Any, ...]]:
+def served(options: Options, *orders: Any) -> tuple[int, tuple[Any, ...]]:
     """What a scheduler ends with, and what it has answered, when it gets these orders; without any its pipe is closed."""
     ours, its = Pipe()
 
     async def run() -> tuple[int, tuple[Any, ...]]:
         loop = asyncio.get_running_loop()
-        task = asyncio.ensure_future(scheduler._serve(settings, its))
+        task = asyncio.ensure_future(scheduler._serve(options, SETTINGS, its))
         answer = await loop.run_in_executor(None, ours.recv)
         for order in orders:
             ours.send(order)
@@ -64,12 +68,12 @@ def served(settings: SchedulerSettings, *orders: Any) -> tuple[int, tuple[Any, .
         its.close()
 
 
-def while_serving(settings: SchedulerSettings, visit: Callable[[str, int | None], Awaitable[None]]) -> int:
+def while_serving(options: Options, visit: Callable[[str, int | None], Awaitable[None]]) -> int:
     """What a scheduler ends with that is visited, by its address and the port of its HTTP server, and then closed."""
     ours, its = Pipe()
 
     async def run() -> int:
-        task = asyncio.ensure_future(scheduler._serve(settings, its))
+        task = asyncio.ensure_future(scheduler._serve(options, SETTINGS, its))
         _, address, http_port, _ = await asyncio.get_running_loop().run_in_executor(None, ours.recv)
         try:
             await visit(address, http_port)
@@ -84,7 +88,7 @@ def while_serving(settings: SchedulerSettings, visit: Callable[[str, int | None]
 
 @pytest.mark.parametrize("orders", [(Order.CLOSE,), ()], ids=["told", "pipe closed"])
 def test_it_serves_until_it_is_told_to_close(orders: tuple[Order, ...]) -> None:
-    code, (kind, address, http_port, identity) = served(SETTINGS, *orders)
+    code, (kind, address, http_port, identity) = served(OPTIONS, *orders)
     assert code == 0
     assert kind == Answer.SCHEDULER_UP
     assert address.startswith("tcp://127.0.0.1:")
@@ -104,8 +108,23 @@ def test_the_dashboard_comes_when_it_is_told_to_if_at_all(
         attached.append(of.id)
 
     monkeypatch.setattr(scheduler, "_attach_dashboard", attach)
-    _, answer = served(replace(SETTINGS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
+    _, answer = served(replace(OPTIONS, dashboard=wanted), Order.DASHBOARD, Order.CLOSE)
     assert attached == ([answer[3]] if wanted else [])
+
+
+@pytest.mark.parametrize(("where", "gpu_by_default"), [("all", False), ("gpu", True)])
+def test_where_tasks_run_that_ask_for_nothing(
+    where: str, gpu_by_default: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    class GpuByDefault(SchedulerPlugin):
+        def __init__(self) -> None:
+            made.append(self)
+
+    monkeypatch.setattr("dask_gpu_mpi.agent.default_workers.GpuByDefault", GpuByDefault)
+    code, _ = served(replace(OPTIONS, default_workers=where), Order.CLOSE)
+    assert (code, bool(made)) == (0, gpu_by_default)
 
 
 def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
@@ -116,7 +135,7 @@ def test_without_a_dashboard_it_does_not_listen_for_http() -> None:
         async with rpc(address) as scheduler:
             assert (await scheduler.identity())["services"] == {"dashboard": 0}
 
-    assert while_serving(replace(SETTINGS, dashboard=False), unlike) == 0
+    assert while_serving(replace(OPTIONS, dashboard=False), unlike) == 0
 
 
 def test_nobody_comes_in_without_the_token() -> None:
@@ -127,7 +146,7 @@ def test_nobody_comes_in_without_the_token() -> None:
             url = f"http://127.0.0.1:{http_port}/health{query}"
             assert (await AsyncHTTPClient().fetch(url, raise_error=False)).code == code
 
-    assert while_serving(SETTINGS, visit) == 0
+    assert while_serving(OPTIONS, visit) == 0
 
 
 class Refused(OSError):
@@ -152,7 +171,7 @@ def test_a_scheduler_that_does_not_start(
         raise Refused(number)
 
     monkeypatch.setattr("distributed.Scheduler.start_unsafe", refused)
-    code, answer = served(replace(SETTINGS, port=8786))
+    code, answer = served(replace(OPTIONS, scheduler_port=8786))
     assert code == 1
     assert (answer[0], answer[2]) == (Answer.FAILED, exit_code)
     begin, _, end = text.partition(".*")
@@ -171,7 +190,7 @@ def test_a_dashboard_of_another_node(error: OSError, monkeypatch: pytest.MonkeyP
         raise error
 
     monkeypatch.setattr("distributed.Scheduler", refused)
-    code, answer = served(replace(SETTINGS, dashboard_address="h9:8787"))
+    code, answer = served(replace(OPTIONS, dashboard_address="h9:8787"))
     assert (code, answer[0], answer[2]) == (1, Answer.FAILED, 2)
     assert answer[1].startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
 
@@ -250,11 +269,11 @@ def test_the_exit_code_of_the_process(serve: str, code: int) -> None:
     program = f"""
 import threading, time
 from dask_gpu_mpi.agent import scheduler
-async def serve(settings, pipe):
+async def serve(options, settings, pipe):
     threading.Thread(target=time.sleep, args=(60,)).start()
     {serve}
 scheduler._serve = serve
-scheduler.run_scheduler(None, None)
+scheduler.run_scheduler(None, None, None)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30)
     assert done.returncode == code
@@ -331,7 +350,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
 
         def __init__(self, **given: Any) -> None:
             super().__init__()
-            self.pipe = given["args"][1]
+            self.pipe = given["args"][-1]
 
         def start(self) -> None:
             if up:
@@ -346,7 +365,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
 
     async def run() -> tuple[Any, ...]:
         of_agent = SchedulerProcess(Timeline("agent"), ends.append, lambda: clients.append(1))
-        told = await asyncio.wait_for(of_agent.start(SETTINGS), 10)
+        told = await asyncio.wait_for(of_agent.start(OPTIONS, SETTINGS), 10)
         os.close(end)
         await asyncio.sleep(0.05)
         of_agent._pipe.close()

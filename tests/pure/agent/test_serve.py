@@ -22,14 +22,13 @@ from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
-from dask_gpu_mpi.plan.model import WorkerPlan
-from dask_gpu_mpi.workers.settings import Start
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 
 PLAN = WorkerPlan(
     name="a", rank=3, host="h", kind="cpu", gpu_index=None, device=None, nthreads=1, memory_limit=0, cpus=(), resources={}
 )  # fmt: skip
 START = Start("tcp://h:1", "tcp", "127.0.0.1", (PLAN,), {})
-SCHEDULER = SchedulerSettings("127.0.0.1", 0, "tcp", False, "127.0.0.1:0", {}, "token")
+SCHEDULER = SchedulerSettings("127.0.0.1", {}, "token")
 
 
 class Scheduler:
@@ -38,7 +37,7 @@ class Scheduler:
     ) -> None:
         self.on_end = on_end
 
-    async def start(self, settings: SchedulerSettings) -> tuple[Any, ...]:
+    async def start(self, options: Options, settings: SchedulerSettings) -> tuple[Any, ...]:
         if isinstance(error := Bench.now.error, Exception):
             raise error
         return (Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.base.frames import FrameReader, identity, wait_until_read, write_frame
+from dask_gpu_mpi.base.frames import FrameReader, identity, read_frame, wait_until_read, write_frame
 
 
 @pytest.fixture
@@ -180,3 +180,20 @@ def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:
     assert reader.read(0.0) == []
     os.close(write)
     reader.close()
+
+
+def test_one_frame_and_no_byte_of_the_next() -> None:
+    """Or none: nothing comes in time, and the other side ends in the middle of one."""
+    read, write = os.pipe()
+    assert read_frame(read, 0.01) is None
+    write_frame(write, "first")
+    write_frame(write, "second")
+    assert read_frame(read, 1.0) == "first"
+    reader = FrameReader(os.dup(read))
+    assert reader.read(1.0) == ["second"]
+    reader.close()
+    os.write(write, struct.pack("<Q", 100) + b"cut")
+    os.close(write)
+    assert read_frame(read, 1.0) is None
+    assert read_frame(read, 1.0) is None
+    os.close(read)

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from dask_gpu_mpi.base.signals import Action, install, is_ours
-from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.base.signals import Action, Signals, install, is_ours
 
 HEAD = """
     import ctypes, functools, os, signal, sys, threading, time

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.timeouts import ALIVE
 from dask_gpu_mpi.check import run as module
 from dask_gpu_mpi.check.coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, CheckKind, RankResult, RankTest
 from dask_gpu_mpi.check.observations import Observations
@@ -25,7 +26,7 @@ from dask_gpu_mpi.network.reachability import Lost, Node, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.messages import Channels, Connect, Event, Kind, Listen, Reached
-from dask_gpu_mpi.startup.start_context import ALIVE, Patience
+from dask_gpu_mpi.startup.start_context import Patience
 from preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.agent.orders import Order
-from dask_gpu_mpi.job import agent_restarts
-from dask_gpu_mpi.job.agent_restarts import DELAYS, AgentRestarts
-from dask_gpu_mpi.job.member import Member
+from dask_gpu_mpi.job import member as agent_restarts
+from dask_gpu_mpi.job.member import DELAYS, AgentRestarts, Member
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Channels, Start
 

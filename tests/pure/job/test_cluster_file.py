@@ -16,8 +16,8 @@ from typing import Any
 import dask
 import pytest
 
-from dask_gpu_mpi.job import cluster_file as module
-from dask_gpu_mpi.job.cluster_file import ClusterFile, forget_cluster
+from dask_gpu_mpi.job import child_processes as module
+from dask_gpu_mpi.job.child_processes import ClusterFile, forget_cluster
 from dask_gpu_mpi.network.credentials import make_credentials
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -185,7 +185,7 @@ def test_what_the_script_has_set_since_stays() -> None:
 
 
 FORGET = (
-    "import os\nFIRST\nfrom dask_gpu_mpi.job.cluster_file import forget_cluster\nforget_cluster()\n"
+    "import os\nFIRST\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
     f"{ASK[:-2]} + [sorted(name for name in os.environ if name.startswith(('DASK_', 'DGM_')))]))"
 )
 
@@ -226,7 +226,7 @@ def test_a_refresh_does_not_bring_it_back() -> None:
 
 def test_a_job_without_dask_imports_none_for_it() -> None:
     file = ClusterFile(SETTINGS)
-    code = "import sys\nfrom dask_gpu_mpi.job.cluster_file import forget_cluster\nforget_cluster()\n"
+    code = "import sys\nfrom dask_gpu_mpi.job.child_processes import forget_cluster\nforget_cluster()\n"
     assert child(code + "print(int(bool({'dask', 'yaml'} & sys.modules.keys())))") == 0
     file.close()
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.base.timeouts import TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job import member as member_module
 from dask_gpu_mpi.job.ending import State
-from dask_gpu_mpi.job.member import TERM_GRACE, Member
+from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup.messages import Event
 
@@ -198,11 +199,11 @@ def test_the_client_is_told_of_a_signal_to_another_rank() -> None:
     rank, channels = member(mail("signal", 15, 2), rank=0)  # whose script is on rank 1
     rank.pump(0.0)
     assert channels.said == [("signal", 15)]
-    assert rank.signal_elsewhere is None
+    assert rank.signal_relay.for_script is None
     rank, channels = member(mail("signal", 15), is_client=True)
     rank.pump(0.0)
     assert channels.said == []
-    assert rank.signal_elsewhere == 15
+    assert rank.signal_relay.for_script == 15
 
 
 @pytest.mark.parametrize("leave_open", [False, True], ids=["command", "execute"])
@@ -218,7 +219,7 @@ def test_rank_0_of_a_job_without_a_script_loses_its_scheduler(
 
 def test_busy_is_told_once() -> None:
     rank, channels = member()
-    rank.busy = True
+    rank.signal_relay.script_is_interrupted()
     rank.pump(0.0)
     rank.pump(0.0)
     assert channels.said == [("busy", None)]
@@ -320,7 +321,7 @@ def test_rank_0_waits_once_more_for_a_client_that_ends_after_its_cluster(
 @pytest.mark.parametrize(("passed", "leaves"), [(4.9, False), (5.1, True)])
 def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) -> None:
     rank, _ = member()
-    assert rank._leaves_on(15, time.monotonic() - passed) is leaves
+    assert rank.signal_relay.leaves(15, time.monotonic() - passed) is leaves
 
 
 @pytest.mark.parametrize(

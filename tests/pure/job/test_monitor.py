@@ -27,10 +27,10 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def pass_on(number: int) -> None:
-    member: Any = SimpleNamespace(signal_elsewhere=number)
+    member: Any = SimpleNamespace(signal_relay=SimpleNamespace(for_script=number))
     walltime: Any = None
     Monitor(member, walltime)._pass_on_signal(number)
-    assert member.signal_elsewhere is None
+    assert member.signal_relay.for_script is None
 
 
 def test_a_signal_whose_handler_is_ours(sent: list[int]) -> None:
@@ -77,7 +77,7 @@ class Watched:
 
     def __init__(self, on_look: Callable[[Watched], None]) -> None:
         self.ending = SimpleNamespace(lost=None, state=SimpleNamespace(over=False))
-        self.signal_elsewhere: int | None = None
+        self.signal_relay = SimpleNamespace(for_script=None)
         self.gone = False
         self.looks = self.checks = self.leaves = 0
         self.on_look = on_look
@@ -140,7 +140,7 @@ def test_it_leaves_when_the_cluster_is_over(sent: list[int], exits: list[object]
 
 def test_signal_of_another_rank_is_passed_on_while_it_watches(sent: list[int], exits: list[object]) -> None:
     def look(watched: Watched) -> None:
-        watched.signal_elsewhere = signal.SIGTERM if watched.looks == 1 else None
+        watched.signal_relay.for_script = signal.SIGTERM if watched.looks == 1 else None
         if watched.looks == 2:
             watched.monitor.stop()
 

@@ -12,8 +12,9 @@ import pytest
 
 from dask_gpu_mpi.base.signals import LOST, Action, is_ours
 from dask_gpu_mpi.errors import ClusterLostError, InputError
-from dask_gpu_mpi.job import outcome, process_hooks
-from dask_gpu_mpi.job import session as session_module
+from dask_gpu_mpi.job import client_end, outcome
+from dask_gpu_mpi.job import start as process_hooks
+from dask_gpu_mpi.job.client_end import Use
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +27,9 @@ def _as_before() -> Iterator[None]:
 
 
 def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(client_end, "_current", None)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    process_hooks.prepare(lambda: None)
+    process_hooks.prepare_process()
     with pytest.raises(SystemExit) as ended:
         signal.raise_signal(signal.SIGTERM)
     assert ended.value.code == 143
@@ -37,7 +38,7 @@ def test_sigterm_is_an_exit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_handler_of_the_script_stays() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    process_hooks.prepare(lambda: None)
+    process_hooks.prepare_process()
     assert not is_ours(signal.SIGTERM)
 
 
@@ -49,8 +50,8 @@ def test_the_signal_of_a_loss(lost: str | None, monkeypatch: pytest.MonkeyPatch)
         raise ClusterLostError(lost or "")
 
     member = SimpleNamespace(ending=SimpleNamespace(lost=lost))
-    session = SimpleNamespace(_member=member, _has_finished=lambda: False, _on_signal=end)
-    monkeypatch.setattr(session_module, "_current", session)
+    session = SimpleNamespace(member=member, use=Use.OPEN, end_script=end)
+    monkeypatch.setattr(client_end, "_current", session)
     process_hooks.handle_loss()
     with pytest.raises(ClusterLostError) if lost else contextlib.nullcontext():
         signal.raise_signal(LOST)

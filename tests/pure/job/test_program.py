@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.job.program import Kind, Program
+from dask_gpu_mpi.job.program import Program, ProgramKind
 
 
 @pytest.mark.parametrize(
     ("words", "program"),
     [
-        (["s.py", "-m", "x"], Program(Kind.SCRIPT, "s.py", ("-m", "x"))),
-        (["-m", "package.mod", "a"], Program(Kind.MODULE, "package.mod", ("a",))),
-        (["-c", "import this", "-c"], Program(Kind.CODE, "import this", ("-c",))),
-        (["-m"], Program(Kind.SCRIPT, "-m")),  # after a `--`
-        ([os.path.dirname(__file__)], Program(Kind.FOLDER, os.path.dirname(__file__))),
+        (["s.py", "-m", "x"], Program(ProgramKind.SCRIPT, "s.py", ("-m", "x"))),
+        (["-m", "package.mod", "a"], Program(ProgramKind.MODULE, "package.mod", ("a",))),
+        (["-c", "import this", "-c"], Program(ProgramKind.CODE, "import this", ("-c",))),
+        (["-m"], Program(ProgramKind.SCRIPT, "-m")),  # after a `--`
+        ([os.path.dirname(__file__)], Program(ProgramKind.FOLDER, os.path.dirname(__file__))),
     ],
 )
 def test_what_a_command_line_runs(words: list[str], program: Program) -> None:
@@ -31,7 +31,7 @@ def test_a_zip_file_is_a_folder(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x", "w") as archive:
         archive.writestr("other.py", "")
     program = Program.of([str(tmp_path / "x")])
-    assert program.kind is Kind.FOLDER
+    assert program.kind is ProgramKind.FOLDER
     with pytest.raises(InputError, match=r"is a zip file without __main__\.py"):
         program.check()
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.job import program as module
-from dask_gpu_mpi.job.program import Kind, Program
+from dask_gpu_mpi.job.program import Program, ProgramKind
 from dask_gpu_mpi.sites.command import START
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -395,7 +395,7 @@ def test_main_stays_for_threads(tmp_path: Path, words: tuple[str, ...]) -> None:
     assert ours.stdout == b"5\n", ours.stderr.decode()
 
 
-@pytest.mark.parametrize("kind", [Kind.MODULE, Kind.FOLDER])
+@pytest.mark.parametrize("kind", [ProgramKind.MODULE, ProgramKind.FOLDER])
 def test_without_pythons_own_function(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -405,7 +405,7 @@ def test_without_pythons_own_function(
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.delattr("runpy._run_module_as_main")
-    program = Program(kind, "s" if kind is Kind.MODULE else "folder", ("a",))
+    program = Program(kind, "s" if kind is ProgramKind.MODULE else "folder", ("a",))
     program.prepare()
     module.run_script(program)
     assert capsys.readouterr().out == "__main__ ['a']\n"

@@ -1,4 +1,4 @@
-"""A session: what it is told once, and which exception a signal becomes."""
+"""A session and the end of its process: what it is told once, and which exception a signal becomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError
+from dask_gpu_mpi.job import client_end
 from dask_gpu_mpi.job import session as session_module
+from dask_gpu_mpi.job.client_end import ClientEnd
 from dask_gpu_mpi.job.ending import Cause, Ending
 from dask_gpu_mpi.job.session import Session
 
@@ -21,7 +23,6 @@ class Member:
 
     leave_open = False
     descriptors_lost = False
-    busy = False
 
     def __init__(self) -> None:
         cluster = SimpleNamespace(
@@ -31,6 +32,8 @@ class Member:
         self.joined = SimpleNamespace(cluster=cluster, environ={}, options=options)
         self.ending = Ending()
         self.done: list[bool] = []
+        self.interruptions: list[bool] = []
+        self.signal_relay = SimpleNamespace(script_is_interrupted=lambda: self.interruptions.append(True))
 
     def client_done(self, *, final: bool, code: int = 0) -> None:
         self.done.append(final)
@@ -48,12 +51,17 @@ class Member:
 @pytest.fixture
 def member(monkeypatch: pytest.MonkeyPatch) -> Member:
     monkeypatch.setattr(session_module, "_current", None)
-    monkeypatch.setattr(session_module, "silence_dask", list)
+    monkeypatch.setattr(client_end, "_current", None)
+    monkeypatch.setattr(client_end, "silence_dask", list)
     return Member()
 
 
+def make_end(member: Any) -> ClientEnd:
+    return ClientEnd(member, 0.0, lambda *_: None)
+
+
 def make(member: Any) -> Session:
-    return Session(member, 0.0, lambda *_: None)
+    return Session(make_end(member))
 
 
 def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,22 +72,22 @@ def test_the_end_is_told_once(member: Member, capsys: pytest.CaptureFixture[str]
     session.close()
     assert session.closed
     assert repr(session).endswith(" closed>")
-    session._finish()
-    session._finish()
+    session._end.finish()
+    session._end.finish()
     session.close()
     assert member.done == [False, True]
     assert capsys.readouterr().err.count("ended after") == 1
 
 
-@pytest.mark.parametrize("end", [Session.close, Session._finish])
+@pytest.mark.parametrize("way", [ClientEnd.close, ClientEnd.finish])
 def test_what_the_script_starts_at_its_end_is_without_the_cluster(
-    end: Callable[[Session], None], member: Member
+    way: Callable[[ClientEnd], None], member: Member
 ) -> None:
-    session = make(member)
+    end = make_end(member)
     released: list[bool] = []
     children: Any = SimpleNamespace(release=lambda: released.append(True))
-    session._children = children
-    end(session)
+    end._children = children
+    way(end)
     assert len(released) == 1
 
 
@@ -87,7 +95,7 @@ def test_what_the_script_starts_at_its_end_is_without_the_cluster(
 def unregistered(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What is taken away from what Python calls at the end of the process."""
     calls: list[Any] = []
-    monkeypatch.setattr(session_module.atexit, "unregister", calls.append)
+    monkeypatch.setattr(client_end.atexit, "unregister", calls.append)
     return calls
 
 
@@ -102,8 +110,8 @@ def test_where_the_other_ranks_go_on_a_close_is_their_end(
     with make(member) as session:
         pass
     assert member.done == [True]
-    assert unregistered == [session._finish]
-    session._finish()  # called when MPI is finalized
+    assert unregistered == [session._end.finish]
+    session._end.finish()  # called when MPI is finalized
     assert member.done == [True]
     assert capsys.readouterr().err.count("ended after") == 1
 
@@ -112,9 +120,9 @@ def test_where_they_wait_for_the_script_its_end_is_theirs(member: Member, unregi
     with make(member) as session:
         pass
     assert unregistered == []
-    session._finish()
+    session._end.finish()
     assert member.done == [False, True]
-    assert unregistered == [session._finish]
+    assert unregistered == [session._end.finish]
 
 
 @pytest.mark.parametrize("part", ["_begin_report", "_finish_report"])
@@ -125,10 +133,10 @@ def test_an_interrupted_close_ends_the_cluster_and_restores_the_process(
         raise KeyboardInterrupt
 
     session = make(member)
-    monkeypatch.setattr(session, part, interrupted)
+    monkeypatch.setattr(session._end, part, interrupted)
     taken: list[bool] = []
     settings: Any = SimpleNamespace(take_back=lambda: taken.append(True))
-    session._settings = settings
+    session._end._settings = settings
     with pytest.raises(KeyboardInterrupt):
         session.close()
     assert (member.done, taken) == ([False], [True])
@@ -139,7 +147,7 @@ def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
     pid = os.fork()
     if not pid:
         session.close()
-        session._finish()
+        session._end.finish()
         os._exit(len(member.done) if session.closed else 9)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert not session.closed
@@ -148,17 +156,17 @@ def test_a_child_that_the_script_forks_ends_nothing(member: Member) -> None:
 def test_a_signal_is_an_exit(member: Member) -> None:
     session = make(member)
     with pytest.raises(SystemExit) as ended:
-        session._on_signal(15, None)
+        session._end.end_script(15, None)
     assert ended.value.code == 143
-    assert member.busy
+    assert member.interruptions == [True]
 
 
 def test_a_lost_cluster_comes_first(member: Member) -> None:
     session = make(member)
-    session._walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
+    session._end.walltime._callback = lambda: pytest.fail("no checkpoint without a cluster")
     member.ending.lost = "the scheduler"
     with pytest.raises(ClusterLostError, match="the scheduler") as lost:
-        session._on_signal(15, None)
+        session._end.end_script(15, None)
     assert lost.value.reported
 
 
@@ -168,12 +176,12 @@ def test_why_a_client_has_lost_its_scheduler_is_awaited(
     """Until the cluster's end is known, or no client is without its scheduler: one second at most."""
     waits: list[tuple[Callable[[], bool], float]] = []
     monkeypatch.setattr(member, "pump_until", lambda done, limit: waits.append((done, limit)))
-    monkeypatch.setattr(session_module.time, "monotonic", lambda: 100.0)
-    make(member)._await_reason()
+    monkeypatch.setattr(client_end.time, "monotonic", lambda: 100.0)
+    make_end(member)._await_reason()
     ((done, limit),) = waits
     assert limit == 101.0
     for lost, over in itertools.product([False, True], repeat=2):
-        monkeypatch.setattr(session_module, "has_lost_client", lambda lost=lost: lost)
+        monkeypatch.setattr(client_end, "has_lost_client", lambda lost=lost: lost)
         member.ending = Ending()
         if over:
             member.ending.on(Cause.STOP)
@@ -181,26 +189,26 @@ def test_why_a_client_has_lost_its_scheduler_is_awaited(
 
 
 def test_only_a_cluster_that_runs_can_have_been_lost(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[Session] = []
-    monkeypatch.setattr(Session, "_await_reason", lambda session: calls.append(session))
-    closed = make(member)
+    calls: list[ClientEnd] = []
+    monkeypatch.setattr(ClientEnd, "_await_reason", lambda end: calls.append(end))
+    closed = make_end(member)
     closed.close()
-    closed._finish()
+    closed.finish()
     assert calls == []
-    running = make(member)
-    running._finish()
+    running = make_end(member)
+    running.finish()
     assert calls == [running]
 
 
 @pytest.mark.parametrize("attribute", ["launcher", "descriptors_lost"])
 def test_where_mpi_can_not_be_left(attribute: str, member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     codes: list[int] = []
-    monkeypatch.setattr(session_module.os, "_exit", codes.append)
+    monkeypatch.setattr(client_end.os, "_exit", codes.append)
     if attribute == "launcher":
         monkeypatch.setattr(member, "launcher_gone", lambda: True)
     else:
         member.descriptors_lost = True
-    make(member)._finish()
+    make_end(member).finish()
     assert codes == [1]
 
 
@@ -208,18 +216,18 @@ def test_a_cluster_that_can_not_be_ended_aborts_the_job(
     member: Member, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     codes: list[str] = []
-    monkeypatch.setattr(session_module, "abort", lambda code: codes.append(f"abort {code}"))
-    monkeypatch.setattr(session_module.os, "_exit", lambda code: codes.append(f"exit {code}"))
+    monkeypatch.setattr(client_end, "abort", lambda code: codes.append(f"abort {code}"))
+    monkeypatch.setattr(client_end.os, "_exit", lambda code: codes.append(f"exit {code}"))
     monkeypatch.setattr(member, "client_done", lambda **_: 1 / 0)
-    make(member)._finish()
+    make_end(member).finish()
     assert codes == ["abort 1", "exit 1"]
     assert "could not end the cluster; aborting the job" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
 def test_without_tls_there_is_no_security(address: str, member: Member) -> None:
+    member.joined.cluster.address = address
     session = make(member)
-    session.address = address
     assert session.security is None
 
 
@@ -232,22 +240,22 @@ def test_the_excepthook_stays_while_it_has_something_to_report(
 ) -> None:
     """A lost cluster, or an error of ours that is being raised."""
     retired: list[bool] = []
-    monkeypatch.setattr(session_module.outcome, "retire", lambda: retired.append(True))
+    monkeypatch.setattr(client_end.outcome, "retire", lambda: retired.append(True))
     session = make(member)
     member.ending.lost = "the scheduler" if lost else None
     try:
         if error is not None:
             raise error
-        session._give_back()
+        session._end.give_back()
     except Exception:
-        session._give_back()
+        session._end.give_back()
     assert bool(retired) is not (lost or isinstance(error, InputError))
 
 
 def test_a_checkpoint_has_two_minutes(member: Member, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     session = make(member)
-    monkeypatch.setattr(session._walltime, "call_back", lambda *args: calls.append(args))
+    monkeypatch.setattr(session._end.walltime, "call_back", lambda *args: calls.append(args))
     session.on_walltime(print)
     session.on_walltime(print, before=30.0)
     assert calls == [(print, 120.0), (print, 30.0)]

@@ -13,8 +13,8 @@ import pytest
 
 from dask_gpu_mpi.base.signals import Action
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.job import client_end, outcome, start
 from dask_gpu_mpi.job import monitor as walltime_module
-from dask_gpu_mpi.job import outcome, process_hooks
 from dask_gpu_mpi.job import session as session_module
 from dask_gpu_mpi.job.ending import Ending
 from dask_gpu_mpi.job.monitor import Walltime
@@ -23,10 +23,12 @@ from dask_gpu_mpi.job.monitor import Walltime
 def make_session(monkeypatch: pytest.MonkeyPatch) -> session_module.Session:
     """A session of a cluster that is not there."""
     monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.setattr(client_end, "_current", None)
     cluster = SimpleNamespace(plan=object(), address="tls://nowhere", dashboard=None, config={})
     joined = SimpleNamespace(cluster=cluster, environ={}, options=SimpleNamespace(walltime_signal="USR2"))
-    member: Any = SimpleNamespace(joined=joined, busy=False, ending=Ending())
-    return session_module.Session(member, 0.0, process_hooks.on_signal)
+    relay = SimpleNamespace(script_is_interrupted=lambda: None)
+    member: Any = SimpleNamespace(joined=joined, signal_relay=relay, ending=Ending())
+    return session_module.Session(client_end.ClientEnd(member, 0.0, start.on_signal))
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import signal
 
-from dask_gpu_mpi.base.signals import Action, action_before, is_ours
-from dask_gpu_mpi.mpi.signals import Signals
+from dask_gpu_mpi.base.signals import Action, Signals, action_before, is_ours
 
 
 def test_all_is_as_it_was_afterwards() -> None:

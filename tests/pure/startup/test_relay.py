@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Reached, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
-from dask_gpu_mpi.view.job_facts import JobFacts
+from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 
 WORKER = WorkerPlan(
     name="a", rank=1, host="h", kind="cpu", gpu_index=None, device=None,
@@ -124,14 +125,17 @@ def test_workers_that_end_early_are_for_later() -> None:
 
 def test_the_scheduler_and_its_file(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.json"
-    rank, channels = relay(scheduler_file=str(path), scheduler_port=4711, dashboard_address=":8787")
+    rank, channels = relay(scheduler_file=str(path), dashboard_address=":8787", warnings=("of an option",))
     assert not rank.scheduler.started
-    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {"key": "secret"}, "GPU-x", JobFacts())))
+    facts = JobFacts((PlannedRow("0", "h", "cpu"),), ("of the plan",))
+    rank.on_event(Event(0, Kind.SCHEDULER, ("10.0.0.1", {"key": "secret"}, "GPU-x", facts)))
     assert rank.scheduler.started
     ((order, settings),) = channels.sent
     assert order == "scheduler"
-    assert (settings.host, settings.port, settings.device) == ("10.0.0.1", 4711, "GPU-x")
+    assert (settings.listen, settings.device) == ("10.0.0.1", "GPU-x")
+    assert settings.facts == replace(facts, warnings=("of an option", "of the plan"))
     assert settings.config == {"key": "secret"}
+    assert "'secret'" not in repr(settings)
     token = settings.token
     assert len(token) >= 43  # 32 bytes
     assert token not in repr(settings)
@@ -231,4 +235,3 @@ def test_the_peers_that_a_rank_does_not_reach() -> None:
 )
 def test_the_link_to_the_dashboard(address: str, port: int | None, link: str | None) -> None:
     assert dashboard_link(Options(dashboard_address=address), "h", port, "abc") == link
-    assert dashboard_link(Options(dashboard_address=address, dashboard=False), "h", port, "abc") is None

@@ -13,11 +13,10 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import cuda_worker
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
-from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_class import is_cuda_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 

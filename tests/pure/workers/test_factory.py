@@ -14,10 +14,9 @@ from distributed import Nanny, Worker
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
-from dask_gpu_mpi.workers.settings import Start
 from dask_gpu_mpi.workers.worker_options import read_worker_options
 
 CPU = WorkerPlan(

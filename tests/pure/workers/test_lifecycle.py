@@ -16,10 +16,9 @@ import pytest
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC, Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import WorkerPlan
+from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers import lifecycle, logs
 from dask_gpu_mpi.workers.lifecycle import Workers
-from dask_gpu_mpi.workers.settings import Start
 
 START = Start("tcp://h:1", "tcp", "127.0.0.1", (), {})
 
