@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host, get_address_host_port
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.streams import say
@@ -248,7 +248,11 @@ class JobWatch(SchedulerPlugin):
 
     async def _answers(self, address: str) -> bool:
         try:
-            await asyncio.wait_for(self._scheduler.rpc(address).identity(), REACH_TIMEOUT)
+            async with asyncio.timeout(REACH_TIMEOUT):
+                # first, since Dask goes on trying if nothing listens there
+                _, writer = await asyncio.open_connection(*get_address_host_port(address))
+                writer.close()
+                await self._scheduler.rpc(address).identity()
         except Exception:  # refused, broken off, no answer in time
             return False
         return True
