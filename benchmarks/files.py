@@ -4,7 +4,7 @@
 
 Runs clusters under ``strace -ff`` (the package strace) on one node and counts until the client sees all workers. Run it with the
 Python of an environment that has an MPI. ``--simulated`` starts `dask_cuda.CUDAWorker` on emulated GPUs
-(tests/simulated; needs a C compiler), so many for each rank; ``--gpu`` on real ones; else there are CPU workers.
+(tests/support/mocks; needs a C compiler), so many for each rank; ``--gpu`` on real ones; else there are CPU workers.
 
 opened
     Calls that opened a file. Not those in /proc, /sys and /dev, and not those in the job's own temporary directory.
@@ -241,12 +241,11 @@ def one(ranks: int, each: int, options: Any) -> dict[str, Any]:
 
 def _simulated(count: int, libdir: str) -> dict[str, object]:
     sys.path.insert(0, str(ROOT / "tests"))
-    from simulated.cuda import compile_cuda
-    from simulated.nvml import GIB, compile_nvml, make_gpus, simulated_environ
+    from support.mocks.gpus import GIB, compile_cuda, compile_nvml, emulated_environ, make_gpus
 
     compile_cuda(Path(libdir))
     gpus = make_gpus(count, host="one", memory=80 * GIB)
-    return dict(simulated_environ(compile_nvml(Path(libdir)), gpus, {}))
+    return dict(emulated_environ(compile_nvml(Path(libdir)), gpus, {}))
 
 
 def growth(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci/matrix.sh [PYTEST-ARGUMENT...]: the pure tests that are slow, and the rows of tests/mpi, tests/hosts and tests/ucx that are not in
-# ci/test.sh (tests/tiers.py says which are), under both MPIs; twenty minutes on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh
+# ci/test.sh (those are marked `quick`), under both MPIs; twenty minutes on two cores. `ci/matrix.sh -m ""` runs those of ci/test.sh
 # as well, and all under either MPI. Arguments go to every pytest. All stages run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the function below is called by name, by `stage`
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # ci/test.sh [PYTEST-ARGUMENT...]: makes the environments, lints, checks types and the package, runs the pure tests and, under both
-# MPIs, the rows of real jobs that tests/tiers.py names; ten minutes on two cores. ci/matrix.sh and ci/faults.sh have the others.
+# MPIs, the rows of real jobs that are marked `quick`; ten minutes on two cores. ci/matrix.sh and ci/faults.sh have the others.
 # Arguments go to every pytest, e.g. `ci/test.sh -k placement`. All stages run; the exit code is 1 when any of them failed.
 # shellcheck disable=SC2329  # the functions below are called by name, by `stage`
 set -euo pipefail
@@ -75,7 +75,7 @@ stage "package" package
 stage "env mpich, the rest" made_beside "$mpich" .venv/mpich.log
 [[ -e .venv/mpich/made-from ]] || summary
 stage "pure" pure
-# The rows that tests/tiers.py names; ci/matrix.sh and ci/faults.sh have the others.
+# ci/matrix.sh and ci/faults.sh have the other rows.
 both "mpi, hosts" quick tests/mpi tests/hosts
 ucx quick
 both faults quick tests/faults

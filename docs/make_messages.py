@@ -25,34 +25,25 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- messages: made by docs/make_messages.py -->\n", "<!-- end of messages -->"
 #: Their texts stand on a page, among its figures.
-PAGES = (
-    "view/report_page",
-    "view/report_plots",
-    "view/report_tabs",
-    "view/report_tabs",
-)
+PAGES = ("view/report_figures",)
 #: Why a message comes, where its own words do not say so: by words of it.
 CAUSES = {
-    "agent ended before it was ready": "the process beside the rank was killed (out of memory?) or could not import Dask",
+    "agent ended before it was ready": "the process next to the rank was killed (out of memory?) or could not import Dask",
     "CUDA contexts were made before the cluster started": "the script, or what it imports, uses CUDA at import: CuPy, PyTorch, "
     "a GPU-aware MPI",
     "could not remove all of": "many small files, or a shared file system",
     "did not finish its imports before": "Dask is imported from a slow file system, or without its .pyc files",
-    "does not speak PMIx": "MPICH under `srun --mpi=pmix` or under Open MPI's mpirun",
     "ended before MPI came together": "a rank ended, whatever its exit code, before it called initialize(): all have to call it",
     "is left out, NVML can't read it": "the GPU is lost, or in an error state",
     "mpi4py finds no MPI library": "mpi4py's wheel has none: it searches its own environment and the library path",
-    "more ranks than GPUs": "GPUs are divided among the ranks of their node",
-    "started as a singleton": "launcher and library speak different protocols, so each rank takes itself for the only one",
     "no connection between nodes": "a firewall, or a network that only some nodes have",
-    "no dashboard: bokeh is not installed": "Dask's dashboard is made of bokeh",
-    "no response from {missing}": "a node is down or slow; a rank is stopped, or still imports from a shared file system; or the "
-    "script ended there before initialize()",
+    "no response from {missing}": "a node is down or slow, a rank is stopped or still imports from a shared file system, or the "
+    "script ended there",
     "no scheduler file": "the cluster is not up yet, or has ended and removed its file",
     "NVML did not respond": "nvidia-smi hangs there as well",
     "over TLS, not UCX": "UCX does not start on one of the two nodes, or does not connect them; the data arrives all the same",
-    "process died": "out of memory, most often; over UCX others may keep memory of a worker that was killed, so that "
-    "the next one has too little",
+    "process died": "out of memory, most often. Over UCX others may keep memory of a worker that was killed, so the next "
+    "one has too little",
     "processes that the script starts can't connect": "no file can be made in /dev/shm or TMPDIR, or /proc is not there",
     "ranks see overlapping but different GPUs": "CUDA_VISIBLE_DEVICES, or the batch system's binding, differs from rank to rank",
     "script still running": "it has not ended by itself, though what it computes on the cluster fails",
@@ -61,7 +52,7 @@ CAUSES = {
     "the scheduler's process ended": "killed, most often out of memory: large results, or a graph of many tasks",
     "this dashboard opens": "the link was shortened, or is another job's",
     "too many connections": "the limit of open files is low for so many workers, or somebody opens connections and sends nothing",
-    "two different keys came from rank": "a process that is no rank of this job sends MPI messages",
+    "two different keys came from rank": "a process that does not belong to this job sends MPI messages",
     "two names of one machine": "a node, or a container on it, has several host names",
     "called in a child process of rank": "multiprocessing (spawn, forkserver) runs an unguarded script again in each child",
 }  # fmt: skip

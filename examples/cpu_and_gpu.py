@@ -2,7 +2,7 @@
 
     dask-gpu-mpi launch -n 2 --cpu-workers 1 --default-workers gpu examples/cpu_and_gpu.py
 
-Only what is for CPU workers is annotated; with `--default-workers gpu` all other tasks go to GPU workers. Without GPUs all
+Only tasks for CPU workers are annotated; with `--default-workers gpu` all other tasks go to GPU workers. Without GPUs all
 workers are CPU workers. Without these options it runs as well, and prints which tasks ran where they should not. Exit code 1:
 the answer differs from NumPy's, or a GPU worker has loaded although there are CPU workers.
 """
@@ -48,11 +48,11 @@ def main() -> int:
     with Client() as client:
         workers = client.scheduler_info(n_workers=-1)["workers"].values()
         has_cpu_workers = any(worker["resources"].get("CPU") for worker in workers)
-        # a task that requires what no worker has would wait forever
+        # a task whose resource no worker has would wait forever
         with dask.annotate(resources={"CPU": 1}) if has_cpu_workers else nullcontext():
             parts = [dask.delayed(load, pure=False)(part) for part in range(PARTS)]
         tasks = [dask.delayed(moments)(part) for part in parts]
-        # fusing a part with what is computed from it would lose the annotation
+        # fusing tasks would lose the annotation
         found = dask.compute(*tasks, optimize_graph=False)
     gpu_workers = {str(worker["name"]) for worker in workers if worker["resources"].get("GPU")}
     loaded_by, computed_by = {answer[2] for answer in found}, {answer[3] for answer in found}

@@ -49,7 +49,7 @@ def main() -> int:
     """Compute, compare; return the exit code."""
     with Client() as client:
         library = choose_library(client)
-        # arrays that Dask makes are CuPy's, block by block, and what is computed from them as well
+        # arrays that Dask makes have CuPy blocks, and so do the results
         with dask.config.set({"array.backend": library.__name__}):
             x = client.persist(
                 da.random.default_rng(0).random((ROWS, COLUMNS), chunks=(ROWS // BLOCKS, COLUMNS))
@@ -59,7 +59,7 @@ def main() -> int:
         blocks = x.map_blocks(
             block_library, dtype="U99", chunks=(1, 1), meta=np.empty((0, 0), "U99")
         ).compute()
-        # data that is there already goes to the GPUs block by block
+        # existing data goes to the GPUs block by block
         digits = load_digits().data
         on_device = da.from_array(digits, chunks=(200, 64)).map_blocks(library.asarray)
         sums = to_host(on_device.sum(axis=0).compute())

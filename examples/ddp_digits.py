@@ -3,7 +3,7 @@
     dask-gpu-mpi launch -n 2 examples/ddp_digits.py [EPOCHS]
 
 Training continues from the checkpoint, in the working directory, after a worker was lost, and in the next job after the walltime:
-exit code 75, and `launch --requeue 10` has the job run again. Exit code 1: the losses are not those of a single process.
+exit code 75, and `launch --requeue 10` runs the job again. Exit code 1: the losses are not those of a single process.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main() -> None:
     """Train on all workers, again where one was lost, and on one; compare the losses."""
     session, epochs = current_session(), int(sys.argv[1]) if sys.argv[1:] else 20
     session.on_walltime(lambda: print("time is up: the next job continues"), before=60)
-    for left in range(4, -1, -1):  # what kills a worker may be the training itself
+    for left in range(4, -1, -1):  # the training itself may kill a worker
         try:
             losses = session.spmd(train, epochs, os.path.abspath("digits.pt"))[0]
             break

@@ -3,7 +3,7 @@
     mpirun -np 4 python -m dask_gpu_mpi examples/digits_pca.py
 
 The data set (1797 images of 8 x 8 pixels) comes with scikit-learn. Its centred matrix is factored by a singular value
-decomposition over dask.array: on the GPUs with CuPy where workers have them, else with NumPy. Exit code 1: the answer
+decomposition over dask.array: with CuPy if workers have GPUs, else with NumPy. Exit code 1: the answer
 differs from that of sklearn.decomposition.PCA.
 """
 

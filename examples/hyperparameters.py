@@ -3,8 +3,8 @@
     dask-gpu-mpi launch -n 2 examples/hyperparameters.py
 
 A trial claims the resource of its worker, so that a GPU has one trial at a time; without GPUs a trial claims a CPU worker.
-Each is stopped early, when more trees do not help. Results are printed as they come, and drawn at the end where matplotlib is
-installed. Exit code 1: the best trial can't be repeated, or is worse than what is known of these data.
+Each is stopped early, when more trees do not help. Results are printed as they come, and drawn at the end if matplotlib is
+installed. Exit code 1: the best trial can't be repeated, or its accuracy is too low for these data.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 from distributed import Client
 
 LIMIT = 1_000_000
-#: The number below a million with the longest sequence, and the steps of that: Project Euler's problem 14 has made them known.
+#: The number below a million with the longest sequence, and its steps, from Project Euler's problem 14.
 KNOWN = (837_799, 524)
 
 

@@ -1,4 +1,4 @@
-"""XGBoost over all workers, on their GPUs where it can, and a scikit-learn estimator through joblib, on real data.
+"""XGBoost over all workers, on their GPUs if it can, and a scikit-learn estimator through joblib, on real data.
 
     dask-gpu-mpi launch -n 2 examples/xgboost_train.py
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import Mpi, TestBed
-from simulated.nvml import compile_nvml
-from tiers import QUICK
+from support.bed.hosts import TestBed
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import compile_nvml
 
 # What the tests start is to buffer its output as a user's Python does, whatever the environment that they run in.
 os.environ.pop("PYTHONUNBUFFERED", None)
@@ -34,7 +34,7 @@ def mpirun(detected_mpi: Mpi) -> Iterator[Mpi]:
 
 @pytest.fixture(scope="session")
 def libdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The simulated NVML, compiled once."""
+    """The emulated NVML, compiled once."""
     return compile_nvml(tmp_path_factory.mktemp("nvml"))
 
 
@@ -55,21 +55,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.hosts)
         if {"slurm", "confined", "either", "open_slurm"}.intersection(names):
             item.add_marker(pytest.mark.slurm)
-    whole = not any("::" in argument for argument in config.args) and not config.getoption("lf", False)
-    mark_quick(items, whole_files=whole)
+    settle_quick(items)
 
 
-def mark_quick(items: Sequence[pytest.Item], *, whole_files: bool) -> None:
-    """Mark the rows that `tiers.QUICK` names for this MPI; where whole files were collected, each of its lines must name one."""
+def settle_quick(items: Sequence[pytest.Item]) -> None:
+    """Leave the mark `quick` to the rows that it is about.
+
+    ``quick("mpich", form="command")``: under MPICH, and of the test's rows those with this parameter.
+    """
     mpi = Mpi.detect()
-    rows = {item: item.nodeid.removeprefix("tests/") for item in items}
-    named: set[str] = set()
-    for item, row in rows.items():
-        for name in {row, row.partition("[")[0], row.partition("::")[0]} & QUICK.keys():
-            named.add(name)
-            if mpi is not None and mpi.name in QUICK[name]:
-                item.add_marker(pytest.mark.quick)
-    files = {row.partition("::")[0] for row in rows.values()}
-    lost = [name for name in QUICK if name.partition("::")[0] in files and name not in named]
-    if lost and whole_files:
-        raise pytest.UsageError(f"tests/tiers.py: no such row: {', '.join(lost)}")
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        for node in item.listchain():
+            for mark in [mark for mark in node.own_markers if mark.name == "quick"]:
+                here = mpi is not None and mpi.name in (mark.args or (mpi.name,))
+                if not here or any(parameters[name] != value for name, value in mark.kwargs.items()):
+                    node.own_markers.remove(mark)

@@ -187,8 +187,8 @@ PLOTS = (
         plot_data.phases,
         draw_phases,
         plot_data.say_phases,
-        "A phase is the difference between one program and the next: an MPI program that does nothing; one that imports\n"
-        "what an agent imports (with GPUs, it makes one CUDA context as well); the whole cluster.",
+        "A phase is the difference between one program and the next. The first is an MPI program that does nothing. The second\n"
+        "imports the modules of an agent, and makes one CUDA context on a GPU. The third is the whole cluster.",
     ),
     Plot(
         "ranks",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from faultjobs import RESULTS
+from support.jobs.faults import RESULTS
 
 
 @pytest.fixture(autouse=True)

@@ -10,49 +10,38 @@ from typing import Any
 
 import pytest
 
-from clusters import ranks_of
-from faultjobs import FORMS, end, mark_time, start
-from harness import Mpi
+from support.jobs.clusters import ranks_of
+from support.jobs.faults import FORMS, end, mark_time, start
+from support.jobs.mpi import Mpi
 
 
 @dataclass(frozen=True)
 class Row:
-    """A script's last lines.
+    """A script's last lines."""
 
-    Attributes
-    ----------
-    name : str
-        What it does.
-    body : str
-        How.
-    codes : int or mapping
-        Exit codes, as in `faultjobs.end`.
-    within : float
-        Seconds.
-    says : tuple of str
-        What it says, once.
-    tracebacks : int
-        How many there are.
-    client : bool
-        Whether it has made a client.
-    forms : tuple of str
-        Those that it is tested in.
-    """
-
+    #: What it does.
     name: str
+    #: How.
     body: str
+    #: Exit codes, as in `support.jobs.faults.end`.
     codes: Any = 0
+    #: Seconds.
     within: float = 3.0
+    #: What it says, once.
     says: tuple[str, ...] = ()
+    #: How many there are.
     tracebacks: int = 0
+    #: Whether it has made a client.
     client: bool = True
+    #: Those that it is tested in.
     forms: tuple[str, ...] = FORMS
+    #: Where it is one of the rows of `ci/test.sh`.
+    quick: tuple[pytest.MarkDecorator, ...] = ()
 
 
 #: What is the same in either form is tested in one of them.
 ONE, OTHER = FORMS[:1], FORMS[1:]
 
-RESULT = "assert client.submit(lambda: 5).result() == 5\n"
 FINALIZE = "from mpi4py import MPI\nMPI.Finalize()\nassert session.closed\nmark()\nsys.exit(3)\n"
 #: One while another thread is inside the rank's messages, as the monitor nearly always is.
 FORK = """
@@ -84,16 +73,18 @@ fork(session.close)
 assert not session.closed
 """
 
+quick = pytest.mark.quick
 ROWS = [
-    Row("returns", RESULT + "mark()\n"),
+    Row("returns", "compute()\nmark()\n", quick=(quick("mpich", form="command"),)),
     Row("returns early", "mark()\n", client=False, forms=ONE),
-    Row("sys.exit(7)", RESULT + "mark()\nsys.exit(7)\n", 7),
+    Row("sys.exit(7)", "compute()\nmark()\nsys.exit(7)\n", 7),
     Row(
         "raises",
-        RESULT + "mark()\nraise ValueError('of the script')\n",
+        "compute()\nmark()\nraise ValueError('of the script')\n",
         1,
         says=("ValueError: of the script",),
         tracebacks=1,
+        quick=(quick("openmpi", form="initialize"),),
     ),
     Row(
         "raises in a thread",
@@ -104,12 +95,13 @@ ROWS = [
         forms=OTHER,
     ),
     # MPICH's launcher kills the other ranks then, and may report the last of them
-    Row("os._exit(5)", RESULT + "mark()\nos._exit(5)\n", {"openmpi": {5}, "mpich": {5, 9}}),
+    Row("os._exit(5)", "compute()\nmark()\nos._exit(5)\n", {"openmpi": {5}, "mpich": {5, 9}}),
     Row(
         "leaves a task of 60 s",
         "task = client.submit(lambda: time.sleep(60))\n"
         "wait_until(lambda: any(client.processing().values()))\nmark()\n",
         within=5.0,
+        quick=(quick("mpich", form="initialize"),),
     ),
     Row(
         "leaves open futures",
@@ -118,25 +110,31 @@ ROWS = [
         within=5.0,
         forms=ONE,
     ),
-    Row("leaves an open client", "other = session.client()\n" + RESULT + "mark()\n", within=5.0, forms=ONE),
+    Row("leaves an open client", "other = session.client()\ncompute()\nmark()\n", within=5.0, forms=ONE),
     Row(
         "leaves a thread that ends",
         "threading.Thread(target=lambda: (time.sleep(1), mark())).start()\n",
         within=5.0,
         forms=OTHER,
     ),
-    Row("client.shutdown()", RESULT + "client.shutdown()\nmark()\n"),
-    Row("client.shutdown() as the last line", RESULT + "mark()\nclient.shutdown()\n", forms=ONE),
-    Row("session.close()", RESULT + "session.close()\nmark()\n", forms=OTHER),
-    Row("session.close() as the last line", RESULT + "mark()\nsession.close()\n", forms=ONE),
-    Row("both", RESULT + "mark()\nclient.shutdown()\nsession.close()\n", forms=OTHER),
+    Row(
+        "client.shutdown()",
+        "compute()\nclient.shutdown()\nmark()\n",
+        quick=(quick("openmpi", form="command"),),
+    ),
+    Row("client.shutdown() as the last line", "compute()\nmark()\nclient.shutdown()\n", forms=ONE),
+    Row("session.close()", "compute()\nsession.close()\nmark()\n", forms=OTHER),
+    Row("session.close() as the last line", "compute()\nmark()\nsession.close()\n", forms=ONE),
+    Row("both", "compute()\nmark()\nclient.shutdown()\nsession.close()\n", forms=OTHER),
     Row(
         "both, the other way round, twice",
-        RESULT + "mark()\n" + "session.close()\nclient.shutdown()\n" * 2,
+        "compute()\nmark()\n" + "session.close()\nclient.shutdown()\n" * 2,
         forms=ONE,
     ),
     Row(
-        "both, twice", RESULT + "mark()\n" + "client.shutdown()\n" * 2 + "session.close()\n" * 2, forms=OTHER
+        "both, twice",
+        "compute()\nmark()\n" + "client.shutdown()\n" * 2 + "session.close()\n" * 2,
+        forms=OTHER,
     ),
     # what Dask's own second shutdown() does; the client would then wait for its dead event loop for ever
     Row(
@@ -146,11 +144,16 @@ ROWS = [
     ),
     # The launcher takes a rank that leaves without MPI_Finalize for one that has failed, and kills the others. MPICH's reports
     # their 9, unless all of them are gone before it has asked the system for it (one job of thirty): then it reports 0.
-    Row("os._exit(0)", RESULT + "mark()\nos._exit(0)\n", {"openmpi": {1}, "mpich": {0, 9}}, forms=ONE),
-    Row("MPI.Finalize()", RESULT + FINALIZE, 3),
-    Row("session.close() and MPI.Finalize()", RESULT + "session.close()\n" + FINALIZE, 3, forms=OTHER),
-    Row("client.shutdown() and MPI.Finalize()", RESULT + "client.shutdown()\n" + FINALIZE, 3, forms=ONE),
-    Row("forks children that end", RESULT + FORK + RESULT + "mark()\nsys.exit(3)\n", 3),
+    Row("os._exit(0)", "compute()\nmark()\nos._exit(0)\n", {"openmpi": {1}, "mpich": {0, 9}}, forms=ONE),
+    Row("MPI.Finalize()", "compute()\n" + FINALIZE, 3, quick=(quick(form="initialize"),)),
+    Row("session.close() and MPI.Finalize()", "compute()\nsession.close()\n" + FINALIZE, 3, forms=OTHER),
+    Row("client.shutdown() and MPI.Finalize()", "compute()\nclient.shutdown()\n" + FINALIZE, 3, forms=ONE),
+    Row(
+        "forks children that end",
+        "compute()\n" + FORK + "compute()\nmark()\nsys.exit(3)\n",
+        3,
+        quick=(quick("mpich", form="command"),),
+    ),
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(
         "its end fails",
@@ -169,19 +172,23 @@ ROWS = [
         tracebacks=1,
         forms=OTHER,
     ),
-    Row("dask.config.refresh()", RESULT + "import dask\ndask.config.refresh()\nmark()\n"),
-    Row("os.chdir()", RESULT + "os.mkdir('deeper')\nos.chdir('deeper')\nmark()\n", forms=OTHER),
+    Row("dask.config.refresh()", "compute()\nimport dask\ndask.config.refresh()\nmark()\n"),
+    Row("os.chdir()", "compute()\nos.mkdir('deeper')\nos.chdir('deeper')\nmark()\n", forms=OTHER),
     Row(
         "os.chdir() to nowhere",
         "os.mkdir('gone')\nos.chdir('gone')\nos.rmdir(HERE + '/gone')\nmark()\n",
         forms=ONE,
     ),
-    Row("os.environ.clear()", RESULT + "os.environ.clear()\nmark()\n"),
+    Row("os.environ.clear()", "compute()\nos.environ.clear()\nmark()\n"),
 ]
 
 
 def params() -> list[Any]:
-    return [pytest.param(form, row, id=f"{row.name}-{form}") for row in ROWS for form in row.forms]
+    return [
+        pytest.param(form, row, id=f"{row.name}-{form}", marks=row.quick)
+        for row in ROWS
+        for form in row.forms
+    ]
 
 
 @pytest.mark.parametrize(("form", "row"), params())
@@ -233,7 +240,7 @@ def test_function_that_fails_where_all_ranks_end(mpirun: Mpi) -> None:
 )
 def test_script_that_goes_on_elsewhere(mpirun: Mpi, line: str, options: dict[str, Any]) -> None:
     """The client is not on the first rank, and goes on for longer than any deadline of the cluster's end."""
-    job = start(mpirun, "command", RESULT + f"{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
+    job = start(mpirun, "command", f"compute()\n{line}\nmark()\nsys.exit(7)\n", ranks=3, options=options)
     end(mpirun, job, 7, 3.0)
 
 
@@ -250,9 +257,10 @@ def test_silent_rank_at_the_end(mpirun: Mpi, client: int) -> None:
     end(mpirun, job, 75, 15.0, says=says, tracebacks=None)
 
 
+@pytest.mark.quick("openmpi")
 def test_quiet(mpirun: Mpi) -> None:
     """A clean run: at most three lines on standard error, all ours."""
-    job = start(mpirun, "command", RESULT + "print('of the script')\nmark()\n")
+    job = start(mpirun, "command", "compute()\nprint('of the script')\nmark()\n")
     done = end(mpirun, job, 0, 3.0)
     assert done.stdout == "of the script\n"
     lines = done.stderr.splitlines()
@@ -269,7 +277,7 @@ def test_log_directory(mpirun: Mpi) -> None:
     import socket
 
     options = {"log_level": "info", "log_directory": "logs"}
-    job = start(mpirun, "initialize", RESULT + "mark()\n", options=options)
+    job = start(mpirun, "initialize", "compute()\nmark()\n", options=options)
     mark_time(job)
     done = end(mpirun, job, 0, 3.0)
     assert len(done.stderr.splitlines()) <= 3

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusters import until
-from faultjobs import end, mark_time, start
-from harness import Mpi, TestBed
-from jobs import Job
+from support.bed.hosts import TestBed
+from support.jobs.clusters import until
+from support.jobs.faults import end, mark_time, start
+from support.jobs.mpi import Job, Mpi
 
 
 @pytest.fixture

@@ -10,20 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import ranks_of, until
-from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
-from harness import Mpi
-from simulated.nvml import GIB, compile_nvml, make_gpus, simulated_environ
-
-BUSY = """
-def add(x):
-    time.sleep(0.1)
-    return x + 1
-
-futures = client.map(add, range(40))
-wait_until(lambda: any(client.processing().values()))
-"""
-RIGHT = "assert sum(client.gather(futures)) == sum(range(1, 41))\n"
+from support.jobs.clusters import ranks_of, until
+from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, compile_nvml, emulated_environ, make_gpus
 
 
 @pytest.mark.parametrize(
@@ -34,7 +24,7 @@ RIGHT = "assert sum(client.gather(futures)) == sum(range(1, 41))\n"
     ],
 )
 def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
-    job = start(mpirun, form, BUSY + "mark('busy')\ntime.sleep(600)\n")
+    job = start(mpirun, form, "futures = start_tasks()\nmark('busy')\ntime.sleep(600)\n")
     if form == "bare":
         until(lambda: (job.directory / SCHEDULER_FILE).exists() and "ready after" in job.stderr, 40)
     else:
@@ -50,13 +40,12 @@ def test_rank_or_launcher(mpirun: Mpi, victim: str, form: str) -> None:
     end(mpirun, job, None, 10, since=fault, tracebacks=None)
 
 
+@pytest.mark.quick("mpich", form="command")
 @pytest.mark.parametrize("form", FORMS)
 def test_worker(mpirun: Mpi, form: str) -> None:
     body = (
-        BUSY
-        + "before = process_of('1')\nos.kill(before, signal.SIGKILL)\n"
-        + RIGHT
-        + "wait_for_names('0', '1')\nassert process_of('1') != before\nmark()\nsys.exit(3)\n"
+        "futures = start_tasks()\nbefore = process_of('1')\nos.kill(before, signal.SIGKILL)\ncheck_tasks(futures)\n"
+        "wait_for_names('0', '1')\nassert process_of('1') != before\nmark()\nsys.exit(3)\n"
     )
     job = start(mpirun, form, body)
     end(mpirun, job, 3, 3.0)
@@ -65,17 +54,14 @@ def test_worker(mpirun: Mpi, form: str) -> None:
 @pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 def test_worker_with_a_gpu(mpirun: Mpi, tmp_path: Path) -> None:
     gpus = make_gpus(4, host="one", memory=80 * GIB)
-    environ = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
-    body = (
-        BUSY
-        + """
+    environ = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    body = """
+futures = start_tasks()
 def look(dask_worker):
     return str(dask_worker.name), (os.environ["CUDA_VISIBLE_DEVICES"], os.getpid(), dask_worker.data.device_buffer.n)
 before = dict(client.run(look).values())
 os.kill(before["1-3"][1], signal.SIGKILL)
-"""
-        + RIGHT
-        + """
+check_tasks(futures)
 wait_for_names("0-0", "0-1", "1-2", "1-3")
 after = dict(client.run(look).values())
 assert after["1-3"][1] != before["1-3"][1]
@@ -83,18 +69,16 @@ assert {name: (seen, limit) for name, (seen, _, limit) in before.items()} == {
     name: (seen, limit) for name, (seen, _, limit) in after.items()}
 mark()
 """
-    )
     job = start(mpirun, "command", body, env={"CUDA_VISIBLE_DEVICES": None, **environ})
     end(mpirun, job, 0, 3.0, tracebacks=None)
 
 
+@pytest.mark.quick("openmpi", form="initialize")
 @pytest.mark.parametrize("form", FORMS)
 def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
     body = (
-        BUSY
-        + "os.kill(agent_of('1'), signal.SIGKILL)\n"
-        + RIGHT
-        + "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
+        "futures = start_tasks()\nos.kill(agent_of('1'), signal.SIGKILL)\ncheck_tasks(futures)\n"
+        "wait_for_names('0', '1')\nmark()\nsys.exit(3)\n"
     )
     job = start(mpirun, form, body)
     end(mpirun, job, 3, 3.0, says=("restarting it in 0.5 s",))
@@ -103,18 +87,24 @@ def test_agent_of_a_worker(mpirun: Mpi, form: str) -> None:
 @pytest.mark.one_mpi
 def test_fork_server_of_a_worker(mpirun: Mpi) -> None:
     """Those that come after it log and are silent as those before."""
-    loggers = """
+    body = """
 def loggers():
     import logging
     handlers = logging.getLogger("distributed").handlers
     return str([logging.getLogger("distributed").level, *(type(f).__name__ for h in handlers for f in h.filters)])
 
+futures = start_tasks()
 before = client.run(loggers)
 os.kill(parent_of(process_of('1')), signal.SIGKILL)
+check_tasks(futures)
+wait_for_names('0', '1')
+after = client.run(loggers)
+assert before.keys() != after.keys()
+assert len({*before.values(), *after.values()}) == 1, (before, after)
+mark()
+sys.exit(3)
 """
-    after = "wait_for_names('0', '1')\nafter = client.run(loggers)\nassert before.keys() != after.keys()\n"
-    same = "assert len({*before.values(), *after.values()}) == 1, (before, after)\nmark()\nsys.exit(3)\n"
-    job = start(mpirun, "command", BUSY + loggers + RIGHT + after + same, options={"log_level": "error"})
+    job = start(mpirun, "command", body, options={"log_level": "error"})
     end(mpirun, job, 3, 3.0, says=("its fork server has died", "restarting it in 0.5 s"))
 
 
@@ -133,7 +123,7 @@ wait_for_names("1")
 wait_for_names("0", "1")
 client.retire_workers(names=[1])
 wait_for_names("0")
-assert client.submit(lambda: 5).result() == 5
+compute()
 mark()
 sys.exit(3)
 """
@@ -180,7 +170,7 @@ def kill_again(others):
 
 @pytest.mark.slow
 def test_agent_too_often(mpirun: Mpi) -> None:
-    body = AGAIN + "kill_again(['0', '1'])\n" + BUSY + RIGHT + "mark()\nsys.exit(3)\n"
+    body = AGAIN + "kill_again(['0', '1'])\n" + "check_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
     job = start(mpirun, "initialize", body, ranks=3, before=HURRY)
     end(
         mpirun,
@@ -207,6 +197,7 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
     )
 
 
+@pytest.mark.quick("mpich", victim="scheduler", form="initialize")
 @pytest.mark.parametrize(
     ("victim", "form"),
     [
@@ -219,9 +210,9 @@ def test_the_only_agent_too_often(mpirun: Mpi) -> None:
 def test_head(mpirun: Mpi, victim: str, form: str) -> None:
     pid = "client.run_on_scheduler(os.getpid)"
     target = pid if victim == "scheduler" else f"parent_of({pid}, 2)"
+    # relative paths are of the directory where the job began
     body = (
-        BUSY
-        + "os.mkdir('elsewhere')\nos.chdir('elsewhere')\n"  # relative paths are of the directory where the job began
+        "futures = start_tasks()\nos.mkdir('elsewhere')\nos.chdir('elsewhere')\n"
         + f"target = {target}\nmark()\nos.kill(target, signal.SIGKILL)\nclient.gather(futures)\ntime.sleep(60)\n"
     )
     job = start(mpirun, form, body, options={"local_directory": "."})

@@ -8,10 +8,9 @@ import subprocess
 
 import pytest
 
-from faultjobs import FORMS, end, start, write
-from harness import Mpi
+from support.jobs.faults import FORMS, end, start, write
+from support.jobs.mpi import Mpi
 
-RESULT = "assert client.submit(lambda: 5).result() == 5\n"
 RAISES = "raise RuntimeError('no close')"
 HANGS = "import asyncio; await asyncio.sleep(3600)"
 #: In a process that no longer answers at all.
@@ -22,7 +21,7 @@ BLOCKS = "import time; time.sleep(3600)"
     ("form", "how"),
     [
         pytest.param("initialize", RAISES, id="initialize-raises"),
-        pytest.param("initialize", HANGS, id="initialize-hangs"),
+        pytest.param("initialize", HANGS, id="initialize-hangs", marks=pytest.mark.quick("openmpi")),
         pytest.param("command", HANGS, id="command-hangs"),
         pytest.param("command", BLOCKS, id="command-blocks"),
     ],
@@ -33,7 +32,7 @@ def test_scheduler_close(mpirun: Mpi, how: str, form: str) -> None:
         f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.Scheduler.close = close\n",
     )
     env = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, form, RESULT + "mark()\nsys.exit(3)\n", env=env)
+    job = start(mpirun, form, "compute()\nmark()\nsys.exit(3)\n", env=env)
     end(mpirun, job, 3, 10, tracebacks=None)
 
 
@@ -43,7 +42,7 @@ def test_scheduler_close_by_the_client(mpirun: Mpi) -> None:
         f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {RAISES}\n\ndistributed.Scheduler.close = close\n",
     )
     env = {"DASK_DISTRIBUTED__SCHEDULER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, "command", RESULT + "mark()\nclient.shutdown()\nsys.exit(3)\n", env=env)
+    job = start(mpirun, "command", "compute()\nmark()\nclient.shutdown()\nsys.exit(3)\n", env=env)
     # client.shutdown() itself may raise there, which is the script's own end
     end(mpirun, job, {1, 3}, 40, tracebacks=None)
 
@@ -55,7 +54,7 @@ def test_worker_close(mpirun: Mpi, how: str) -> None:
         f"import distributed\n\nasync def close(self, *args, **kwargs):\n    {how}\n\ndistributed.Worker.close = close\n",
     )
     env = {"DASK_DISTRIBUTED__WORKER__PRELOAD": f"['{preload}']"}
-    job = start(mpirun, "initialize", RESULT + "mark()\nsys.exit(3)\n", env=env)
+    job = start(mpirun, "initialize", "compute()\nmark()\nsys.exit(3)\n", env=env)
     end(mpirun, job, 3, 10, tracebacks=None)
 
 
@@ -68,7 +67,7 @@ def test_nanny_close(mpirun: Mpi, how: str) -> None:
     )
     env = {"DASK_DISTRIBUTED__NANNY__PRELOAD": f"['{preload}']"}
     options = {"shutdown_timeout": 4}
-    job = start(mpirun, "initialize", RESULT + "mark()\nsys.exit(3)\n", env=env, options=options)
+    job = start(mpirun, "initialize", "compute()\nmark()\nsys.exit(3)\n", env=env, options=options)
     end(mpirun, job, 3, 12, tracebacks=None)
 
 
@@ -85,7 +84,7 @@ atexit.register(no_more_threads)
 @pytest.mark.parametrize("form", FORMS)
 def test_no_threads_at_exit(mpirun: Mpi, form: str) -> None:
     """Python 3.12.0 to 3.12.2 start no thread any more once the interpreter ends."""
-    job = start(mpirun, form, RESULT + NO_THREADS + "mark()\nsys.exit(3)\n")
+    job = start(mpirun, form, "compute()\n" + NO_THREADS + "mark()\nsys.exit(3)\n")
     end(mpirun, job, 3, 5)
 
 

@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from clusters import ranks_of, until
-from faultjobs import FORMS, SCHEDULER_FILE, end, mark_time, start
-from harness import Mpi
+from support.jobs.clusters import ranks_of, until
+from support.jobs.faults import FORMS, SCHEDULER_FILE, end, mark_time, start
+from support.jobs.mpi import Mpi
 
 BODY = """
 atexit.register(mark, "atexit")
@@ -27,6 +27,7 @@ TERM = {"openmpi": {1}, "mpich": {143}}
 INT = {"openmpi": {1}, "mpich": {2, 130}}  # hydra says 2 of a rank that died of the signal
 
 
+@pytest.mark.quick(form="initialize", name="TERM")
 @pytest.mark.parametrize(
     ("form", "name"),
     [(form, name) for form in FORMS for name in ("TERM", "INT")],
@@ -124,6 +125,7 @@ def test_signal_without_a_script(mpirun: Mpi, name: str, ranks: int | None) -> N
     end(mpirun, job, codes, 10, since=fault)
 
 
+@pytest.mark.quick("openmpi", form="initialize")
 @pytest.mark.parametrize(
     ("form", "client", "rank"),
     [
@@ -255,6 +257,7 @@ def checkpointed(job: object, directory: os.PathLike[str]) -> list[str]:
     return sorted(name for name in os.listdir(directory) if name.startswith("mark-checkpoint"))
 
 
+@pytest.mark.quick("mpich", form="initialize", how="end time")
 @pytest.mark.parametrize(
     ("form", "how"),
     [
@@ -381,6 +384,7 @@ finally:
 """
 
 
+@pytest.mark.quick("openmpi")
 def test_walltime_of_a_script_that_forks(mpirun: Mpi) -> None:
     """SIGTERM to every process of the job, as scancel sends it: the callback runs in the session's own, once."""
     job = start(mpirun, "initialize", FORKS)

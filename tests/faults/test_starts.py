@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.base.timeouts import MPI_GRACE
-from faultjobs import FORMS, end, start, write
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimHost, compile_nvml, make_gpus, simulated_environ
+from support.bed.hosts import TestBed
+from support.jobs.faults import FORMS, end, start, write
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, SimHost, compile_nvml, emulated_environ, make_gpus
 
 #: Seconds for what is found while ranks start, start included.
 SOON = 20.0
@@ -40,7 +41,7 @@ def test_interface_that_one_host_lacks(mpirun: Mpi, hosts: TestBed) -> None:
 def test_nvml_error_on_one_host(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> None:
     gpus = {host: SimHost(make_gpus(2, host=host, memory=80 * GIB)) for host in hosts.hosts}
     gpus["h2"] = SimHost(make_gpus(2, host="h2", memory=80 * GIB), init_fail="LIB_RM_VERSION_MISMATCH")
-    env = simulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
+    env = emulated_environ(compile_nvml(tmp_path / "nvml"), gpus, {})
     fault = time.time()
     job = start(mpirun, "command", "mark()\n", ranks=3, bed=hosts, env={"CUDA_VISIBLE_DEVICES": None, **env})
     done = end(mpirun, job, {1, 2}, SOON, since=fault)
@@ -216,6 +217,7 @@ DIES_LATER = (
 )
 
 
+@pytest.mark.quick("mpich", form="command")
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_worker_that_dies_at_each_start(mpirun: Mpi, form: str) -> None:
@@ -239,8 +241,7 @@ def test_worker_that_dies_after_each_start(mpirun: Mpi, which: str) -> None:
     body = (
         "time.sleep(60)\n"
         if which == "all"
-        else "wait_for_names('0')\nwait_until(lambda: marked('given-up'))\n"
-        "assert client.submit(lambda: 5).result() == 5\nmark()\nsys.exit(3)\n"
+        else "wait_for_names('0')\nwait_until(lambda: marked('given-up'))\ncompute()\nmark()\nsys.exit(3)\n"
     )
     fault = time.time()
     job = start(mpirun, "command", body, env=env)

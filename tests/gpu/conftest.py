@@ -6,23 +6,18 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs here.
+    """The GPUs here."""
 
-    Attributes
-    ----------
-    uuids : tuple of str
-        In the order of NVML.
-    memory : tuple of int
-        Bytes of each.
-    """
-
+    #: In the order of NVML.
     uuids: tuple[str, ...]
+    #: Bytes of each.
     memory: tuple[int, ...]
 
     def contexts(self) -> list[int]:
@@ -32,25 +27,25 @@ class Gpus:
         handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
         return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
 
-    def idle(self, seconds: float = 10.0) -> bool:
-        """Whether no process has a context any more, within `seconds`."""
+    def check_idle(self, seconds: float = 10.0) -> None:
+        """Wait until no process has a context any more."""
         limit = time.monotonic() + seconds
-        while any(self.contexts()):
-            if time.monotonic() > limit:
-                return False
+        while any(there := self.contexts()):
+            assert time.monotonic() < limit, (
+                f"processes with a context, of each GPU: {there} after {seconds} s"
+            )
             time.sleep(0.2)
-        return True
 
 
 @pytest.fixture(scope="session")
 def gpus() -> Iterator[Gpus]:
-    """Every GPU of this machine; without one the test is skipped: tests/mpi/test_gpus.py has simulated ones."""
+    """Every GPU of this machine; without one the test is skipped: tests/mpi/test_gpus.py has emulated ones."""
     pynvml = pytest.importorskip("pynvml")
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         pytest.skip(
-            f"no GPU here ({error}); tests/mpi/test_gpus.py and tests/hosts cover the same with simulated ones"
+            f"no GPU here ({error}); tests/mpi/test_gpus.py and tests/hosts cover the same with emulated ones"
         )
     handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
     yield Gpus(
@@ -64,5 +59,7 @@ def gpus() -> Iterator[Gpus]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All of them want a GPU, and a CUDA library takes its time to load."""
     for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
         item.add_marker(pytest.mark.gpu)
         item.add_marker(pytest.mark.timeout(240))

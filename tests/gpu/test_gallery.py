@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND
-from gallery import EXAMPLES, right, skip_without
-from harness import ROOT, Mpi
+from support import ROOT
+from support.jobs.clusters import COMMAND
+from support.jobs.gallery import EXAMPLES, right, skip_without
+from support.jobs.mpi import Mpi
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.mpi import Mpi
 
 HOLD = """
 import sys
@@ -26,7 +26,7 @@ sys.stdin.read()
 @pytest.fixture
 def busy(gpus: Any) -> Iterator[str]:
     """UUID of a GPU on which a process of somebody else's holds four GiB."""
-    assert gpus.idle()
+    gpus.check_idle()
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD],
         stdin=subprocess.PIPE,
@@ -40,7 +40,7 @@ def busy(gpus: Any) -> Iterator[str]:
         yield gpus.uuids[0]
     finally:
         holder.communicate("")
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 def refused(done: Any) -> str:
@@ -74,7 +74,7 @@ def test_pool_that_cannot_fit(mpirun: Mpi, gpus: Any) -> None:
 
 def test_workers_of_two_gpus(mpirun: Mpi, gpus: Any) -> None:
     if len(gpus.uuids) < 2:
-        pytest.skip("two GPUs needed; tests/mpi/test_geometries.py has simulated ones")
+        pytest.skip("two GPUs needed; tests/mpi/test_geometries.py has emulated ones")
     script = (
         TELL
         + """
@@ -93,10 +93,10 @@ tell(workers=list(client.run(cuda).values()))
     count = len(gpus.uuids) // 2
     assert sorted(rows) == [f"0-{2 * i}" for i in range(count)]
     seen = [row["uuids"] for row in rows.values()]
-    assert all(len(uuids) == 2 for uuids in seen)
+    assert all(len(uuids) == 2 for uuids in seen), seen
     assert sorted(uuid for uuids in seen for uuid in uuids) == sorted(gpus.uuids[: 2 * count])
-    assert all(row["resources"] == {"GPU": 2} for row in rows.values())
-    assert gpus.idle()
+    assert all(row["resources"] == {"GPU": 2} for row in rows.values()), rows
+    gpus.check_idle()
 
 
 def test_context_before_the_cluster(mpirun: Mpi, gpus: Any) -> None:
@@ -109,7 +109,7 @@ def test_context_before_the_cluster(mpirun: Mpi, gpus: Any) -> None:
     (warning,) = [line for line in done.stderr.splitlines() if "contexts were made before" in line]
     assert gpus.uuids[0] in warning
     assert "rank 0 on " in warning
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 def test_check(mpirun: Mpi, gpus: Any) -> None:
@@ -121,4 +121,4 @@ def test_check(mpirun: Mpi, gpus: Any) -> None:
     (kernel,) = [found for found in data["findings"] if found["what"] == "kernel"]
     assert kernel["level"] == "ok", kernel
     assert data["exit_code"] == done.rc == 0, data["findings"]
-    assert gpus.idle()
+    gpus.check_idle()

@@ -12,53 +12,12 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, scratch_of, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, MESSAGES, facts, scratch_of, workers_of
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 #: With `script(...)`, what every job begins with.
-HEAD = (
-    TELL
-    + '''
-import time
-import numpy as np
-import dask, dask.array as da
-from distributed import Client, wait
-
-def cuda(dask_worker):
-    """What CUDA says inside a worker, and what a kernel of it computes."""
-    import numba.cuda
-
-    @numba.cuda.jit
-    def triple(values):
-        i = numba.cuda.grid(1)
-        if i < values.size:
-            values[i] = 3 * i
-
-    values = numba.cuda.to_device(np.zeros(200_000, dtype=np.int64))  # fewer blocks, and numba warns
-    triple[800, 256](values)
-    device = numba.cuda.get_current_device()
-    import ctypes
-    free, total = ctypes.c_size_t(), ctypes.c_size_t()  # numba's own call fails if RMM allocates for it
-    assert ctypes.CDLL("libcuda.so.1").cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
-    return {
-        **look(dask_worker),
-        "count": len(numba.cuda.gpus),
-        "uuid": device.uuid if isinstance(device.uuid, str) else device.uuid.decode(),
-        "total": total.value,
-        "kernel": bool((values.copy_to_host() == 3 * np.arange(200_000)).all()),
-    }
-
-def contexts():
-    import pynvml
-    pynvml.nvmlInit()
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]
-
-def seen():
-    rows = sorted(client.run(cuda).values(), key=lambda row: str(row["name"]))
-    tell(workers=rows, plan=session.plan.as_json(), contexts=contexts(), ready=session.ready_seconds)
-'''
-)
+HEAD = script("gpu/scripts/sees_gpus.py")
 COMMANDED = "from dask_gpu_mpi import current_session\nsession = current_session()\nclient = Client()\n"
 
 
@@ -70,7 +29,7 @@ def initialized(**options: Any) -> str:
 def need(gpus: Any, count: int) -> None:
     if len(gpus.uuids) < count:
         pytest.skip(
-            f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with simulated ones"
+            f"{count} GPUs needed, {len(gpus.uuids)} here; tests/mpi/test_gpus.py has the same with emulated ones"
         )
 
 
@@ -149,7 +108,7 @@ def test_geometries(mpirun: Mpi, gpus: Any, geometry: str) -> None:
     }
     if geometry in expected:
         assert names == sorted(expected[geometry])
-    assert gpus.idle()
+    gpus.check_idle()
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
@@ -171,7 +130,7 @@ def test_unguarded_script_ends(mpirun: Mpi, gpus: Any, tmp_path: Path, form: str
     assert told["address"].startswith(f"{'ucx' if protocol == OPEN else 'tls'}://127.0.0.1:")
     assert "Traceback" not in done.stderr
     assert not any(word in done.stderr for word in ("WARN", "ERROR", "distributed")), done.stderr
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 SVD = """
@@ -219,7 +178,7 @@ def test_arrays(mpirun: Mpi, gpus: Any, protocol: str) -> None:
     assert told["twice"] == pytest.approx(2 * told["total"], rel=1e-9)
     assert told["total"] == pytest.approx(0.5 * 20_000**2, rel=1e-3)
     assert told["gathered"] == ["cupy", 99_999 * 50_000]
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 @pytest.mark.parametrize("protocol", ["tls", "auto", OPEN])
@@ -267,7 +226,7 @@ seen()
     assert told["after"]["uuid"] == told["before"]["uuid"]
     assert told["pools"] == ["PoolMemoryResource"] * len(gpus.uuids)
     check(told, gpus, list(gpus.uuids), script=True)  # the script has made an array of its own
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
@@ -287,8 +246,8 @@ def test_users_configuration_of_ucx(mpirun: Mpi, gpus: Any) -> None:
     assert told["messages"] == [123_000_000]
     check(told, gpus, list(gpus.uuids), script=True)
     assert len(told["threshold"]) == len(gpus.uuids)
-    assert all("12345" in value for value in told["threshold"])
-    assert gpus.idle()
+    assert all("12345" in value for value in told["threshold"]), told["threshold"]
+    gpus.check_idle()
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "ucx"])
@@ -342,7 +301,7 @@ def test_benchmark_of_dask_cuda(mpirun: Mpi, gpus: Any, tmp_path: Path, protocol
         job.launcher.wait(30)
     done = job.wait(30)
     assert done.rc == 0
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 def test_ucx_after_mpi_says_so(mpirun: Mpi, gpus: Any) -> None:
@@ -352,7 +311,7 @@ def test_ucx_after_mpi_says_so(mpirun: Mpi, gpus: Any) -> None:
     assert done.rc == 2
     assert "has imported mpi4py.MPI before initialize()" in done.stderr
     assert "Traceback" not in done.stderr
-    assert gpus.idle()
+    gpus.check_idle()
     # and the remedy that it names works
     done = mpirun.run("import ucxx\n" + program + "seen()\n", 2, timeout=100).check()
     check(facts(done), gpus, list(gpus.uuids))

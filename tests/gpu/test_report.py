@@ -7,45 +7,13 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
-from reports import browser
+from support.jobs.clusters import COMMAND, facts
+from support.jobs.mpi import Mpi
+from support.jobs.screens import browser
+from support.jobs.scripts import script
 
 #: Each GPU computes for some seconds, holds memory meanwhile, and fetches from the others.
-SCRIPT = (
-    TELL
-    + """
-import time
-from distributed import Client
-
-def burn(seconds, megabytes):
-    import numpy as np
-    import numba.cuda
-
-    @numba.cuda.jit
-    def spin(values, turns):
-        i = numba.cuda.grid(1)
-        if i < values.size:
-            value = values[i]
-            for _ in range(turns):
-                value = value * 1.0000001 + 0.5
-            values[i] = value
-
-    values = numba.cuda.to_device(np.ones(megabytes << 17))
-    end = time.time() + seconds
-    while time.time() < end:
-        spin[4096, 256](values, 2000)
-        numba.cuda.synchronize()
-    return bytes(1_000_000)
-
-client = Client()
-workers = list(client.scheduler_info(n_workers=-1)["workers"])
-held = [client.submit(burn, 8, 2048, workers=[worker], pure=False) for worker in workers]
-sums = [client.submit(lambda *parts: sum(map(len, parts)), *held, workers=[worker], pure=False) for worker in workers]
-tell(sums=client.gather(sums), workers=len(workers))
-time.sleep(2)
-"""
-)
+SCRIPT = script("gpu/scripts/works.py")
 
 
 @pytest.mark.parametrize("name", ["report.json", "report.html"])
@@ -60,7 +28,7 @@ def test_use_and_memory_over_time(name: str, mpirun: Mpi, gpus: Any) -> None:
         with browser() as chromium:
             tabs = {tab.title: tab for tab in chromium.open(job.directory / name)}
         assert [title for title, _ in tabs["GPUs"].figures][:2] == ["GPU use, %", "GPU memory in use"]
-        assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures)
+        assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
         assert tabs["GPUs"].painted >= 2
         return
     record = json.loads((job.directory / name).read_text())["record"]

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, scratch_of
 from dask_gpu_mpi.network.credentials import make_credentials
-from harness import Mpi
+from support.jobs.clusters import COMMAND, facts, scratch_of
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
@@ -105,48 +106,11 @@ def test_memory_of_gpus_goes_over_ucx(gpus: Any) -> None:
         assert server.exitcode == 0
     finally:
         server.kill()
-    assert gpus.idle()
+    gpus.check_idle()
 
 
 #: Waits until UCX has started in each worker, which it does a moment after it, and only then looks at its sockets.
-PORTS = (
-    TELL
-    + """
-from distributed import Client, wait
-
-async def ports(dask_worker):
-    import psutil, sys
-    from dask_gpu_mpi.network.ucx_endpoint import Ucx
-    await Ucx.begin()
-    own = {listener.bound_address[1] for listener in dask_worker.listeners}
-    found = [each.laddr for each in psutil.Process().net_connections("inet") if each.status in ("LISTEN", "NONE")]
-    return {
-        "pid": os.getpid(),
-        "ucx": "libucxx" in sys.modules or "ucxx" in sys.modules,
-        "own": len(own),
-        "others": [f"{place.ip}:{place.port}" for place in found if place.port not in own],
-    }
-
-def array(i):
-    import cupy
-    return cupy.full(1_000_000, i, dtype="i8")
-
-def exchange(client):
-    # each worker reads an array of each other one
-    names = [worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()]
-    made = [client.submit(array, i, workers=[name], pure=False) for i, name in enumerate(names)]
-    wait(made)
-    sums = [client.submit(lambda *all: int(sum(each[0] for each in all)), *made, workers=[name], pure=False) for name in names]
-    assert client.gather(sums) == [sum(range(len(names)))] * len(names)
-
-client = Client()
-exchange(client)
-before = [*client.run(ports).values()]
-client.restart(timeout=60)
-exchange(client)
-tell(before=before, after=[*client.run(ports).values()])
-"""
-)
+PORTS = script("gpu/scripts/ports.py")
 
 
 def test_workers_of_a_default_job_listen_on_their_own_ports_alone(
@@ -165,4 +129,4 @@ def test_workers_of_a_default_job_listen_on_their_own_ports_alone(
         assert each["ucx"]
         assert each["others"] == []
     assert scratch_of(mpirun.jobs[-1]) == []
-    assert gpus.idle()
+    gpus.check_idle()

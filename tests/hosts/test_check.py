@@ -9,8 +9,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from clusters import COMMAND
-from harness import Mpi, TestBed
+import pytest
+
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi
 
 #: Outside of the range from which MPI draws its own ports.
 PORT = "1786"
@@ -24,6 +27,7 @@ def environ() -> dict[str, str | None]:
     return {"PYTHONPATH": os.environ.get("PYTHONPATH")}
 
 
+@pytest.mark.quick("mpich")
 def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
     data = json.loads(mpirun.run(CHECK, 4, bed=hosts, env=environ()).check().stdout)
     assert [(host["host"], host["ranks"]) for host in data["hosts"]] == [
@@ -32,7 +36,7 @@ def test_all_hosts_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:
         ("h3", [3]),
     ]
     assert data["scheduler"] == {"rank": 0, "host": "h1", "address": "10.77.0.1"}
-    assert all(abs(host["clock_ahead"]) < 1 for host in data["hosts"])
+    assert all(abs(host["clock_ahead"]) < 1 for host in data["hosts"]), data["hosts"]
 
 
 def test_host_that_does_not_reach_the_scheduler(mpirun: Mpi, hosts: TestBed) -> None:

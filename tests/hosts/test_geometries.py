@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, facts
-from gpujobs import SCRIPT, check_workers, gpu_environ
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, ONLY_VARIABLE, SimHost, make_gpus
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, facts
+from support.jobs.gpus import SCRIPT, check_workers, gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, ONLY_VARIABLE, SimHost, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),

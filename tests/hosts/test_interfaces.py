@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, workers_of
-from harness import Mpi, TestBed
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.mpi import Mpi
 
 # which network is taken, and whether it leads anywhere, does not depend on the MPI library
 pytestmark = pytest.mark.one_mpi
@@ -70,6 +71,7 @@ def write(folder: Path) -> str:
     return str(script)
 
 
+@pytest.mark.quick("mpich")
 def test_the_fast_network_that_leads_everywhere(mpirun: Mpi, bed: TestBed, tmp_path: Path) -> None:
     """`auto`: two hosts have ib0, all have hsn0, and eth0 with the default route."""
     for number, host in enumerate(bed.hosts, 1):

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, workers_of
-from harness import MARK, TESTBED, Mpi, TestBed
+from support import TESTBED
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, TELL, facts, workers_of
+from support.jobs.mpi import MARK, Mpi
 
 SCRIPT = (
     TELL

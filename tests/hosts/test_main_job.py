@@ -1,4 +1,4 @@
-"""The main job over several hosts with GPUs of their own: the test bed, and simulated GPUs on it."""
+"""The main job over several hosts with GPUs of their own: the test bed, and emulated GPUs on it."""
 
 from __future__ import annotations
 
@@ -11,36 +11,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, listening, scratch_of, until, without_mpi, workers_of
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimGpu, SimHost, SimMig, make_gpus, simulated_environ
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, facts, listening, scratch_of, until, without_mpi, workers_of
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
+from support.mocks.gpus import (
+    GIB,
+    SimGpu,
+    SimHost,
+    SimMig,
+    emulated_environ,
+    make_gpus,
+)
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
-SCRIPT = (
-    TELL
-    + """
-import time
-from distributed import Client
-from mpi4py import MPI
-from dask_gpu_mpi import current_session
-
-print("the script runs", flush=True)
-client, session = Client(), current_session()
-tell(
-    rank=MPI.COMM_WORLD.rank,
-    host=os.uname().nodename,
-    doubled=client.gather(client.map(lambda x: 2 * x, range(32))),
-    workers=looks(client),
-    plan=session.plan.as_json(),
-    dashboard=session.dashboard_link,
-)
-go_on = os.path.join(sys.argv[1], "go-on")
-while not os.path.exists(go_on):
-    time.sleep(0.05)
-sys.exit(7)
-"""
-)
+SCRIPT = script("hosts/scripts/tells_workers.py")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +39,7 @@ def bed() -> Iterator[TestBed]:
 def environ(libdir: Path, gpus: Any) -> dict[str, str | None]:
     # Open MPI brings no more of the environment to other hosts than it is told
     path = {"PYTHONPATH": os.environ.get("PYTHONPATH")}
-    return {"CUDA_VISIBLE_DEVICES": None, **path, **simulated_environ(libdir, gpus, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **path, **emulated_environ(libdir, gpus, {})}
 
 
 def check_workers(told: dict[str, Any], gpus: dict[str, tuple[SimGpu, ...]]) -> dict[str, dict[str, Any]]:
@@ -74,7 +60,7 @@ def check_workers(told: dict[str, Any], gpus: dict[str, tuple[SimGpu, ...]]) -> 
         assert not row["address"].startswith(("tls://127.", "tls://localhost"))
         memory[row["host"]] = memory.get(row["host"], 0) + row["memory"]
     limits = {host["host"]: host["memory"] for host in plan["hosts"]}
-    assert all(used <= limits[host] for host, used in memory.items())
+    assert all(used <= limits[host] for host, used in memory.items()), memory
     assert len({row["visible"] for row in rows.values()}) == len(rows)
     assert len({row["seed"] for row in rows.values()}) == 1
     assert len({row["address"].rpartition(":")[0] for row in rows.values()}) == len(memory)
@@ -97,7 +83,9 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     # Dask listens on each host's own address, never on all of them; what browsers see, on the loopback interface alone.
     sockets = {pid: set(listening(pid)) for pid in without_mpi(job)}
     assert {address for found in sockets.values() for address, _ in found}.isdisjoint({"0.0.0.0", "::"})
-    assert any(("127.0.0.1", urlsplit(told["dashboard"]).port) in found for found in sockets.values())
+    assert any(("127.0.0.1", urlsplit(told["dashboard"]).port) in found for found in sockets.values()), (
+        sockets
+    )
     outside = {socket for found in sockets.values() for socket in found if socket[0] != "127.0.0.1"}
     # the workers, their nannies, the scheduler
     assert len(outside) == 16 + 16 + 1
@@ -108,6 +96,7 @@ def test_sixteen_workers_on_four_hosts(mpirun: Mpi, bed: TestBed, libdir: Path, 
     assert scratch_of(job) == []
 
 
+@pytest.mark.quick
 def test_hosts_that_differ(mpirun: Mpi, bed: TestBed, libdir: Path, tmp_path: Path) -> None:
     # the client's host has no driver at all, one host has slices, one a GPU of another kind
     small = SimGpu(uuid="GPU-aaaaaaaa-0000-4000-8000-000000000001", name="NVIDIA T4", memory=16 * GIB)

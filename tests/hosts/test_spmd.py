@@ -7,50 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi, TestBed
-from simulated.nvml import GIB, SimHost, make_gpus, simulated_environ
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, facts
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
+from support.mocks.gpus import GIB, SimHost, emulated_environ, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 
-SCRIPT = (
-    TELL
-    + """
-import signal, socket
-from dask_gpu_mpi import SpmdError, current_session
-from distributed import Client
-
-session = current_session()
-
-def look(group):
-    group.barrier()
-    # a ring over the cluster's network: the gang's master is reached from everywhere
-    listener = socket.create_server((group.master_addr, group.master_port)) if group.rank == 0 else None
-    group.barrier()
-    socket.create_connection((group.master_addr, group.master_port), timeout=10).close()
-    group.barrier()
-    return {"rank": group.rank, "size": group.size, "local": group.local_rank, "local_size": group.local_size,
-            "node": group.node_rank, "host": os.uname().nodename, "hosts": group.hosts, "device": group.device,
-            "gathered": group.allgather(group.rank), "master": group.master_addr,
-            "interface": os.environ["GLOO_SOCKET_IFNAME"], "nccl": os.environ["NCCL_SOCKET_IFNAME"]}
-
-def killed(group):
-    group.barrier()
-    if group.rank == 15:
-        os.kill(os.getpid(), signal.SIGKILL)
-    group.barrier()
-
-tell(first=session.spmd(look, timeout=60))
-try:
-    session.spmd(killed, timeout=60)
-except SpmdError as error:
-    tell(error=[error.rank, error.worker, error.host, str(error)])
-tell(second=session.spmd(look, timeout=60))
-with Client() as client:
-    tell(alive=sorted(client.run(lambda dask_worker: dask_worker.name).values()))
-sys.exit(7)
-"""
-)
+SCRIPT = script("hosts/scripts/gangs.py")
 
 
 @pytest.mark.slow
@@ -60,7 +25,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
     env: dict[str, str | None] = {
         "CUDA_VISIBLE_DEVICES": None,
         "PYTHONPATH": os.environ.get("PYTHONPATH"),
-        **simulated_environ(libdir, gpus, {}),
+        **emulated_environ(libdir, gpus, {}),
     }
     (tmp_path / "script.py").write_text(SCRIPT)
     line = [*COMMAND, str(tmp_path / "script.py")]
@@ -69,7 +34,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
     for found in (told["first"], told["second"]):
         assert [row["rank"] for row in found] == list(range(16))
         assert [row["host"] for row in found] == names
-        assert all(row["hosts"] == names and row["gathered"] == list(range(16)) for row in found)
+        assert all(row["hosts"] == names and row["gathered"] == list(range(16)) for row in found), found
         assert [row["local"] for row in found] == [*range(6), *range(5), *range(5)]
         assert {(row["host"], row["node"], row["local_size"]) for row in found} == {
             ("h1", 0, 6),
@@ -80,7 +45,7 @@ def test_sixteen_members_on_three_hosts(mpirun: Mpi, hosts: TestBed, libdir: Pat
         masters = {row["master"] for row in found}
         assert len(masters) == 1
         assert not masters.pop().startswith("127.")
-        assert all(row["nccl"] == f"={row['interface']}" != "=lo" for row in found)
+        assert all(row["nccl"] == f"={row['interface']}" != "=lo" for row in found), found
     rank, worker, host, text = told["error"]
     assert (rank, worker, host) == (15, "2-4", "h3")
     assert text == "spmd: rank 15 (worker 2-4 on h3) died while the gang ran"

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive
-from harness import TESTBED, Mpi, TestBed
+from support import TESTBED
+from support.bed.hosts import TestBed
+from support.jobs.clusters import alive
+from support.jobs.mpi import Mpi
 
 WHERE = """
     import os, socket
@@ -31,6 +33,7 @@ def rows(text: str) -> list[tuple[int, str, str, str | None]]:
     return list(ast.literal_eval(text))
 
 
+@pytest.mark.quick
 def test_world_spans_two_hosts(mpirun: Mpi, hosts: TestBed) -> None:
     done = mpirun.run(WHERE, 4, bed=hosts, hosts=["h1", "h2"], env={"COLOUR": "red"}).check()
     assert rows(done.stdout) == [
@@ -144,6 +147,7 @@ def test_wrong_number_of_hosts(tmp_path: Path, count: str) -> None:
     assert done.returncode == 2
 
 
+@pytest.mark.quick("mpich")
 def test_no_namespaces_is_a_reason_to_skip(tmp_path: Path) -> None:
     # without capabilities, unshare is refused: what an ordinary container does
     env = {**os.environ, "TESTBED_DIR": str(tmp_path / "bed")}

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND
-from harness import Mpi, TestBed
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.one_mpi
 
@@ -38,6 +39,6 @@ def test_from_the_login_node(mpirun: Mpi, hosts: TestBed, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     assert {row["node"] for row in seen["rows"]} == {"h1", "h2"}
-    assert all(row["status"] == "running" and row["host_memory"] for row in seen["rows"])
+    assert all(row["status"] == "running" and row["host_memory"] for row in seen["rows"]), seen["rows"]
     go_on.touch()
     job.wait(30).check()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from harness import Mpi, TestBed
-from intruderjobs import ATTACKS, Attacked, attacked, start
+from support.bed.hosts import TestBed
+from support.intruders.jobs import ATTACKS, Attacked, attacked, start
+from support.jobs.mpi import Mpi
 
 #: Another user, whom every system has.
 USER = "nobody"

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from harness import ROOT, Mpi
-from intruderjobs import Attacked, was_in
-from listeners import Listener
+from support import ROOT
+from support.intruders.jobs import Attacked, was_in
+from support.intruders.listeners import Listener
+from support.jobs.mpi import Mpi
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.slow]
 
@@ -27,7 +28,7 @@ def documented(column: str) -> dict[str, set[str]]:
     ]
     head, _, *body = rows[: next(i for i, row in enumerate(rows) if row[0] == "`scheduler http`") + 1]
     place = head.index(column)
-    assert all(row[-1] for row in body)  # who may speak to it
+    assert all(row[-1] for row in body), body  # who may speak to it
     return {row[0].strip("`"): set(row[place].split(", ")) - {"none"} for row in body if row[place] != "none"}
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, until
-from harness import Mpi
-from intruderjobs import ATTACKS, Attacked, attacked, start
-from listeners import Census, Listener, beyond_loopback
+from support.intruders.jobs import ATTACKS, Attacked, attacked, start
+from support.intruders.listeners import Census, Listener, beyond_loopback
+from support.jobs.clusters import COMMAND, until
+from support.jobs.mpi import Mpi
 
 pytestmark = [
     pytest.mark.timeout(240),

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import CompletedJob, Mpi
-from simulated.nvml import make_gpus, simulated_environ
+from support.jobs.mpi import CompletedJob, Mpi
+from support.mocks.gpus import emulated_environ, make_gpus
 
 HOST = socket.gethostname()
 RAN = "the script went on"
@@ -26,251 +26,109 @@ ERROR = "dask_gpu_mpi: error: "
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of bad input.
-
-    Attributes
-    ----------
-    name : str
-        Of the test.
-    says : tuple of str
-        What the one line must contain; ``|`` separates what may stand for each other.
-    options : tuple of str or None
-        Words of the command line before the script; None: there is no such form.
-    keywords : str or None
-        Arguments of initialize(), as Python text; None: there is no such form.
-    env, per_rank : mapping and tuple of mapping
-        Variables for all ranks, or for each.
-    ranks : int
-        MPI processes.
-    gpus : int
-        Simulated GPUs of the host.
-    yaml : str
-        Dask's configuration file.
-    only : str
-        The one form that is tried, where the two would take the same way; it saves time.
-
-    In all texts ``{tmp}`` is a directory of the test, with a regular file ``file`` in it, and ``{port}`` a port that is taken.
-    """
+    """One kind of bad input; ``{tmp}`` is a directory of the test with a regular ``file`` in it, ``{port}`` a port in use."""
 
     name: str
+    #: What the one line must contain; ``|`` separates what may stand for each other.
     says: tuple[str, ...]
+    #: Words of the command line before the script, and arguments of initialize() as Python text; None: there is no such form.
     options: tuple[str, ...] | None = ()
     keywords: str | None = ""
+    #: Variables of all ranks, and of each.
     env: Mapping[str, str] = field(default_factory=dict)
     per_rank: tuple[Mapping[str, str], ...] = ()
     ranks: int = 2
+    #: Emulated GPUs of the host.
     gpus: int = 0
+    #: Dask's configuration file.
     yaml: str = ""
-    only: str = ""
+    quick: tuple[pytest.MarkDecorator, ...] = ()
 
     @property
     def forms(self) -> tuple[str, ...]:
-        """How the job is started: what the environment says needs one form only, the command or initialize()."""
+        """How the job is started; the environment needs one form only, the command or initialize()."""
         if not self.options and not self.keywords:
             return ("initialize",) if self.per_rank else ("command",)
         forms = {"command": self.options, "initialize": self.keywords}
-        return tuple(form for form, words in forms.items() if words is not None and self.only in ("", form))
+        return tuple(form for form, words in forms.items() if words is not None)
 
 
-def worker_options(cls: str, text: str) -> dict[str, object]:
-    """Options of this class, in both forms."""
-    return {
-        "options": ("--worker-class", cls, "--worker-options", text),
-        "keywords": f"worker_class={cls!r}, worker_options={text}",
-    }
-
-
-def value(name: str, text: str) -> dict[str, object]:
-    """An option with this value, in both forms."""
-    return {"options": (f"--{name.replace('_', '-')}", text), "keywords": f"{name}={text!r}"}
-
-
-def visible(text: str) -> dict[str, object]:
-    """Two GPUs on the host, and this selection of them on all ranks."""
-    return {"gpus": 2, "env": {"CUDA_VISIBLE_DEVICES": text}}
-
-
-CUDA, NANNY, WORKER = "dask_cuda.CUDAWorker", "distributed.Nanny", "distributed.Worker"
+quick = pytest.mark.quick
 BELOW_A_FILE = "{tmp}/file/below"
 
+#: One of each place where bad input is found; tests/pure/options and their like have the others.
 ROWS = (
-    # what the command line or the keywords say
+    # the command line and the keywords: names, values, rules, and what only a start can check
     Row(
-        "malformed JSON",
-        ("--worker-options", "not JSON", "column 16"),
-        ("--worker-options", '{"nthreads": 2,'),
+        "unknown CLI option",
+        ("command line", "--layuot", "--layout"),
+        ("--layuot", "shared"),
         None,
+        quick=(quick(form="command"),),
     ),
     Row(
-        "JSON without quotes",
-        ("--worker-options", "single quotes"),
-        ("--worker-options", "{nthreads: 2}"),
+        "unknown keyword",
+        ("keyword", "layuot", "did you mean 'layout'?"),
         None,
-    ),
-    Row(
-        "JSON that is no object",
-        ("--worker-options", "[1, 2]", "expected an object"),
-        ("--worker-options", "[1, 2]"),
-        None,
-    ),
-    Row(
-        "keyword that is no object",
-        ("worker_options", "'{}'", "expected an object"),
-        None,
-        "worker_options='{}'",
-    ),
-    Row("unknown CLI option", ("command line", "--layuot", "--layout"), ("--layuot", "shared"), None),
-    Row("unknown keyword", ("keyword", "layuot", "did you mean 'layout'?"), None, "layuot='shared'"),
-    Row(
-        "unknown choice", ("layout", "'exlusive'", "did you mean 'exclusive'?"), **value("layout", "exlusive")
+        "layuot='shared'",
+        quick=(quick("mpich"),),
     ),
     Row(
         "threads in words",
         ("nthreads", "'two'", "expected an integer of 1 or more"),
-        **value("nthreads", "two"),
-    ),
-    Row(
-        "no threads", ("nthreads", "0", "expected an integer of 1 or more"), ("--nthreads", "0"), "nthreads=0"
-    ),
-    Row(
-        "memory in words",
-        ("memory_limit|--memory-limit", "'lots'", "expected bytes"),
-        **value("memory_limit", "lots"),
-    ),
-    Row(
-        "negative timeout",
-        ("startup_timeout|--startup-timeout", "-1", "more than 0 seconds"),
-        ("--startup-timeout=-1",),
-        "startup_timeout=-1",
-    ),
-    Row(
-        "port out of range",
-        ("scheduler_port|--scheduler-port", "70000", "to 65535"),
-        ("--scheduler-port", "70000"),
-        "scheduler_port=70000",
-        only="command",
-    ),
-    Row(
-        "rank that is not there",
-        ("client_rank|--client-rank", "7", "found 2"),
-        ("--client-rank", "7"),
-        "client_rank=7",
-        only="command",
+        ("--nthreads", "two"),
+        "nthreads='two'",
     ),
     Row(
         "ucx with security",
         ("ucx", "cannot encrypt", "--no-security"),
         ("--protocol", "ucx", "--security"),
-        "protocol='ucx', security=True",
+        None,
     ),
-    Row(
-        "unknown protocol",
-        ("protocol", "'tsl'", "did you mean 'tls'?"),
-        only="initialize",
-        **value("protocol", "tsl"),
-    ),
-    # what the environment and the configuration say
+    # the environment and the configuration
     Row(
         "unknown key in the environment",
         ("environment DASK_GPU_MPI__LAYUOT", "DASK_GPU_MPI__LAYOUT"),
         env={"DASK_GPU_MPI__LAYUOT": "shared"},
     ),
     Row(
-        "one underscore",
-        ("DASK_GPU_MPI_LAYOUT", "DASK_GPU_MPI__LAYOUT"),
-        env={"DASK_GPU_MPI_LAYOUT": "shared"},
-    ),
-    Row(
-        "wrong type in the environment",
-        ("environment DASK_GPU_MPI__NTHREADS", "'two'"),
-        env={"DASK_GPU_MPI__NTHREADS": "two"},
-    ),
-    Row(
         "unknown key in YAML",
         ("gpu-mpi.layuot", "did you mean 'layout'?"),
         yaml="gpu-mpi:\n  layuot: shared\n",
+        quick=(quick("mpich"),),
     ),
     Row(
         "malformed YAML",
         ("Dask's configuration can't be read", "dask.yaml", "malformed"),
         yaml="gpu-mpi:\n  layout: [shared\n",
     ),
-    Row(
-        "malformed YAML of other matters",
-        ("Dask's configuration can't be read", "dask.yaml", "malformed"),
-        yaml="distributed:\n  worker: [1\n",
-    ),
-    Row("wrong type in YAML", ("gpu-mpi.cpu-workers", "'many'"), yaml="gpu-mpi:\n  cpu-workers: many\n"),
     # the workers' class and its options
     Row(
         "unknown class",
         ("'distributed.Nany'", "did you mean 'distributed.Nanny'?"),
-        **value("worker_class", "distributed.Nany"),
+        ("--worker-class", "distributed.Nany"),
+        "worker_class='distributed.Nany'",
     ),
-    Row(
-        "unknown module",
-        ("'no_such_module.Worker'", "no module 'no_such_module'"),
-        only="command",
-        **value("worker_class", "no_such_module.Worker"),
-    ),
-    Row(
-        "no module",
-        ("'Nanny'", "did you mean 'distributed.Nanny'?"),
-        only="initialize",
-        **value("worker_class", "Nanny"),
-    ),
-    Row(
-        "class that is a function",
-        ("'distributed.wait'", "expected a class"),
-        **value("worker_class", "distributed.wait"),
-    ),
-    Row("class that is an object", ("worker_class", "(int; expected"), None, "worker_class=3"),
     Row(
         "unknown option of CUDAWorker",
         ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
+        ("--worker-class", "dask_cuda.CUDAWorker", "--worker-options", '{"rmm_pool_siz": "1GB"}'),
+        "worker_class='dask_cuda.CUDAWorker', worker_options={'rmm_pool_siz': '1GB'}",
         gpus=2,
-        **worker_options(CUDA, '{"rmm_pool_siz": "1GB"}'),
-    ),
-    Row(
-        "unknown option of Nanny",
-        ("'memory_limt'", "did you mean 'memory_limit'?"),
-        only="initialize",
-        **worker_options(NANNY, '{"memory_limt": "1GB"}'),
-    ),
-    Row(
-        "unknown option of Worker",
-        ("'nthread'", "did you mean 'nthreads'?"),
-        only="command",
-        **worker_options(WORKER, '{"nthread": 1}'),
-    ),
-    Row(
-        "unknown option of any worker",
-        ("'rmm_pool_siz'", "did you mean 'rmm_pool_size'?"),
-        ("--worker-options", '{"rmm_pool_siz": 1}'),
-        "worker_options={'rmm_pool_siz': 1}",
-        only="initialize",
-    ),
-    Row(
-        "option that is ours",
-        ("'name'", "set by dask_gpu_mpi", "--name"),
-        **worker_options(NANNY, '{"name": "x"}'),
+        quick=(quick("mpich", form="command"),),
     ),
     Row(
         "wrong type of a worker's option",
         ("nthreads", "'two'", "expected an integer"),
-        only="command",
-        **worker_options(NANNY, '{"nthreads": "two"}'),
+        ("--worker-class", "distributed.Nanny", "--worker-options", '{"nthreads": "two"}'),
+        None,
     ),
     # what only one rank can know
-    Row(
-        "interface that no rank has",
-        ("'nope0'", "it has:", "lo", "--interface", f"on {HOST}"),
-        **value("interface", "nope0"),
-    ),
     Row(
         "interface that one rank has not",
         (f"rank 1 on {HOST}", "'nope0'", "it has:", "--interface"),
         per_rank=({"DASK_GPU_MPI__INTERFACE": "lo"}, {"DASK_GPU_MPI__INTERFACE": "nope0"}),
+        quick=(quick("mpich"),),
     ),
     Row(
         "interface said to one rank only",
@@ -282,41 +140,25 @@ ROWS = (
         # of no node: RFC 5737
         ("dashboard_address (--dashboard-address): '192.0.2.1:8787' is not on", "leave the option out"),
         ("--dashboard-address", "192.0.2.1:8787"),
-        "dashboard_address='192.0.2.1:8787'",
-        only="command",
+        None,
     ),
     Row(
         "port in use",
         ("port {port}", "in use", "--scheduler-port", "127.0.0.1"),
         ("--scheduler-port", "{port}"),
         "scheduler_port={port}",
-    ),
-    Row(
-        "local directory below a file",
-        (BELOW_A_FILE, "can't be written", "--local-directory"),
-        **value("local_directory", BELOW_A_FILE),
+        quick=(quick("mpich", form="command"),),
     ),
     Row(
         "local directory below a file on one rank",
-        (f"rank 1 of 2 on {HOST}", BELOW_A_FILE, "--local-directory"),
+        (f"rank 1 of 2 on {HOST}", BELOW_A_FILE, "can't be written", "--local-directory"),
         per_rank=({}, {"DASK_GPU_MPI__LOCAL_DIRECTORY": BELOW_A_FILE}),
-    ),
-    Row(
-        "local directory that is a file",
-        ("{tmp}/file", "can't be written", "--local-directory"),
-        only="command",
-        **value("local_directory", "{tmp}/file"),
     ),
     Row(
         "scheduler file below a file",
         (BELOW_A_FILE, "scheduler file", "can't be written", "--scheduler-file"),
-        **value("scheduler_file", BELOW_A_FILE),
-    ),
-    Row(
-        "scheduler file that is a directory",
-        ("scheduler file '{tmp}'", "can't be written"),
-        only="initialize",
-        **value("scheduler_file", "{tmp}"),
+        ("--scheduler-file", BELOW_A_FILE),
+        f"scheduler_file={BELOW_A_FILE!r}",
     ),
     Row(
         "uneven layout",
@@ -325,14 +167,10 @@ ROWS = (
         per_rank=({}, {"DASK_GPU_MPI__LAYOUT": "exclusive"}, {}),
     ),
     Row(
-        "uneven protocol",
-        ("protocol", "'tls' on rank 0", "'tcp' on rank 1"),
-        per_rank=({}, {"DASK_GPU_MPI__PROTOCOL": "tcp"}),
-    ),
-    Row(
         "an option that is wrong on one rank",
         (f"rank 1 of 2 on {HOST}", "DASK_GPU_MPI__NTHREADS", "'two'"),
         per_rank=({}, {"DASK_GPU_MPI__NTHREADS": "two"}),
+        quick=(quick("mpich"),),
     ),
     # GPUs
     Row(
@@ -340,11 +178,7 @@ ROWS = (
         (f"host {HOST}", "rank 0 saw GPUs 0", "rank 1 saw GPUs 1", "'0,1'", "'1,2'"),
         gpus=3,
         per_rank=({"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "1,2"}),
-    ),
-    Row(
-        "GPU that is not there",
-        ("CUDA_VISIBLE_DEVICES='0,5'", "there is no GPU '5'", "NVML lists 0 (GPU-"),
-        **visible("0,5"),
+        quick=(quick("mpich"),),
     ),
     Row(
         "GPU that is not there on one rank",
@@ -353,54 +187,35 @@ ROWS = (
         per_rank=({"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}),
     ),
     Row(
-        "the same GPU twice", ("CUDA_VISIBLE_DEVICES='1,1'", "twice", "name each GPU once"), **visible("1,1")
-    ),
-    Row(
-        "garbage for GPUs",
-        ("CUDA_VISIBLE_DEVICES='all of them'", "correct the variable or unset it"),
-        **visible("all of them"),
-    ),
-    Row(
-        "GPUs without a driver",
-        ("CUDA_VISIBLE_DEVICES='0'", "NVML lists no GPU"),
-        env={"CUDA_VISIBLE_DEVICES": "0"},
-    ),
-    Row(
         "GPUs hidden from GPU workers",
         ("GPU workers are asked for", "CUDA_VISIBLE_DEVICES", "--worker-class"),
+        ("--worker-class", "dask_cuda.CUDAWorker"),
+        None,
         gpus=2,
         env={"CUDA_VISIBLE_DEVICES": ""},
-        only="command",
-        **value("worker_class", CUDA),
     ),
     # the world
-    Row("exclusive with two ranks", ("exclusive", "3", "2", "shared"), **value("layout", "exclusive")),
     Row(
-        "no scheduler to join",
-        ("no scheduler is started, and none is named", "--scheduler-address", "--scheduler-file"),
-        ("--no-scheduler",),
-        "scheduler=False",
+        "exclusive with two ranks",
+        ("exclusive", "3", "2", "shared"),
+        ("--layout", "exclusive"),
+        "layout='exclusive'",
+        quick=(quick(form="command"),),
     ),
     Row(
         "scheduler file that is not there",
         ("no scheduler file '{tmp}/none.json'",),
-        ("--no-scheduler", "--scheduler-file", "{tmp}/none.json"),
+        None,
         "scheduler=False, scheduler_file='{tmp}/none.json'",
-        only="initialize",
-    ),
-    Row(
-        "scheduler file that is none",
-        ("'{tmp}/file' is no scheduler file",),
-        ("--no-scheduler", "--scheduler-file", "{tmp}/file"),
-        "scheduler=False, scheduler_file='{tmp}/file'",
-        only="command",
     ),
 )
 
 #: As a command under either MPI; the second form tells nothing of the MPI.
 MARKS = {"command": (), "initialize": (pytest.mark.one_mpi,)}
 CASES = [
-    pytest.param(row, form, id=f"{row.name}-{form}", marks=MARKS[form]) for row in ROWS for form in row.forms
+    pytest.param(row, form, id=f"{row.name}-{form}", marks=(*MARKS[form], *row.quick))
+    for row in ROWS
+    for form in row.forms
 ]
 
 
@@ -450,8 +265,8 @@ def nothing_left(mpirun: Mpi, *directories: Path) -> None:
         assert {path.name for path in directory.iterdir()} <= {"file", "script.py", "dask.yaml"}
 
 
-def simulated(libdir: Path, gpus: int) -> dict[str, str]:
-    return simulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
+def emulated(libdir: Path, gpus: int) -> dict[str, str]:
+    return emulated_environ(libdir, make_gpus(gpus, host=HOST), base={}) if gpus else {}
 
 
 def script_of(row_keywords: str | None) -> str:
@@ -467,7 +282,7 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row, fo
     def fill(text: str) -> str:
         return text.replace("{tmp}", str(blank)).replace("{port}", str(port))
 
-    env = QUICK | {name: fill(text) for name, text in row.env.items()} | simulated(libdir, row.gpus)
+    env = QUICK | {name: fill(text) for name, text in row.env.items()} | emulated(libdir, row.gpus)
     if row.yaml:
         (blank / "dask.yaml").write_text(row.yaml)
         env["DASK_CONFIG"] = str(blank)
@@ -483,7 +298,7 @@ def test_refused(mpirun: Mpi, libdir: Path, blank: Path, port: int, row: Row, fo
 
 
 def test_no_visible_gpu_is_no_error(mpirun: Mpi, libdir: Path) -> None:
-    env = QUICK | simulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
+    env = QUICK | emulated(libdir, 2) | {"CUDA_VISIBLE_DEVICES": ""}
     script = f"""
         from dask_gpu_mpi import initialize
         session = initialize(dashboard=False)
@@ -521,31 +336,23 @@ def test_initialize_twice(mpirun: Mpi) -> None:
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
-@pytest.mark.parametrize(("path", "what"), [("none.py", "does not exist"), (".", "is a directory")])
-def test_script_that_is_none(mpirun: Mpi, tmp_path: Path, path: str, what: str, ranks: int | None) -> None:
-    program = ["python", "-m", "dask_gpu_mpi", path]
-    done = mpirun.run(program, ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    error_line(done, repr(path), what, repr(str(tmp_path)))
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["none.py"], ("'none.py'", "does not exist", "{tmp}")),
+        (["-m", "none_such.mod"], ("no module named 'none_such.mod'",)),
+    ],
+    ids=["file", "module"],
+)
+def test_script_that_is_none(
+    mpirun: Mpi, tmp_path: Path, words: list[str], says: list[str], ranks: int | None
+) -> None:
+    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], ranks, timeout=LIMIT, env=QUICK, cwd=tmp_path)
+    error_line(done, *(text.replace("{tmp}", repr(str(tmp_path))) for text in says))
     nothing_left(mpirun, tmp_path)
 
 
-@pytest.mark.parametrize("words", [["-m", "none_such.mod"], ["-m"], ["-c"]])
-def test_module_or_code_that_is_none(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], 2, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    error_line(
-        done, "no module named 'none_such.mod'" if words[1:] else f"Option '{words[0]}' requires an argument"
-    )
-    nothing_left(mpirun, tmp_path)
-
-
-@pytest.mark.parametrize("words", [["--cpu-workers", "1", "plan"], ["plam"]])
-def test_command_that_was_taken_for_a_script(mpirun: Mpi, tmp_path: Path, words: list[str]) -> None:
-    done = mpirun.run(["python", "-m", "dask_gpu_mpi", *words], None, timeout=LIMIT, env=QUICK, cwd=tmp_path)
-    meant = "did you mean the command 'plan', which comes before all options?"
-    error_line(done, repr(words[-1]), "does not exist", meant)
-    nothing_left(mpirun, tmp_path)
-
-
+@pytest.mark.quick("mpich")
 def test_syntax_error_is_the_users(mpirun: Mpi, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('before'\nx = 1 +\n")
@@ -586,11 +393,19 @@ BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (OPEN_MPIS, ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of")),
-        (SRUNS, ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm")),
-        (BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun")),
+        pytest.param(
+            OPEN_MPIS,
+            ("rank 0 of 4", "OMPI_COMM_WORLD_SIZE=4", "world of 1 rank", "use the mpirun of"),
+            id="mpirun",
+        ),
+        pytest.param(
+            SRUNS,
+            ("rank 0 of 4", "srun", "SLURM_NTASKS=4", "world of 1 rank", "--mpi=pm"),
+            id="srun",
+            marks=pytest.mark.quick(form="command"),
+        ),
+        pytest.param(BATCH, ("SLURM_NTASKS=4", "world of 1 rank", "start it with srun"), id="batch script"),
     ],
-    ids=["mpirun", "srun", "batch script"],
 )
 def test_world_of_one_below_a_launcher(
     mpirun: Mpi, tmp_path: Path, env: Mapping[str, str], says: tuple[str, ...], form: str
@@ -612,6 +427,7 @@ def foreign_launcher(mpirun: Mpi, tmp_path: Path, env: str, words: str = "-m das
     return mpirun.run(["bash", "-c", shell], None, timeout=LIMIT, env=QUICK)
 
 
+@pytest.mark.quick
 def test_foreign_launcher_is_told_once(mpirun: Mpi, tmp_path: Path) -> None:
     rank = "OMPI_COMM_WORLD_RANK=$r OMPI_COMM_WORLD_LOCAL_RANK=$r OMPI_COMM_WORLD_SIZE=2"
     if mpirun.name == "openmpi":
@@ -630,6 +446,7 @@ def test_host_without_an_mpi_library_is_told(mpirun: Mpi, tmp_path: Path) -> Non
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.quick("mpich")
 def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     # what MPICH does below Open MPI's mpirun: MPI_Init prints five lines and ends the process
     if mpirun.name != "mpich":
@@ -642,6 +459,7 @@ def test_library_that_would_abort_in_init(mpirun: Mpi, tmp_path: Path) -> None:
     nothing_left(mpirun, tmp_path)
 
 
+@pytest.mark.quick("mpich", ranks=2, form="command")
 @pytest.mark.parametrize("form", ["command", "initialize", "plan"])
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_no_mpi_library(mpirun: Mpi, tmp_path: Path, ranks: int | None, form: str) -> None:
@@ -775,7 +593,7 @@ def test_every_rank_raises_the_class_of_the_error(mpirun: Mpi) -> None:
 def test_plan_of_an_allocation_with_one_bad_rank(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     program = ["python", "-m", "dask_gpu_mpi", "plan"]
     per_rank = [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "7"}]
-    env = QUICK | simulated(libdir, 2)
+    env = QUICK | emulated(libdir, 2)
     done = mpirun.run(program, 2, timeout=LIMIT, env=env, per_rank_env=per_rank, cwd=tmp_path)
     error_line(done, f"rank 1 of 2 on {HOST}|rank 1 on host {HOST}", "CUDA_VISIBLE_DEVICES='7'")
     nothing_left(mpirun, tmp_path)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, ranks_of, until
-from harness import CompletedJob, Mpi
-from simulated.nvml import GIB, SimGpu, SimHost, make_gpus, simulated_environ
+from support.jobs.clusters import COMMAND, ranks_of, until
+from support.jobs.mpi import CompletedJob, Mpi
+from support.mocks.gpus import GIB, SimGpu, SimHost, emulated_environ, make_gpus
 
 HOST = socket.gethostname()
 CHECK = (*COMMAND, "check", "--interface", "lo")
@@ -23,7 +23,7 @@ compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, 
 
 
 def gpus(libdir: Path, there: Any) -> dict[str, str | None]:
-    return {"CUDA_VISIBLE_DEVICES": None, **simulated_environ(libdir, there, {})}
+    return {"CUDA_VISIBLE_DEVICES": None, **emulated_environ(libdir, there, {})}
 
 
 def findings(done: CompletedJob, level: str = "error") -> list[dict[str, Any]]:
@@ -38,6 +38,7 @@ def red(done: CompletedJob) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick
 def test_all_is_well(mpirun: Mpi) -> None:
     done = mpirun.run(CHECK, 4).check()
     assert "ERROR" not in done.stdout
@@ -66,6 +67,7 @@ def test_json(mpirun: Mpi) -> None:
     assert findings(done) == []
 
 
+@pytest.mark.quick("mpich")
 @compiler
 def test_gpus(mpirun: Mpi, libdir: Path) -> None:
     there = (*make_gpus(3, host="one", memory=80 * GIB), SimGpu(uuid="GPU-bad", memory=80 * GIB, ecc=7))
@@ -120,7 +122,7 @@ def test_options_and_script_of_the_job(mpirun: Mpi) -> None:
 
 @compiler
 def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
-    # The GPUs are simulated, so nothing can compute on them: each is tried, by one rank, and told.
+    # The GPUs are emulated, so nothing can compute on them: each is tried, by one rank, and told.
     there = make_gpus(2, host="one")
     env = gpus(libdir, there) | {"NUMBA_CUDA_DRIVER": "/nowhere/libcuda.so"}
     done = mpirun.run([*CHECK, "--json"], 2, env=env)
@@ -132,6 +134,7 @@ def test_kernel_without_cuda(mpirun: Mpi, libdir: Path) -> None:
     assert [gpu["kernel"] for gpu in host["gpus"]] == ["cuda", "cuda"]
 
 
+@pytest.mark.quick("mpich")
 def test_version_that_differs_on_one_rank(mpirun: Mpi, tmp_path: Path) -> None:
     fake = tmp_path / "dask-2020.1.0.dist-info"
     fake.mkdir()
@@ -193,6 +196,7 @@ def test_no_mpi_library(mpirun: Mpi, tmp_path: Path) -> None:
     assert "finds no MPI library" in found["found"]
 
 
+@pytest.mark.quick("mpich", ranks=2)
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_bad_input(mpirun: Mpi, ranks: int | None) -> None:
     for option in ("--no-such-option", "--memory-limit=lots"):

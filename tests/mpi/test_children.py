@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, ranks_of, scratch_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts, foreign_lines, ranks_of, scratch_of
+from support.jobs.mpi import Mpi
 
 #: What each child answers: how many workers it found, of which cluster, what it reads in the user's own configuration, and
 #: whether others can read the key in what the system shows of it.
@@ -73,6 +73,7 @@ if __name__ == "__main__":
 )
 
 
+@pytest.mark.quick("openmpi", protocol="tls")
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["tls", pytest.param("tcp", marks=pytest.mark.one_mpi)])
 def test_every_kind_of_process(mpirun: Mpi, protocol: str, tmp_path: Path) -> None:
@@ -92,7 +93,7 @@ def test_every_kind_of_process(mpirun: Mpi, protocol: str, tmp_path: Path) -> No
     assert "InputError: connect: this process has no cluster" in told["closed"]
     assert told["left"] == []
     assert told["own"] == str(own)
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 ENDINGS = {
@@ -176,7 +177,7 @@ def test_a_script_that_replaces_itself_ends_with_the_programs_code(mpirun: Mpi) 
     code = REPLACED.replace("END", "raise SystemExit(7)")
     done = mpirun.run([*COMMAND, "--no-dashboard", "-c", code], 2).check(7)
     assert done.stdout.split() == ["up", "3"]
-    assert only_our_lines(done.stderr.partition("-----")[0])  # Open MPI has much to say about exit codes
+    assert foreign_lines(done.stderr.partition("-----")[0]) == []  # Open MPI has much to say about exit codes
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -206,6 +207,7 @@ client.close()
     return path / "nb.ipynb"
 
 
+@pytest.mark.quick("mpich", how="jupyter")
 @pytest.mark.parametrize("how", [pytest.param("nbclient", marks=pytest.mark.one_mpi), "jupyter"])
 def test_a_notebook(mpirun: Mpi, how: str, tmp_path: Path) -> None:
     book = str(notebook(tmp_path))

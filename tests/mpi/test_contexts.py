@@ -8,41 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.cuda import LOG_VARIABLE, compile_cuda, read_log
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from support.jobs.clusters import facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
+from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, compile_nvml, make_gpus, read_log
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
-SCRIPT = (
-    TELL
-    + """
-import ctypes, time
-from distributed import Client
-from dask_gpu_mpi import initialize
-
-cuda = ctypes.CDLL("libcuda.so.1")  # loaded, on every rank
-if os.environ["TEST_RANK"] == "1":
-    cuda.cuInit(0)
-    cuda.cuDevicePrimaryCtxRetain(ctypes.byref(ctypes.c_void_p()), 0)
-    tell(guilty=os.getpid())
-session = initialize(cpu_workers=1)
-rows = looks(Client())
-tell(workers=rows, warnings=session.plan.warnings)
-
-# who has initialised the driver, but made no context
-calls = [line.split() for line in open(os.environ["SIMULATED_CUDA_LOG"])]
-keepers = {pid for pid, _ in calls} - {pid for pid, function in calls if "Ctx" in function}
-limit = time.monotonic() + 10
-while any(map(os.path.exists, map("/proc/{}".format, keepers))) and time.monotonic() < limit:
-    time.sleep(0.01)
-tell(keepers=len(keepers), gone=time.monotonic() < limit)
-"""
-)
+SCRIPT = script("mpi/scripts/contexts.py")
 
 
+@pytest.mark.quick("openmpi")
 def test_only_workers_touch_cuda_and_a_script_that_did_is_named(mpirun: Mpi, tmp_path: Path) -> None:
     log = tmp_path / "log"
     gpus = make_gpus(2, host="one", memory=80 * GIB)

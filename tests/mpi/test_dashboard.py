@@ -16,37 +16,13 @@ import pytest
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from clusters import COMMAND, TELL, facts, listening, only_our_lines, until, without_mpi
 from dask_gpu_mpi import connect
-from harness import Mpi
-from jobs import Job
+from support.jobs.clusters import COMMAND, facts, foreign_lines, listening, until, without_mpi
+from support.jobs.mpi import Job, Mpi
+from support.jobs.scripts import script
 
 #: Tells what there is to try, and works on until there is a file.
-SCRIPT = (
-    TELL
-    + """
-import subprocess, time
-from distributed import Client
-
-def routes(dask_scheduler):
-    found = set()
-    for application in (dask_scheduler.http_application, *dask_scheduler.http_application.applications):
-        for rule in (*application.default_router.rules, *application.wildcard_router.rules):
-            found |= {each.matcher.regex.pattern for each in getattr(rule.target, "rules", [rule])}
-    return found
-
-client = Client()
-while "/status/ws$" not in client.run_on_scheduler(routes):  # the pages come after the script's client
-    time.sleep(0.1)
-child = "from distributed import Client; print(Client().dashboard_link)"
-done = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
-tell(routes=sorted(client.run_on_scheduler(routes)), child=done.stdout.strip())
-tell(link=client.dashboard_link, html=client._repr_html_())
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.05)
-print("works", client.submit(sum, [1, 2]).result(), flush=True)
-"""
-)
+SCRIPT = script("mpi/scripts/dashboard.py")
 
 
 def get(url: str, **headers: str) -> tuple[int, Any]:
@@ -83,6 +59,7 @@ def has_token(path: Path, token: str) -> bool:
         return False
 
 
+@pytest.mark.quick("openmpi")
 def test_its_token_alone_opens_it(mpirun: Mpi, tmp_path: Path) -> None:
     script, go_on, file = tmp_path / "script.py", tmp_path / "go-on", tmp_path / "scheduler.json"
     script.write_text(SCRIPT)
@@ -173,7 +150,7 @@ def test_its_port_may_be_taken_even_if_warnings_are_errors(mpirun: Mpi) -> None:
         environ = {"DASK_GPU_MPI__DASHBOARD_ADDRESS": f"127.0.0.1:{port}"}
         done = mpirun.run(["python", "-W", "error", "-c", code], 2, env=environ, timeout=60).check()
     assert done.stdout == "1\n"
-    assert only_our_lines(done.stderr), done.output
+    assert foreign_lines(done.stderr) == []
     assert f"localhost:{port}/" not in done.stderr
 
 
@@ -206,11 +183,10 @@ def open_page(base: str, cookie: str) -> tuple[int, ...]:
 @pytest.mark.parametrize(
     ("options", "servers"),
     [
-        ((), 0),
-        (("--worker-class", "distributed.Worker"), 0),
-        (("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2),
+        pytest.param((), 0, id="nannies", marks=pytest.mark.quick("mpich")),
+        pytest.param(("--worker-class", "distributed.Worker"), 0, id="in-process"),
+        pytest.param(("--worker-options", '{"dashboard_address": "127.0.0.1:0"}'), 2, id="asked for"),
     ],
-    ids=["nannies", "in-process", "asked for"],
 )
 def test_without_it_nothing_listens_for_http(mpirun: Mpi, options: tuple[str, ...], servers: int) -> None:
     code = """

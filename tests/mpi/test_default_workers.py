@@ -8,48 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, make_gpus
+from support.jobs.clusters import COMMAND, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
 ]
 
-SCRIPT = (
-    TELL
-    + """
-import time
-from distributed import Client, get_worker, wait
-
-def where(*_):
-    time.sleep(0.05)
-    return str(get_worker().name)
-
-def uses_the_gpu(*_):
-    raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected")
-
-with Client() as client:
-    def names(**asks):
-        return sorted(set(client.gather(client.map(where, range(24), pure=False, **asks))))
-
-    def notes(worker):
-        (failed,) = wait([client.submit(uses_the_gpu, workers=worker, pure=False)]).done
-        return [worker, *failed.exception().__notes__]
-
-    loaded = client.submit(where, resources={"CPU": 1})
-    tell(
-        unasked=names(), cpu=names(resources={"CPU": 1}), gpu=names(resources={"GPU": 1}), one=names(workers="0-cpu-0"),
-        loaded=[loaded.result(), client.submit(where, loaded).result()],
-        run=sorted(client.run(lambda dask_worker: dask_worker.name).values()),
-        notes=[notes("0-cpu-0"), notes("0-0")],
-    )
-    client.restart()
-    tell(again=names())
-"""
-)
+SCRIPT = script("mpi/scripts/default_workers.py")
 
 
 def test_a_task_for_cpu_workers_that_there_are_not(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
@@ -67,6 +37,7 @@ def test_a_task_for_cpu_workers_that_there_are_not(mpirun: Mpi, libdir: Path, tm
     job.kill()
 
 
+@pytest.mark.quick("mpich", where="gpu")
 @pytest.mark.parametrize("where", ["gpu", "all"])
 def test_where_tasks_run_that_ask_for_nothing(mpirun: Mpi, libdir: Path, tmp_path: Path, where: str) -> None:
     script = tmp_path / "script.py"

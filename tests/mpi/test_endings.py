@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND
-from harness import Mpi
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi
 
 HEAD = """
 import os, sys, time
@@ -40,6 +40,7 @@ client = Client()
             0,
             "[3]",
             id="forked children",
+            marks=pytest.mark.quick,
         ),
     ],
 )

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, Driver, ranks_of, until
-from gallery import EXAMPLES, right, sections, skip_without
-from gpujobs import gpu_environ
-from harness import ROOT, Mpi
-from simulated.nvml import GIB, make_gpus
+from support import ROOT
+from support.jobs.clusters import COMMAND, Driver, ranks_of, until
+from support.jobs.gallery import EXAMPLES, right, sections, skip_without
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 
@@ -33,6 +34,7 @@ def test_example(mpirun: Mpi, tmp_path: Path, name: str) -> None:
     assert right(done.stdout) == right(sections()[f"{name}.py"])
 
 
+@pytest.mark.quick("mpich")
 @needs_compiler
 @pytest.mark.parametrize("options", ["all", "none", "CPU workers"])
 def test_cpu_workers_beside_gpus(mpirun: Mpi, libdir: Path, options: str) -> None:
@@ -60,7 +62,7 @@ def test_a_trial_for_each_gpu(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None
     done = mpirun.run(command, 2, env=env, cwd=tmp_path, timeout=110).check()
     lines = [line for line in done.stdout.splitlines() if "on worker" in line]
     assert len(lines) == 9
-    assert all(line.endswith(("on worker 0-0", "on worker 1-1")) for line in lines)
+    assert all(line.endswith(("on worker 0-0", "on worker 1-1")) for line in lines), lines
 
 
 @pytest.mark.slow
@@ -125,7 +127,7 @@ def test_training_continues_after_the_walltime(mpirun: Mpi, tmp_path: Path) -> N
 def continued(output: str, epochs: int) -> set[int]:
     """After which epoch the two ranks continued, of a training that had begun and not ended."""
     found = {int(epoch) for epoch in re.findall(r"rank [01] of 2 continues after epoch (\d+)", output)}
-    assert all(0 < epoch < epochs for epoch in found)
+    assert all(0 < epoch < epochs for epoch in found), found
     return found
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, facts, scratch_of
-from gpujobs import CORES, SCRIPT, SITE, check_workers, gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
+from support.jobs.clusters import COMMAND, facts, scratch_of
+from support.jobs.gpus import CORES, SCRIPT, SITE, check_workers, gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, ONLY_VARIABLE, SimGpu, SimMig, make_gpus
 
 pytestmark = [
     pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler"),
@@ -37,6 +37,7 @@ os.sched_setaffinity(0, map(int, os.environ["TEST_CORES"].split(",")))
 """
 
 
+@pytest.mark.quick("mpich")
 def test_a_rank_per_socket_bound_to_its_cores(mpirun: Mpi, libdir: Path) -> None:
     # the first rank on the second socket, and neighbours by index on different sockets
     cores = [{"TEST_CORES": ",".join(map(str, socket))} for socket in SOCKETS[::-1]]
@@ -83,14 +84,6 @@ tell(first=rows, workers=looks(client))
     assert json.loads(alone.stdout) == told["plan"]
     assert picture.read_text(encoding="utf-8").count('class="gpu"') == 8
     assert scratch_of(mpirun.jobs[0]) == []
-
-
-def test_sixteen_gpus_on_four_nodes(mpirun: Mpi, libdir: Path) -> None:
-    # nodes of more cores than the job may use, told apart by those of other jobs
-    nodes = [(CORES[i % len(CORES)], 900 + i) for i in range(4)]
-    gpus = make_gpus(16, host="one", memory=80 * GIB, cores=nodes * 4)
-    told = facts(mpirun.run(start(gpus_per_worker=4), 1, env=gpu_environ(libdir, gpus)).check())
-    check_workers(told, gpus, {f"0-{node}": gpus[node::4] for node in range(4)})
 
 
 def test_mig_instances_by_uuid(mpirun: Mpi, libdir: Path) -> None:
@@ -184,24 +177,6 @@ def test_each_rank_sees_one_gpu_as_index_0(mpirun: Mpi, libdir: Path) -> None:
     check_workers(told, gpus, {"0-1": [gpus[2]], "1-0": [gpus[0]], "2-2": [gpus[3]]})
 
 
-def test_more_ranks_than_gpus_one_lost_and_another_order_than_pci(mpirun: Mpi, libdir: Path) -> None:
-    gpus = [
-        SimGpu(
-            uuid=f"GPU-{index}0000000-0000-4000-8000-000000000001",
-            memory=80 * GIB,
-            pci=f"0000:{9 - index}0:00.0",
-            lost=index == 0,
-        )
-        for index in range(3)
-    ]
-    done = mpirun.run(start(), 3, env=gpu_environ(libdir, gpus)).check()
-    told = facts(done)
-    check_workers(told, gpus, {"0-0": [gpus[2]], "1-1": [gpus[1]]})
-    lost, idle = told["plan"]["warnings"]
-    assert "GPU 0 is left out, NVML can't read it" in lost
-    assert "more ranks than GPUs: rank 2 on" in idle
-
-
 def test_the_same_part_in_different_orders_and_a_class_made_from_cudaworker(
     mpirun: Mpi, libdir: Path, tmp_path: Path
 ) -> None:
@@ -238,26 +213,23 @@ def test_busy_gpus(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:
     )
     assert all(word in told.stdout for word in words)
     (tmp_path / "script.py").write_text("print('the script runs')\n")
-    idle = "--require-idle-gpus"
-    for line in ([*COMMAND, "plan", idle], [*COMMAND, idle, str(tmp_path / "script.py")]):
-        done = mpirun.run(line, 2, env=env)
-        one_error(done.check(2).stderr, *words, "--no-require-idle-gpus")
-        assert "the script runs" not in done.stdout
+    done = mpirun.run([*COMMAND, "--require-idle-gpus", str(tmp_path / "script.py")], 2, env=env)
+    one_error(done.check(2).stderr, *words, "--no-require-idle-gpus")
+    assert "the script runs" not in done.stdout
     # a pool that fits the idle one, and not what is free of the other
-    pool = ["--worker-options", '{"rmm_pool_size": 0.7}']
-    for line in ([*COMMAND, "plan", *pool], [*COMMAND, *pool, str(tmp_path / "script.py")]):
-        done = mpirun.run(line, 2, env=env).check(2)
-        one_error(
-            done.stderr, f"rmm_pool_size of worker 1-1 on {host}", f"GPU 1 ({gpus[1].uuid})",
-            f"free: {50 * GIB} bytes (50.00 GiB)", "expected '45 GiB' at most",
-        )  # fmt: skip
-        assert "the script runs" not in done.stdout
+    line = [*COMMAND, "--worker-options", '{"rmm_pool_size": 0.7}', str(tmp_path / "script.py")]
+    one_error(
+        mpirun.run(line, 2, env=env).check(2).stderr,
+        f"rmm_pool_size of worker 1-1 on {host}",
+        f"GPU 1 ({gpus[1].uuid})",
+        f"free: {50 * GIB} bytes (50.00 GiB)",
+        "expected '45 GiB' at most",
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--gpus-per-worker", "3"], ("rank 0 sees 8 GPU(s), of which groups of 3", "would leave 2")),
         (
             ["--worker-options", '{"rmm_async": true}'],
             ("rmm_async of worker 0-0", "'rmm'", "dask-gpu-mpi[cuda12]"),

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.cuda import LOG_VARIABLE, compile_cuda, read_log
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from support.jobs.clusters import TELL, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, LOG_VARIABLE, compile_cuda, compile_nvml, make_gpus, read_log
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler")
 
@@ -82,7 +81,7 @@ def test_the_driver_is_kept_up_for_the_start_alone(
     """A process that is no worker has initialised CUDA, made no context, and is gone when the workers are there."""
     body = """
 limit = time.monotonic() + 10
-others = {int(line.split()[0]) for line in open(os.environ["SIMULATED_CUDA_LOG"]) if "cuInit" in line}
+others = {int(line.split()[0]) for line in open(os.environ["EMULATED_CUDA_LOG"]) if "cuInit" in line}
 others -= {row["pid"] for row in rows()}
 left = others
 while left and time.monotonic() < limit:

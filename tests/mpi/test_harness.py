@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import MARK, ROOT, JobTimeout, LeakedProcesses, Mpi
+from support import ROOT
+from support.jobs.mpi import MARK, JobTimeout, LeakedProcesses, Mpi
 
 WHO = """
     import os
@@ -36,6 +37,7 @@ def test_ranks_form_one_world(mpirun: Mpi, ranks: int) -> None:
     assert done.stdout.count("'red'") == ranks
 
 
+@pytest.mark.quick
 def test_environment_for_each_rank(mpirun: Mpi) -> None:
     colours = [{"COLOUR": "red"}, {"COLOUR": "green"}, {"COLOUR": "blue"}]
     done = mpirun.run(WHO, 3, per_rank_env=colours).check()
@@ -60,6 +62,7 @@ def test_without_a_launcher(mpirun: Mpi) -> None:
     assert done.stdout == "['a b', 'c']\n"
 
 
+@pytest.mark.quick("mpich")
 def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     job = mpirun.start("import time\ndef nap():\n    time.sleep(600)\nprint('asleep', flush=True)\nnap()", 2)
     job.wait_for(BOTH_ASLEEP)
@@ -68,6 +71,7 @@ def test_timeout_tells_where_and_kills_all(mpirun: Mpi) -> None:
     assert not job.processes()
 
 
+@pytest.mark.quick("mpich")
 def test_leak_is_found_and_ended(mpirun: Mpi) -> None:
     # a new session, no inherited files: nothing ties the process to the job but its environment
     program = """
@@ -94,7 +98,7 @@ def test_jobs_end_with_the_test_run(tmp_path: Path) -> None:
     run = f"""
         import os, sys, time
         sys.path.insert(0, {str(ROOT / "tests")!r})
-        from harness import Mpi
+        from support.jobs.mpi import Mpi
         job = Mpi.detect().start({SLEEPS!r}, 2)
         job.wait_for("asleep")
         print(job.mark, job.launcher.pid, job.directory, flush=True)
@@ -124,4 +128,4 @@ def test_processes_are_told_by_the_mark(mpirun: Mpi) -> None:
     found = job.processes(r"script\.py")
     assert os.getpid() not in found
     assert len(job.processes(r"^\S*python\S* \S*script\.py$")) == 2
-    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found)
+    assert all(f"{MARK}={job.mark}" in Path(f"/proc/{pid}/environ").read_text() for pid in found), found

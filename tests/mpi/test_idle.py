@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from clusters import TELL, cpu_seconds, facts, ranks_of
-from harness import Mpi
+from support.jobs.clusters import TELL, cpu_seconds, facts, ranks_of
+from support.jobs.mpi import Mpi
 
 SCRIPT = (
     TELL
@@ -59,4 +59,4 @@ def test_nannies_do_not_measure_the_event_loop_that_they_share(mpirun: Mpi) -> N
     for callbacks in told["nannies"]:
         assert {"tick", "ticks"}.isdisjoint(callbacks)
         assert "memory_monitor" in callbacks
-    assert all("tick" in callbacks for callbacks in told["workers"])
+    assert all("tick" in callbacks for callbacks in told["workers"]), told["workers"]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, compile_nvml, make_gpus
+from support.jobs.clusters import TELL, facts
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.mocks.gpus import GIB, compile_nvml, make_gpus
 
 #: As ``sitecustomize``: every process notes what it imports (as -X importtime does, but also after a fork, and when).
 WATCH = """
@@ -54,7 +54,7 @@ with Client() as client:
 #: Optional packages, which Dask looks for in each worker.
 OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 #: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)
-LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
+LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
 
 
 @pytest.mark.parametrize(

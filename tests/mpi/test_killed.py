@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from clusters import TELL, gone, ranks_of, scratch_of
-from harness import Mpi
+from support.jobs.clusters import TELL, gone, ranks_of, scratch_of
+from support.jobs.mpi import Mpi
 
 SCRIPT = (
     TELL
@@ -25,6 +25,7 @@ time.sleep(600)
 )
 
 
+@pytest.mark.quick(victim="other rank", worker_class="auto")
 @pytest.mark.parametrize(
     ("victim", "worker_class"),
     [

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts
-from harness import Mpi
+from support.jobs.clusters import COMMAND, TELL, facts
+from support.jobs.mpi import Mpi
 
 LAUNCH = (*COMMAND, "launch")
 #: What a user has not set: Open MPI's leave for root, and a PATH with its mpirun.
@@ -57,6 +57,7 @@ def test_the_plan_of_the_allocation(mpirun: Mpi, tmp_path: Path) -> None:
 NOT_IGNORED = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execvp(sys.argv[1], sys.argv[1:])"
 
 
+@pytest.mark.quick(number=signal.SIGTERM)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_everything_ends_with_launch(mpirun: Mpi, tmp_path: Path, number: int) -> None:
     line = [

@@ -9,9 +9,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clusters import COMMAND, ranks_of
-from harness import Mpi
-from listeners import open_memory
+from support.intruders.listeners import open_memory
+from support.jobs.clusters import COMMAND, ranks_of
+from support.jobs.mpi import Mpi
 
 #: The components that the tests choose otherwise
 UNCHOSEN = {"OMPI_MCA_btl": None, "OMPI_MCA_pml": None}
@@ -28,6 +28,7 @@ def listening(process: psutil.Process) -> set[tuple[str, int]]:
     return {each.laddr for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
 
 
+@pytest.mark.quick
 @pytest.mark.mpi
 def test_on_one_host_nothing_listens_beyond_loopback(mpirun: Mpi) -> None:
     script = [*COMMAND, "--interface", "lo", "-c", "import time; print('up', flush=True); time.sleep(60)"]
@@ -102,7 +103,7 @@ def test_choice_that_leaves_a_port_on_one_host(
     job.signal(15)
     warnings = [line for line in job.wait(30).stderr.splitlines() if "memory of the ranks" in line]
     assert len(warnings) == is_open
-    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings)
+    assert all(f"{value.removeprefix('btl = ')} has each rank listen" in line for line in warnings), warnings
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -8,50 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, scratch_of, workers_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, facts, foreign_lines, scratch_of, workers_of
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 CORES = len(os.sched_getaffinity(0))
 
 #: No main guard; tasks from everywhere: a function and a class of __main__, a module beside the script, mpi4py.
-SCRIPT = (
-    TELL
-    + """
-import beside
-from distributed import Client
-from dask_gpu_mpi import current_session
-
-class Pair:
-    def __init__(self, left):
-        self.left, self.right = left, os.getpid()
-
-def double(x):
-    return 2 * x
-
-def world():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD.size, MPI.COMM_WORLD.allreduce(5)
-
-print("the script runs", flush=True)
-client = Client()
-pair = client.submit(Pair, 3).result()
-from mpi4py import MPI
-tell(
-    rank=MPI.COMM_WORLD.rank,
-    argv=sys.argv,
-    name=__name__,
-    file=__file__,
-    address=client.scheduler.address,
-    doubled=client.gather(client.map(double, range(10))),
-    beside=client.submit(beside.triple, 5).result(),
-    pair=[isinstance(pair, Pair), pair.left, pair.right != os.getpid()],
-    worlds=[list(answer) for answer in client.run(world).values()],
-    workers=looks(client),
-    plan=current_session().plan.as_json(),
-    ready=current_session().ready_seconds,
-)
-"""
-)
+SCRIPT = script("mpi/scripts/tells_all.py")
 
 BESIDE = """
 from distributed import Nanny, Worker
@@ -81,7 +45,7 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
     assert told["name"] == "__main__"
     assert told["doubled"] == [2 * x for x in range(10)]
     assert told["beside"] == 15
-    assert told["pair"] == [True, 3, True]
+    assert told["pair"] == {"type": "Pair", "left": 3, "made here": False}
     assert told["worlds"] == [[1, 5]] * len(told["workers"])  # type: ignore[arg-type]
     plan = told["plan"]
     assert isinstance(plan, dict)
@@ -97,6 +61,7 @@ def check_tasks(told: dict[str, object], stdout: str, ranks: int) -> None:
     assert len({row["pid"] for row in rows.values()}) == len(rows)
 
 
+@pytest.mark.quick
 def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="sys.exit(7)\n")
     done = mpirun.run([*COMMAND, str(script), "--nthreads", "two words"], 4)
@@ -108,7 +73,7 @@ def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     assert told["file"] == str(script)
     assert told["address"].startswith("tls://127.0.0.1:")
     assert [row["name"] for row in told["workers"]] == [0, 1, 2, 3]  # ints, as in dask-mpi
-    assert all(row["nanny"] for row in told["workers"])
+    assert all(row["nanny"] for row in told["workers"]), told["workers"]
     assert {row["nthreads"] for row in told["workers"]} == {max(1, CORES // 4)}
     assert "Traceback" not in done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
@@ -121,6 +86,7 @@ def test_command_with_four_ranks(mpirun: Mpi, tmp_path: Path) -> None:
     assert "{" not in table.stdout
 
 
+@pytest.mark.quick("mpich", kind="module")
 @pytest.mark.parametrize("kind", ["module", "code", "folder"])
 def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -> None:
     """Functions and classes of ``__main__`` reach the workers, whose import path has what the program's has."""
@@ -137,7 +103,7 @@ def test_command_with_what_python_runs(mpirun: Mpi, tmp_path: Path, kind: str) -
     check_tasks(told, done.stdout, 2)
     assert told["argv"] == [{"code": "-c", "module": str(script)}.get(kind, program[0]), "--nthreads", "3"]
     assert told["file"] == beside
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 def test_initialize_with_one_rank_and_a_nanny(mpirun: Mpi, tmp_path: Path) -> None:
@@ -162,11 +128,12 @@ tell(spill=list(spill.values()), session=repr(session), other=session.client().s
     assert told["spill"] == [0.55]
     assert told["other"] == 42
     assert told["session"].startswith(f"<Session {told['address']} workers=1 hosts=1")
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     # FAILS: the scheduler's process leaves an empty dask-scratch-space in the temporary directory
     assert scratch_of(mpirun.jobs[-1], "d*") == []
 
 
+@pytest.mark.quick
 def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_path: Path) -> None:
     before = "from dask_gpu_mpi import initialize\ninitialize(worker_class='distributed.Worker')\n"
     after = "raise ValueError('of the script')\n"
@@ -174,12 +141,13 @@ def test_initialize_with_two_ranks_and_workers_in_the_agents(mpirun: Mpi, tmp_pa
     done.check(1)
     told = facts(done)
     check_tasks(told, done.stdout, 2)
-    assert not any(row["nanny"] for row in told["workers"])
+    assert not any(row["nanny"] for row in told["workers"]), told["workers"]
     assert done.stderr.count("Traceback") == 1
     assert done.stderr.count("ValueError: of the script") == 1
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.quick("mpich")
 def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     script = write_script(tmp_path, after="raise ValueError('of the script')\n")
     line = [*COMMAND, "--worker-class", "beside.MyNanny", "--nthreads", "3", str(script)]
@@ -195,6 +163,7 @@ def test_command_without_a_launcher_and_a_class_beside_the_script(mpirun: Mpi, t
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
+@pytest.mark.quick("mpich")
 def test_exclusive_layout_and_a_class_of_the_script(mpirun: Mpi, tmp_path: Path) -> None:
     before = """
 from dask_gpu_mpi import initialize
@@ -215,7 +184,7 @@ tell(own=client.submit(double, 8, resources={"own": 1}).result())
     assert (told["plan"]["scheduler"]["rank"], told["rank"]) == (0, 1)
     assert [(row["name"], row["class"]) for row in told["workers"]] == [(2, "Mine")]
     assert told["own"] == 16
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 def test_eight_ranks_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path) -> None:
@@ -240,7 +209,7 @@ def test_eight_ranks_roles_and_the_order_of_options(mpirun: Mpi, tmp_path: Path)
     assert {row["nthreads"] for row in told["workers"]} == {2}
     assert {row["memory"] for row in told["workers"]} == {300_000_000}
     assert {row["config"] for row in told["workers"]} == {"from the file"}
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
@@ -252,6 +221,7 @@ def test_layout_from_the_environment_needs_its_ranks(mpirun: Mpi) -> None:
     assert "needs at least 3 MPI ranks, found 2" in done.stderr
 
 
+@pytest.mark.quick("mpich", form="json")
 @pytest.mark.parametrize("form", ["table", "json"])
 def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
     line = [*COMMAND, "plan", "--nodes", "2", "--ranks-per-node", "2", "--gpus-per-node", "4", "--visible"]
@@ -269,7 +239,7 @@ def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
     assert plan["scheduler"]["device"] == plan["hosts"][0]["gpus"][0]["uuid"]
     for host in plan["hosts"]:
         assert set(host) == {"host", "ranks", "gpus", "memory"}
-        assert all(set(gpu) == {"index", "uuid", "name", "memory"} for gpu in host["gpus"])
+        assert all(set(gpu) == {"index", "uuid", "name", "memory"} for gpu in host["gpus"]), host["gpus"]
     keys = {
         "name",
         "rank",
@@ -283,6 +253,6 @@ def test_plan_of_a_pretended_allocation(mpirun: Mpi, form: str) -> None:
         "resources",
         "device_sizes",
     }
-    assert all(set(worker) == keys for worker in plan["workers"])
+    assert all(set(worker) == keys for worker in plan["workers"]), plan["workers"]
     assert [worker["name"] for worker in plan["workers"] if worker["kind"] == "gpu"] == names
     assert sum(worker["kind"] == "cpu" for worker in plan["workers"]) == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import Mpi
+from support.jobs.mpi import Mpi
 
 LEAVES = """
     import atexit, os, sys, time
@@ -36,6 +36,7 @@ LEAVES = """
 """
 
 
+@pytest.mark.quick(how="sys.exit")
 @pytest.mark.parametrize("how", ["sys.exit", "MPI.Finalize"])
 def test_all_are_received_before_mpi_ends(mpirun: Mpi, how: str) -> None:
     program = LEAVES.replace("HOW ==", f"{how!r} ==").replace("HOW()", f"{how}()")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.mpi.openmpi import NETWORKS
-from harness import Mpi
+from support.jobs.mpi import Mpi
 
 VARIABLE = "OMPI_MCA_btl"
 SCRIPT = f"""
@@ -21,6 +21,7 @@ print("left behind:", os.environ.get("{VARIABLE}"))
 OPENED = "found loaded component ofi"
 
 
+@pytest.mark.quick(chosen=None)
 @pytest.mark.parametrize("chosen", [None, "self,sm,ofi"])
 def test_component_is_opened_only_where_it_is_wanted(mpirun: Mpi, tmp_path: Path, chosen: str | None) -> None:
     if mpirun.name != "openmpi":

@@ -12,44 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, only_our_lines
-from harness import Mpi
+from support.jobs.clusters import COMMAND, foreign_lines
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
-PRINTS = """
-import os, sys, time
-from distributed import Client, Nanny
-from distributed.diagnostics.plugin import NannyPlugin, SchedulerPlugin, WorkerPlugin
-
-class Scheduler(SchedulerPlugin):
-    async def close(self):
-        print("the scheduler's plugin")
-
-class Worker(WorkerPlugin):
-    def teardown(self, worker):
-        print("the worker's plugin")
-
-class OfNanny(NannyPlugin):
-    def teardown(self, nanny):
-        print("the nanny's plugin")
-
-def task():
-    print("a task")
-    print("half a line", end="")
-
-def scheduler():
-    print("the scheduler")
-
-go_on, nanny = sys.argv[1], sys.argv[2] == "distributed.Nanny"
-client = Client()
-client.register_plugin(Scheduler())
-client.register_plugin(Worker())
-if nanny:
-    client.register_plugin(OfNanny())
-client.run_on_scheduler(scheduler)
-client.submit(task).result()
-while not os.path.exists(go_on):
-    time.sleep(0.02)
-"""
+PRINTS = script("mpi/scripts/prints.py")
 
 
 @pytest.mark.one_mpi
@@ -68,9 +35,10 @@ def test_what_is_printed_outside_of_the_script(mpirun: Mpi, tmp_path: Path, work
     ends = ["half a line", "the scheduler's plugin", "the worker's plugin"]
     ends += ["the nanny's plugin"] * (worker_class == "distributed.Nanny")
     assert {line: done.stdout.count(line) for line in ends} == dict.fromkeys(ends, 1), done.output
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
+@pytest.mark.quick
 def test_what_the_script_has_printed_before_its_job_is_aborted(mpirun: Mpi, tmp_path: Path) -> None:
     """MPI knows nothing of Python's buffers."""
     program = """
@@ -138,8 +106,8 @@ def test_nobody_to_print_for(mpirun: Mpi, tmp_path: Path, redirection: str, work
     program = [sys.executable, *COMMAND[1:], "--worker-class", worker_class, "script.py"]
     done = mpirun.run(["sh", "-c", f"exec {shlex.join(program)} {redirection}"], None, cwd=tmp_path).check()
     assert (tmp_path / "succeeded").exists()
-    assert only_our_lines(done.stderr)
-    assert only_our_lines(done.stdout.replace("a task\n", "").replace("its child\n", ""))
+    assert foreign_lines(done.stderr) == []
+    assert foreign_lines(done.stdout.replace("a task\n", "").replace("its child\n", "")) == []
 
 
 @pytest.mark.one_mpi
@@ -234,7 +202,7 @@ def test_tasks_that_no_worker_can_run(mpirun: Mpi, tmp_path: Path) -> None:
         "dask_gpu_mpi: warning: scheduler: no worker can run the task 'abs', which has waited for 10 s: it requires "
         "workers=elsewhere (expected one of 0, 1). Fix: choose a worker or node of this cluster",
     ]
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 SECOND_CLUSTER = """
@@ -272,7 +240,7 @@ def test_another_cluster_whose_workers_would_run_the_script_again(mpirun: Mpi, t
     script = tmp_path / "script.py"
     script.write_text(SECOND_CLUSTER.replace("PROCESSES", "True").replace('__name__ == "__main__"', "True"))
     done = mpirun.run([*COMMAND, "--no-dashboard", str(script)], 2).check(2)
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     (error,) = [line for line in done.stderr.splitlines() if "error" in line]
     assert error.startswith(
         "dask_gpu_mpi: error: LocalCluster: this job already has a cluster, and each worker"
@@ -317,5 +285,5 @@ def test_a_script_that_does_not_use_its_cluster(
     script.write_text(text)
     done = mpirun.run([*COMMAND, "--no-dashboard", "--client-rank", str(client_rank), str(script)], 2)
     assert done.check(3 if use == "an error" else 0).stdout == "1\n"
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
     assert done.stderr.count(UNUSED) == warned

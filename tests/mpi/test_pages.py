@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND
-from harness import Mpi
+from support import ROOT
+from support.jobs.clusters import COMMAND
+from support.jobs.mpi import Mpi
 
 pytestmark = pytest.mark.one_mpi
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def first_script(page: str) -> str:
@@ -22,6 +21,7 @@ def first_script(page: str) -> str:
     return block.group(1)
 
 
+@pytest.mark.quick("mpich")
 def test_start_here(mpirun: Mpi, tmp_path: Path) -> None:
     """The same script is on the three pages; what is printed has the lines that the page shows."""
     script = first_script("docs/start.md")

@@ -12,39 +12,17 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, TELL, facts, only_our_lines, until
-from gpujobs import gpu_environ
-from harness import Mpi
-from reports import TABS, browser
-from simulated.nvml import GIB, make_gpus
+from support.jobs.clusters import COMMAND, facts, foreign_lines, until
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.jobs.screens import TABS, browser
+from support.jobs.scripts import script
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = pytest.mark.one_mpi
 
 #: Tasks that compute, fetch data from each other, and fail; long enough for a heartbeat of each worker.
-WORK = (
-    TELL
-    + """
-import time
-from distributed import Client, wait
-
-def make(i):
-    return bytes(100_000)
-
-def join(*parts):
-    time.sleep(0.02)
-    return sum(map(len, parts))
-
-def fail():
-    raise ValueError("on purpose")
-
-client = Client()
-made = client.map(make, range(20), pure=False)
-joined = [client.submit(join, *made, pure=False) for _ in range(8)]
-tell(joined=client.gather(joined))
-assert isinstance(client.submit(fail, pure=False).exception(), ValueError)
-time.sleep(1.2)
-"""
-)
+WORK = script("mpi/scripts/works.py")
 
 
 def run(
@@ -61,6 +39,7 @@ def figures(job: Any) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick("mpich")
 def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     job = run(mpirun, WORK, "--nthreads", "1", "--worker-options", '{"env": {"MY_TOKEN": "hunter2"}}')
     done = job.wait(60).check(0)
@@ -83,9 +62,11 @@ def test_the_figures_of_a_job(mpirun: Mpi) -> None:
     assert {(row["from"], row["to"]) for row in record["transfers"]["rows"]} == {("0", "1"), ("1", "0")}
     assert 20 * 100_000 <= sum(row["bytes"] for row in record["transfers"]["rows"]) <= 21 * 100_000
     assert {worker["name"] for worker in record["workers"]} == {"0", "1"} == set(record["alive"])
-    assert all(worker["peaks"]["memory"] > 10 << 20 for worker in record["workers"])
-    assert all(worker["host"] == os.uname().nodename for worker in record["workers"])
-    assert any(value for value in record["series"]["workers"]["1"]["memory"])
+    assert all(worker["peaks"]["memory"] > 10 << 20 for worker in record["workers"]), record["workers"]
+    assert all(worker["host"] == os.uname().nodename for worker in record["workers"]), record["workers"]
+    assert any(value for value in record["series"]["workers"]["1"]["memory"]), record["series"]["workers"][
+        "1"
+    ]["memory"]
     # no credentials of the job, and none of the user's
     text = (job.directory / "report.json").read_text()
     token = re.search(r"token=([\w-]+)", done.stderr)
@@ -160,7 +141,7 @@ def test_gpus(mpirun: Mpi, libdir: Path) -> None:
         assert chromium.style("backgroundColor") == "rgb(13, 17, 23)"
     titles = [title for title, _ in tabs["GPUs"].figures]
     assert titles[:2] == ["GPU use, %", "GPU memory in use"]
-    assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures)
+    assert all(marks and min(marks) > 0 for _, marks in tabs["GPUs"].figures), tabs["GPUs"].figures
     assert tabs["GPUs"].painted >= 2
     assert "80.00 GiB" in tabs["GPUs"].text
 
@@ -277,7 +258,7 @@ time.sleep(1.0)
     told = [(event["what"], event["worker"], event["why"]) for event in record["events"]]
     assert ("process died", "0", "signal 9") in told
     assert ("worker restarted", "0", "") in told
-    assert any(what == "worker gone" and worker == "0" for what, worker, _ in told)
+    assert any(what == "worker gone" and worker == "0" for what, worker, _ in told), told
     died = next(event for event in record["events"] if event["what"] == "process died")
     assert "its last words" in died["output"]
     assert {worker["name"]: worker["starts"] > 1 for worker in record["workers"]} == {"0": True, "1": False}
@@ -319,7 +300,7 @@ def test_a_report_that_can_not_be_written_at_the_end_is_a_warning(mpirun: Mpi) -
     job = run(mpirun, script, ranks=1)
     done = job.wait(60).check(5)
     assert done.stderr.count("warning: the report could not be written") == 1
-    assert only_our_lines(done.stderr)
+    assert foreign_lines(done.stderr) == []
 
 
 def test_a_report_that_is_asked_for_while_the_script_runs(mpirun: Mpi) -> None:

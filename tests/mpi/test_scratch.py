@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from clusters import COMMAND, scratch_of
-from harness import Mpi
+from support.jobs.clusters import COMMAND, scratch_of
+from support.jobs.mpi import Mpi
 
 #: A slow file system: every removal of what `SPILL` writes takes its time.
 SLOW = """

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from clusters import TELL, facts
-from harness import Mpi
+from support.jobs.clusters import TELL, facts
+from support.jobs.mpi import Mpi
 
 #: All that goes from rank to rank goes over TCP, and with that over the loopback interface.
 OVER_TCP = {
@@ -76,6 +76,7 @@ def sniffer() -> Iterator[bytearray]:
             thread.join()
 
 
+@pytest.mark.quick
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may open a packet socket")
 def test_private_key_is_not_on_the_network(mpirun: Mpi) -> None:
     with sniffer() as heard:

@@ -6,42 +6,19 @@ import contextlib
 import socket
 import sys
 
-from clusters import TELL, facts, until
-from harness import Mpi
+import pytest
+
+from support.jobs.clusters import facts, until
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 #: Descriptors of each process, and connections to each port.
 LIMIT, STRANGERS = 192, 150
 
-SCRIPT = (
-    TELL
-    + """
-import resource, time
-from dask_gpu_mpi import initialize
-from distributed import Client
-
-def places(dask_worker):
-    return [dask_worker.address, dask_worker.nanny]
-
-def limits():
-    import resource
-    return resource.getrlimit(resource.RLIMIT_NOFILE)
-
-until = os.path.join(os.environ["TMPDIR"], "go-on")
-session = initialize(worker_class="distributed.Nanny", dashboard=False)
-with session.client() as client:
-    tell(limits=[*client.run(limits).values(), client.run_on_scheduler(limits)])
-    tell(places=[session.address, *[each for both in client.run(places).values() for each in both]])
-    sums = []
-    while not os.path.exists(until):
-        sums.append(client.submit(sum, client.map(abs, range(-20, 0), pure=False)).result())
-        with Client(session.address, security=session.security, set_as_default=False) as another:
-            sums.append(another.submit(sum, range(21), pure=False).result())
-        tell(so_far=len(sums))
-    tell(sums=sorted(set(sums)))
-"""
-)
+SCRIPT = script("mpi/scripts/half_open.py")
 
 
+@pytest.mark.quick("mpich")
 def test_half_open_connections(mpirun: Mpi) -> None:
     # as a shell's user has it: a soft limit below the hard one
     shell = f'ulimit -Sn {LIMIT - 64}; ulimit -Hn {LIMIT}; exec "$0" -c "$1"'

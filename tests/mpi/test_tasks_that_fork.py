@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from harness import Mpi
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 pytestmark = pytest.mark.one_mpi
 
-POOLS = """
-import multiprocessing, time
-
-def pools(count):
-    context = multiprocessing.get_context("METHOD")
-    for _ in range(count):
-        with context.Pool(2) as pool:  # whose end is a SIGTERM
-            pool.map(abs, range(4))
-    global left
-    left = context.Pool(1)
-    left.apply_async(time.sleep, (600,))
-    stubborn = context.Process(target=time.sleep, args=(600,))
-    stubborn.start()
-    stubborn.terminate()  # before it runs, perhaps
-    stubborn.join(20)
-    return count, stubborn.exitcode
-
-from dask_gpu_mpi import initialize
-initialize(worker_class="CLASS", nthreads=1)
-from distributed import Client
-with Client() as client:
-    print(client.gather([client.submit(pools, 5, workers=[name]) for name in range(2)]))
-"""
+POOLS = script("mpi/scripts/pools.py")
 
 
 @pytest.mark.parametrize(

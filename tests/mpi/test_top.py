@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from clusters import COMMAND, facts, until
-from gpujobs import gpu_environ
-from harness import Mpi
-from simulated.nvml import GIB, make_gpus
-from terminals import Tmux
+from support.jobs.clusters import COMMAND, facts, until
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import Mpi
+from support.jobs.screens import Tmux
+from support.mocks.gpus import GIB, make_gpus
 
 pytestmark = [
     pytest.mark.one_mpi,
@@ -67,6 +67,7 @@ def in_pipe(*arguments: str | Path, rc: int = 0) -> subprocess.CompletedProcess[
     return done
 
 
+@pytest.mark.quick("mpich")
 def test_rows_keys_and_the_terminal_afterwards(file: Path, tmux: Tmux) -> None:
     tmux.top("--scheduler-file", str(file), "--interval", "0.5")
     shown = tmux.wait_for("0-cpu-0")
@@ -151,6 +152,7 @@ def test_the_cluster_ends_meanwhile(mpirun: Mpi, tmp_path: Path, tmux: Tmux) -> 
     assert "Traceback" not in shown
 
 
+@pytest.mark.quick("mpich")
 def test_once_and_json(file: Path) -> None:
     once = in_pipe("--scheduler-file", file, "--once")
     assert order(once.stdout) == NAMES
@@ -167,8 +169,8 @@ def test_once_and_json(file: Path) -> None:
         assert row["gpu_memory_total"] == 80 * GIB
     assert rows["0-cpu-0"]["gpu_use"] is rows["0-cpu-0"]["device"] is None
     assert {row["status"] for row in rows.values()} == {"running"}
-    assert all(row["host_memory"] > 0 for row in rows.values())
-    assert all(row["received"] == row["sent"] == 0 for row in rows.values())
+    assert all(row["host_memory"] > 0 for row in rows.values()), rows
+    assert all(row["received"] == row["sent"] == 0 for row in rows.values()), rows
 
 
 def test_a_worker_of_two_gpus_has_a_row_for_each(mpirun: Mpi, libdir: Path, tmp_path: Path) -> None:

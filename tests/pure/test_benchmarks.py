@@ -7,13 +7,14 @@ import json
 import shlex
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from support import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
 
 
 def benchmark(name: str) -> ModuleType:
@@ -43,16 +44,6 @@ def scale() -> ModuleType:
 @pytest.fixture(scope="module")
 def files() -> ModuleType:
     return benchmark("files")
-
-
-def test_no_plot_without_matplotlib(
-    common: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert common.drawing(None) is None
-    assert capsys.readouterr().out == ""
-    assert common.drawing(tmp_path / "a.png") is None
-    assert "matplotlib is not installed" in capsys.readouterr().out
 
 
 def test_a_result_says_how_to_repeat_it(common: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

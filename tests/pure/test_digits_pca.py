@@ -10,7 +10,7 @@ import dask
 import numpy as np
 import pytest
 
-from harness import ROOT
+from support import ROOT
 
 pytest.importorskip("sklearn")
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from dask_gpu_mpi.cli.main import cli
-from pages import PAGES, ROOT
+from support import PAGES, ROOT
 
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```", re.MULTILINE | re.DOTALL)
 

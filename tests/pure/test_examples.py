@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[2] / "dask_gpu_mpi"
+from support import ROOT
+
+PACKAGE = ROOT / "dask_gpu_mpi"
 
 
 def has_examples(text: str) -> bool:

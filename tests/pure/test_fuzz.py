@@ -22,7 +22,6 @@ from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.job.child_processes import BEFORE, _record, _restore
 from dask_gpu_mpi.job.program import Program
-from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.network.reachability import worker_ports
 from dask_gpu_mpi.network.scheduler_file import CREDENTIALS_KEY, read_scheduler_file
 from dask_gpu_mpi.options.convert import convert
@@ -32,9 +31,7 @@ from dask_gpu_mpi.plan.device_memory import device_options, device_sizes
 from dask_gpu_mpi.sites.jobscript import render
 from dask_gpu_mpi.workers.worker_class import import_worker_class
 from dask_gpu_mpi.workers.worker_options import read_worker_options
-from fuzzing import fuzz, near, soon, texts, values, variables
-
-DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
+from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
 
 
 @fuzz

@@ -41,8 +41,8 @@ from dask_gpu_mpi.sites.pbs import resources
 from dask_gpu_mpi.sites.plain import parse_hosts
 from dask_gpu_mpi.sites.slurm import earliest
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter, kind_of_launcher, parse_answer
-from fuzzing import fuzz, near, soon, texts, values, variables
-from mock_nvml import Nvml, device
+from support.mocks.fuzzing import fuzz, near, soon, texts, values, variables
+from support.mocks.pynvml import Nvml, device
 
 DEVICES = [Gpu(uuid=f"GPU-{letter}0", index=i, name="A100", memory=1 << 36) for i, letter in enumerate("abc")]
 

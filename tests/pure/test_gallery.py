@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from gallery import EXAMPLES, PAGE, right, sections
-from harness import ROOT
+from support import ROOT
+from support.jobs.gallery import EXAMPLES, PAGE, right, sections
 
 FOLDER = ROOT / "examples"
 SCRIPTS = sorted(

@@ -25,44 +25,30 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class Shape:
-    """One host, and how the launcher and the batch system cut it up.
+    """One host, and how the launcher and the batch system cut it up."""
 
-    Attributes
-    ----------
-    gpus, nodes, cores : int
-        GPUs, NUMA nodes, and cores of each node.
-    ranks : int
-        Ranks on the host.
-    seen : str
-        all: every rank sees all; own: each its share; isolated: the same, by a cgroup, so that each counts from 0; subset: all
-        see the same part; none.
-    spelled : str
-        How ``CUDA_VISIBLE_DEVICES`` names the GPUs: index, uuid, short.
-    bound : str
-        no: each rank may use all cores; node: one node; blocks: its share of the cores.
-    slices : int
-        MIG instances of each GPU; 0: none.
-    lost : int
-        The first so many GPUs can't be read by NVML.
-    scattered : bool
-        Whether neighbours by index sit on different nodes.
-    backwards : bool
-        Whether PCI order is not NVML's order, and ranks see GPUs in different orders.
-    memory : int
-        Bytes.
-    """
-
+    #: GPUs, NUMA nodes, and cores of each node.
     gpus: int = 4
     nodes: int = 2
     cores: int = 8
+    #: Ranks on the host.
     ranks: int = 1
+    #: all: every rank sees all; own: each its share; isolated: the same, by a cgroup, so that each counts from 0;
+    #: subset: all see the same part; none.
     seen: str = "all"
+    #: How ``CUDA_VISIBLE_DEVICES`` names the GPUs: index, uuid, short.
     spelled: str = "index"
+    #: no: each rank may use all cores; node: one node; blocks: its share of the cores.
     bound: str = "no"
+    #: MIG instances of each GPU; 0: none.
     slices: int = 0
+    #: The first so many GPUs can't be read by NVML.
     lost: int = 0
+    #: Whether neighbours by index sit on different nodes.
     scattered: bool = False
+    #: Whether PCI order is not NVML's order, and ranks see GPUs in different orders.
     backwards: bool = False
+    #: Bytes.
     memory: int = 512 * GIB
 
     def node_of(self, index: int) -> int:

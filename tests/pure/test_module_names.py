@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import dask_gpu_mpi
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "dask_gpu_mpi"
 FOLDERS = ("dask_gpu_mpi", "tests", "benchmarks", "docs", "examples", "ci")
 

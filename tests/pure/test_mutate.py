@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from support import ROOT
 
 
 @pytest.fixture(scope="module")

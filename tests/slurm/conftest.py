@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmbed import RESULTS, Slurm, new_slurm
+from support.bed.slurm import RESULTS, Slurm, new_slurm
 
 
 @pytest.fixture(scope="session")

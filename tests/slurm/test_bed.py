@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-import slurmbed
-from clusters import until
-from harness import TESTBED, JobError, TestBed
-from slurmbed import REQUIRED, Slurm, new_slurm
+from support import TESTBED
+from support.bed import slurm as slurmbed
+from support.bed.hosts import TestBed
+from support.bed.slurm import REQUIRED, Slurm, new_slurm
+from support.jobs.clusters import until
+from support.jobs.mpi import JobError
 
 
 def _where(pid: int) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusters import TELL, facts, parent
-from harness import Mpi
-from slurmbed import BatchJob, Slurm, template, wait_all
+from support.bed.slurm import BatchJob, Slurm, template, wait_all
+from support.jobs.clusters import TELL, facts, parent
+from support.jobs.mpi import Mpi
 
 CLIENT = TELL + "import time\nfrom distributed import Client\nclient = Client()\n"
 WAITS = CLIENT + "print('the script runs', flush=True)\ntime.sleep(600)\n"
@@ -113,7 +113,7 @@ def test_a_launcher_that_does_not_belong_to_the_mpi(slurm: Slurm, detected_mpi: 
     errors = [line for line in ended.output.splitlines() if line.startswith("dask_gpu_mpi: error:")]
     # ranks that do not know of each other: one speaks, or one on each host
     assert 1 <= len(errors) <= 2
-    assert all("launcher and MPI library do not match" in line and remedy in line for line in errors)
+    assert all("launcher and MPI library do not match" in line and remedy in line for line in errors), errors
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from harness import ROOT
-from slurmbed import JobError, Slurm
+from support import ROOT
+from support.bed.slurm import JobError, Slurm
+from support.jobs.clusters import TELL, facts, workers_of
 
 TEMPLATES = ("slurm.sbatch", "slurm-mpirun.sbatch")
 SCRIPT = (

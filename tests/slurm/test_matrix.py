@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from slurmbed import BatchJob, Slurm, template, wait_all
+from support.bed.slurm import BatchJob, Slurm, template, wait_all
+from support.jobs.clusters import TELL, facts, workers_of
 
 MEMORY = 4000  # MiB of a job on each host
 SCRIPT = (

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from slurmbed import Slurm, template
+from support.bed.slurm import Slurm, template
+from support.jobs.clusters import TELL, facts, workers_of
 
 SCRIPT = TELL + "from distributed import Client\nclient = Client()\ntell(workers=looks(client))\n"
 OPTIONS = ("--nodes=2", "--ntasks-per-node=1", "--mem=2000", "--exclusive=user")
@@ -29,12 +29,12 @@ def test_a_job_that_it_lets_pass(confined: Slurm, name: str) -> None:
     rows = workers_of(facts(ended.output))
     assert sorted(rows) == ["0", "1"]
     assert {row["host"] for row in rows.values()} == {"h1", "h2"}
-    assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values())
+    assert all(0 < row["memory"] <= 2000 * 2**20 for row in rows.values()), rows
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_job_that_it_refuses(slurm: Slurm, name: str) -> None:
-    # a simulated GPU runs no kernel
+    # an emulated GPU runs no kernel
     text = template(name, ("--gpus-per-node=1",))
     job = slurm.submit(
         text, *OPTIONS, args=["script.py"], files={"script.py": SCRIPT}, env={"DGM_CHECK": "yes"}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, until, workers_of
-from harness import Mpi
-from slurmbed import Slurm, template, wait_all
+from support.bed.slurm import Slurm, template, wait_all
+from support.jobs.clusters import TELL, facts, until, workers_of
+from support.jobs.mpi import Mpi
 
 LOOKS = (
     TELL
@@ -94,7 +94,7 @@ def test_hosts_that_differ(slurm: Slurm, name: str) -> None:
     for rank, host in enumerate(("h1", "h2", "h3")):
         own = {row["visible"] for row in rows.values() if row["host"] == host}
         assert own == {gpu.uuid for gpu in slurm.gpus[host]}
-        assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-"))
+        assert all(row["host"] == host for name, row in rows.items() if name.startswith(f"{rank}-")), rows
 
 
 def test_a_heterogeneous_job(slurm: Slurm, detected_mpi: Mpi) -> None:

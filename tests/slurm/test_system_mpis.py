@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import TELL, facts, workers_of
-from slurmbed import Slurm, template
+from support.bed.slurm import Slurm, template
+from support.jobs.clusters import TELL, facts, workers_of
 
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 SCRIPT = (
@@ -64,4 +64,4 @@ def test_the_distributions_mpi(
     assert sorted(rows) == ["0-0", "0-1", "1-0", "1-1"]
     given = {slurm.gpus[host][place].uuid: host for host, places in job.gpus.items() for place in places}
     assert {row["visible"]: row["host"] for row in rows.values()} == given
-    assert all(row["identity"] == [] for row in rows.values())
+    assert all(row["identity"] == [] for row in rows.values()), rows

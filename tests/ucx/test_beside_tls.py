@@ -15,58 +15,20 @@ from unittest.mock import patch
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, only_our_lines, scratch_of, workers_of
-from gpujobs import gpu_environ
-from harness import CompletedJob, Mpi, TestBed
-from private_api import TABLE
-from simulated.nvml import make_gpus
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, MESSAGES, facts, foreign_lines, scratch_of, workers_of
+from support.jobs.gpus import gpu_environ
+from support.jobs.mpi import CompletedJob, Mpi
+from support.jobs.scripts import script
+from support.mocks.gpus import make_gpus
+from support.private_api import TABLE
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
     reason="distributed-ucxx is not installed: ci/ucx.sh installs it; tests/pure/network/test_ucx_comm.py needs none",
 )
 
-HEAD = (
-    TELL
-    + """
-import time
-import dask.array as da
-from distributed import Client, wait
-
-def over_ucx(dask_worker):
-    import gc
-    from dask_gpu_mpi.network.ucx_comm import WorkerComm
-    return sum(isinstance(each, WorkerComm) and each._endpoint is not None for each in gc.get_objects())
-
-def processes_with_ucx(client):
-    has = lambda: 'ucxx' in sys.modules or 'libucxx' in sys.modules
-    return {
-        'workers': sorted(client.run(has).values()),
-        'nannies': sorted(client.run(has, nanny=True).values()),
-        'scheduler': client.run_on_scheduler(has),
-        'client': 'ucxx' in sys.modules,
-        'library of the client': 'libucxx' in sys.modules,
-    }
-
-def listening(dask_worker):
-    import psutil
-    own = {listener.bound_address[1] for listener in dask_worker.listeners}
-    found = [each.laddr for each in psutil.Process().net_connections('inet') if each.status in ('LISTEN', 'NONE')]
-    return [f'{place.ip}:{place.port}' for place in found if place.port not in own]
-
-def work(client):
-    x = da.random.random((2_000, 2_000), chunks=500).persist()
-    wait(x)
-    total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
-    assert abs(twice - 2 * total) < 1e-6 * total
-    return total
-
-def seen(client):
-    tell(total=work(client), scheduler=client.scheduler.address, workers=looks(client))
-    tell(over_ucx=sorted(client.run(over_ucx).values()), loaded=processes_with_ucx(client))
-    tell(listening=sorted(sum(client.run(listening).values(), [])))
-"""
-)
+HEAD = script("ucx/scripts/beside_tls.py")
 CONNECTED = "client = Client()\n"
 INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx')\nclient = Client()\n"
 
@@ -76,7 +38,7 @@ def check(told: dict[str, Any], workers: int, *, mpi_first: bool = False) -> dic
     rows = workers_of(told)
     assert len(rows) == workers
     assert told["scheduler"].startswith("tls://")
-    assert all(row["address"].startswith("tls://") for row in rows.values())
+    assert all(row["address"].startswith("tls://") for row in rows.values()), rows
     assert told["total"] == pytest.approx(2e6, rel=0.01)
     # workers alone use UCX; the script's rank has its library before MPI's, for what the script may import
     assert told["loaded"] == {
@@ -90,6 +52,7 @@ def check(told: dict[str, Any], workers: int, *, mpi_first: bool = False) -> dic
     return rows
 
 
+@pytest.mark.quick
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """Workers exchange data over UCX, all else speaks TLS. UCX opens no port, and reads no file of the working directory.
 
@@ -104,7 +67,7 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     check(told, 2)
     assert told["messages"] == [2_000_000_000]
     assert told["listening"] == []
-    assert only_our_lines(done.stderr), done.stderr
+    assert foreign_lines(done.stderr) == []
     assert "transport: TLS, and UCX for large data between workers" in done.stderr
     assert scratch_of(mpirun.jobs[-1]) == []
 
@@ -126,7 +89,7 @@ tell(threshold=[*client.run(threshold).values()])
     told = facts(mpirun.run(program, 2, env=env, timeout=90).check())
     check(told, 2, mpi_first=True)
     assert told["messages"] == [123_000_000]
-    assert all("12345" in value for value in told["threshold"])
+    assert all("12345" in value for value in told["threshold"]), told["threshold"]
 
 
 #: The user's choice by which UCX leads from host to host where there is no RDMA.
@@ -254,7 +217,7 @@ def test_auto_where_ucx_does_not_start_stays_with_tls(mpirun: Mpi, libdir: Path,
     assert "transport: TLS, and UCX for GPU memory between workers" in done.stderr
     lines = [line for line in done.stderr.splitlines() if "go over TLS, not UCX" in line]
     assert len(lines) == 2  # one of each worker
-    assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines)
+    assert all(line.startswith("dask_gpu_mpi: warning: ") for line in lines), lines
 
 
 CHECK = [*COMMAND, "check", "--protocol", "ucx", "--json"]

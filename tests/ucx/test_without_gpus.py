@@ -13,48 +13,26 @@ from typing import Any
 
 import pytest
 
-from clusters import COMMAND, MESSAGES, TELL, facts, gone, only_our_lines, ranks_of, scratch_of, workers_of
-from harness import Mpi, TestBed
+from support.bed.hosts import TestBed
+from support.jobs.clusters import (
+    COMMAND,
+    MESSAGES,
+    facts,
+    foreign_lines,
+    gone,
+    ranks_of,
+    scratch_of,
+    workers_of,
+)
+from support.jobs.mpi import Mpi
+from support.jobs.scripts import script
 
 pytestmark = pytest.mark.skipif(
     find_spec("distributed_ucxx") is None,
     reason="distributed-ucxx is not installed: ci/ucx.sh installs it, and tests/pure/network/test_ucx.py has what needs none",
 )
 
-HEAD = (
-    TELL
-    + """
-import dask.array as da
-from distributed import Client, wait
-
-def nannies(dask_worker):
-    return dask_worker.nanny
-
-async def watches_ucx(dask_worker):
-    import asyncio
-    import ucxx
-    return ucxx.core._ctx.worker.epoll_file_descriptor in asyncio.get_running_loop()._selector.get_map()
-
-def world():
-    from mpi4py import MPI
-    return MPI.COMM_WORLD.allreduce(5)
-
-def seen(client):
-    from mpi4py import MPI
-    x = da.random.random((2_000, 2_000), chunks=500).persist()
-    wait(x)
-    total, twice = (float(value) for value in client.gather(client.compute([x.sum(), (x + x.T).sum()])))
-    tell(
-        world=MPI.COMM_WORLD.size,
-        scheduler=client.scheduler.address,
-        workers=looks(client),
-        nannies=[*client.run(nannies).values()],
-        agents=[*client.run(os.getpid, nanny=True).values()],
-        total=total,
-        twice=twice,
-    )
-"""
-)
+HEAD = script("ucx/scripts/without_gpus.py")
 INITIALIZED = "from dask_gpu_mpi import initialize\nsession = initialize(protocol='ucx', security=False)\nclient = Client()\n"
 
 
@@ -63,16 +41,17 @@ def check(told: dict[str, Any], workers: int) -> dict[str, dict[str, Any]]:
     rows = workers_of(told)
     assert len(rows) == workers
     assert told["scheduler"].startswith("ucx://")
-    assert all(row["address"].startswith("ucx://") for row in rows.values())
-    assert all(row["nanny"] and row["identity"] == [] for row in rows.values())
+    assert all(row["address"].startswith("ucx://") for row in rows.values()), rows
+    assert all(row["nanny"] and row["identity"] == [] for row in rows.values()), rows
     # which carry no data: UCX would keep a core busy in each agent
-    assert all(address.startswith("tcp://") for address in told["nannies"])
+    assert all(address.startswith("tcp://") for address in told["nannies"]), told["nannies"]
     assert len(set(told["agents"])) == len(told["nannies"]) == workers
     assert told["total"] == pytest.approx(2e6, rel=0.01)
     assert told["twice"] == pytest.approx(2 * told["total"], rel=1e-9)
     return rows
 
 
+@pytest.mark.quick("mpich")
 def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     """No main guard, MPI in the script and in tasks, and its exit code."""
     script = tmp_path / "script.py"
@@ -88,9 +67,9 @@ def test_command(mpirun: Mpi, tmp_path: Path) -> None:
     check(told, 2)
     assert told["world"] == 2
     assert told["worlds"] == [5, 5]
-    assert told["watching"] == [False, False]  # else a core is kept busy in each agent
+    assert told["watching"] == [False, False], "agents watch UCX, which keeps a core of each busy"
     assert told["messages"] == [2_000_000_000]
-    assert only_our_lines(done.stderr), done.stderr
+    assert foreign_lines(done.stderr) == []
     assert scratch_of(mpirun.jobs[-1]) == []
 
 
@@ -110,7 +89,7 @@ def test_initialize(mpirun: Mpi) -> None:
     assert told["messages"] == [123_000_000]
     assert len(told["threshold"]) == 2
     assert [value for value in told["threshold"] if "12345" not in value] == []
-    assert only_our_lines(done.stderr), done.stderr
+    assert foreign_lines(done.stderr) == []
 
 
 def test_mpi_before_ucx(mpirun: Mpi) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive, until
 from dask_gpu_mpi.agent import cuda_keepalive as driver
 from dask_gpu_mpi.agent.cuda_keepalive import start_cuda_keepalive
 from dask_gpu_mpi.mpi.launcher_check import launched_as
 from dask_gpu_mpi.options.resolve import resolve
-from simulated.nvml import compile_library
+from support.jobs.clusters import alive, until
+from support.mocks.gpus import compile_library
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="looks into /proc; there is no CUDA elsewhere"

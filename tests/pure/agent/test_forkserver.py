@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive, until
+from support.jobs.clusters import alive, until
 
 HEAD = """
     import os, sys, tempfile

@@ -14,13 +14,13 @@ from pathlib import Path
 import dask.config
 import pytest
 
-from clusters import alive
 from dask_gpu_mpi.agent import handle as supervisor
 from dask_gpu_mpi.agent.handle import AgentProcess, _import_path, begin_agent
 from dask_gpu_mpi.agent.orders import Answer, Configuration, Order
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
+from support.jobs.clusters import alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -97,14 +97,6 @@ def test_nobody_reads(pipe: tuple[int, int], tmp_path: Path) -> None:
         wait_until_read((write, file.fileno()), 600)  # pytest gives a test two minutes
 
 
-def test_a_frame_is_returned_at_once(pipe: tuple[int, int]) -> None:
-    read, write = pipe
-    write_frame(write, 1)
-    begun = time.monotonic()
-    assert FrameReader(read).read(timeout=60) == [1]
-    assert time.monotonic() - begun < 30
-
-
 def test_nothing_comes_after_the_end_of_file_but_time_passes(pipe: tuple[int, int]) -> None:
     read, write = pipe
     os.close(write)
@@ -156,19 +148,6 @@ def test_standard_input_is_a_pipe_like_others(pipe: tuple[int, int]) -> None:
     finally:
         os.dup2(saved, 0)
         os.close(saved)
-
-
-def test_a_frame_that_comes_in_parts() -> None:
-    frames = b"".join(struct.pack("<Q", len(data)) + data for data in map(pickle.dumps, ("one", "two")))
-    read, write = os.pipe()
-    reader = FrameReader(read)
-    os.write(write, frames[:-1])
-    assert reader.read(0.0) == ["one"]
-    os.write(write, frames[-1:])
-    assert reader.read(0.0) == ["two"]
-    assert reader.read(0.0) == []
-    os.close(write)
-    reader.close()
 
 
 def test_a_frame_that_can_not_be_unpickled_is_dropped() -> None:

@@ -18,7 +18,7 @@ import pytest
 import dask_gpu_mpi
 from dask_gpu_mpi.agent import forkserver
 from dask_gpu_mpi.workers import factory, lifecycle, logs
-from private_api import TABLE, PrivateName
+from support.private_api import TABLE, PrivateName
 
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
 MODULES = sorted({*PACKAGE.glob("*.py"), *PACKAGE.glob("*/*.py")})
@@ -135,7 +135,7 @@ def test_no_other_private_name_is_used() -> None:
         if (names := foreign(module, tree, rooms[module.partition("/")[0]]))
     }
     assert found == {}, (
-        "private names of others: add them to tests/private_api.py, with a guard where they are used"
+        "private names of others: add them to tests/support/private_api.py, with a guard where they are used"
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from dask_gpu_mpi.base.text import format_bytes, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.errors import OptionError
-from inventories import GIB
+from support.mocks.inputs import GIB
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 from dask_gpu_mpi.base.versions import RELEASES, TESTED, pin_warnings, untested
+from support import ROOT
 
-ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 #: What a release brings besides that an extra names, at its oldest and at its newest (resolved from the package index).

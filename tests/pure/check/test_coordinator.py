@@ -30,7 +30,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.startup.bringup import planner
 from dask_gpu_mpi.startup.coordinator import Phase, shared_options
 from dask_gpu_mpi.startup.messages import Event, Kind, Listening, Reached, Registration
-from preflights import observed
+from support.mocks.preflights import observed
 
 NETWORK = (Interface("eth0", "10.0.0.1", "10.0.0.0/8"),)
 #: When MPI was started.

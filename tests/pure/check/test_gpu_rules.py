@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.rules import apply_rules
-from preflights import bad, evidence, gpu, observed, only
+from support.mocks.preflights import bad, evidence, gpu, observed, only
 
 
 def test_ecc_errors() -> None:

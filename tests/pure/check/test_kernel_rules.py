@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.report import Outcome
 from dask_gpu_mpi.check.rules import apply_rules
-from preflights import bad, evidence, observed, only
+from support.mocks.preflights import bad, evidence, observed, only
 
 
 @pytest.mark.parametrize("kind", ["import", "cuda", "wrong", "late", "died"])

@@ -6,7 +6,7 @@ import pytest
 
 from dask_gpu_mpi.check.observations import NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.version_rules import KNOWN_BAD, MISSING, known_bad
-from preflights import VERSIONS, evidence, observed, only
+from support.mocks.preflights import VERSIONS, evidence, observed, only
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.startup.messages import Listening
-from preflights import bad, evidence, nodes, observed, only, reaching
+from support.mocks.preflights import bad, evidence, nodes, observed, only, reaching
 
 
 def test_rank_that_does_not_reach_the_scheduler() -> None:

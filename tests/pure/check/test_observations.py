@@ -26,7 +26,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvml import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.options.model import Options
-from preflights import observed
+from support.mocks.preflights import observed
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, merge, problems, split_fix
-from preflights import evidence, observed
+from support.mocks.preflights import evidence, observed
 
 
 @pytest.mark.parametrize(

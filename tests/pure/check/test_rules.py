@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from dask_gpu_mpi.check.report import Evidence, Report
 from dask_gpu_mpi.check.rules import apply_rules
-from preflights import GIB, GREEN, bad, evidence, gpu, observed, only
+from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, observed, only
 
 
 def test_all_is_well() -> None:

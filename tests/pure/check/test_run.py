@@ -27,7 +27,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.startup import start_context
 from dask_gpu_mpi.startup.messages import Channels, Connect, Event, Kind, Listen, Reached
 from dask_gpu_mpi.startup.start_context import Patience
-from preflights import MockMailbox
+from support.mocks.preflights import MockMailbox
 
 CPUS = Options(worker_class="distributed.Nanny", interface="lo")
 

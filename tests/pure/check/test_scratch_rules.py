@@ -6,7 +6,7 @@ import pytest
 
 from dask_gpu_mpi.check.rules import LEAST_SCRATCH, LONGEST_SCRATCH, NETWORK, apply_rules
 from dask_gpu_mpi.machine.scratch import Scratch
-from preflights import GIB, bad, evidence, observed
+from support.mocks.preflights import GIB, bad, evidence, observed
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from dask_gpu_mpi.check.rules import check_transport
 from dask_gpu_mpi.check.ucx import UcxResult
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import WorkerUcx
-from preflights import evidence, observed
+from support.mocks.preflights import evidence, observed
 
 MISSING = "distributed-ucxx is not installed. Fix: pip install it"
 

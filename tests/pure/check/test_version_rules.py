@@ -7,7 +7,7 @@ import pytest
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.options.protocols import Protocol
-from preflights import bad, evidence, observed
+from support.mocks.preflights import bad, evidence, observed
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ import sys
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from clusters import until
 from dask_gpu_mpi.cli import live_view
 from dask_gpu_mpi.errors import InputError
-
-ROOT = Path(__file__).resolve().parents[3]
+from support import ROOT
+from support.jobs.clusters import until
 
 #: Runs `watch` on samples that the argument names.
 PROGRAM = """
@@ -28,9 +26,9 @@ import asyncio, sys
 sys.path.insert(0, "tests")
 from dask_gpu_mpi.cli.live_view import check_terminal, watch
 from dataclasses import replace
-from dask_gpu_mpi.view.link import NoAnswerError
+from dask_gpu_mpi.view.snapshot import NoAnswerError
 from dask_gpu_mpi.view.snapshot import snapshot_of
-from snapshots import cluster
+from support.mocks.snapshots import cluster
 
 class Source:
     def __init__(self):

@@ -20,7 +20,7 @@ from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.planner import make_plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.startup import bringup
-from preflights import observed
+from support.mocks.preflights import observed
 
 SHAPE = (
     "--nodes",

@@ -18,7 +18,7 @@ from dask_gpu_mpi.cli.live_view import find_cluster, print_table, run_top
 from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.scheduler_file import Target, write_scheduler_file
 from dask_gpu_mpi.view.snapshot import Snapshot, snapshot_of
-from snapshots import cluster
+from support.mocks.snapshots import cluster
 
 SNAPSHOT = snapshot_of(*cluster(2, 2), 7.0)
 

@@ -19,8 +19,8 @@ import pytest
 from dask_gpu_mpi.job import child_processes as module
 from dask_gpu_mpi.job.child_processes import ClusterFile, forget_cluster
 from dask_gpu_mpi.network.credentials import make_credentials
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 SETTINGS = {"scheduler-address": "tls://h:1", **make_credentials().dask_config()}
 KEYS = (
     "scheduler-address",

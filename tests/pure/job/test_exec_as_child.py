@@ -6,13 +6,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 
 from dask_gpu_mpi.job.child_processes import ExecAsChild
+from support import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 HEAD = """
 import atexit, os, signal, sys, threading
 from dask_gpu_mpi.job.child_processes import ExecAsChild

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from distributed.core import Server
 
-from clusters import until
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
 from dask_gpu_mpi.job import report as module
 from dask_gpu_mpi.job.report import Reporter
 from dask_gpu_mpi.options.model import Options
-from inventories import gpu, one_host, plan
-from reports import made_up
+from support.jobs.clusters import until
+from support.mocks.inputs import gpu, one_host, plan
+from support.mocks.snapshots import made_up
 
 
 class SlowScheduler:
@@ -197,7 +197,7 @@ def test_what_makes_a_page_is_imported_before_the_end(
 
 
 def test_the_import_is_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "dask_gpu_mpi.view.report_page"
+    name = "dask_gpu_mpi.view.report_figures"
     monkeypatch.delitem(sys.modules, name, raising=False)
     module._import_page()
     assert name in sys.modules

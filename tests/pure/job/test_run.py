@@ -15,8 +15,7 @@ import pytest
 from dask_gpu_mpi.job import program as module
 from dask_gpu_mpi.job.program import Program, ProgramKind
 from dask_gpu_mpi.sites.command import START
-
-ROOT = Path(__file__).resolve().parents[3]
+from support import ROOT
 
 RUN = """
 import sys
@@ -36,17 +35,6 @@ def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def test_names_arguments_and_neighbours(tmp_path: Path) -> None:
-    (tmp_path / "neighbour.py").write_text("VALUE = 5")
-    text = (
-        "import sys, neighbour\n"
-        "same = sys.modules['__main__'].__file__ == __file__\n"
-        "print(__name__, __file__ == sys.argv[0], sys.argv[1:], neighbour.VALUE, same)\n"
-    )
-    done = run(tmp_path, text, "a", "--b")
-    assert done.stdout.strip() == "__main__ True ['a', '--b'] 5 True", done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "code"),
     [
@@ -58,45 +46,6 @@ def test_names_arguments_and_neighbours(tmp_path: Path) -> None:
 )
 def test_exit_codes(tmp_path: Path, text: str, code: int) -> None:
     assert run(tmp_path, text).returncode == code
-
-
-def test_the_traceback_is_the_users_own(tmp_path: Path) -> None:
-    done = run(tmp_path, "def f():\n    1 / 0\nf()\n")
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert "dask_gpu_mpi" not in done.stderr
-    assert "ZeroDivisionError" in done.stderr
-
-
-def test_a_syntax_error_is_the_users_own(tmp_path: Path) -> None:
-    done = run(tmp_path, "def f(:\n")
-    assert done.returncode == 1
-    assert "SyntaxError" in done.stderr
-    assert "script.py" in done.stderr
-    assert "run_script" not in done.stderr
-
-
-def test_a_thread_outlives_the_main_program(tmp_path: Path) -> None:
-    text = (
-        "import threading\nNAME = 'kept'\ngo = threading.Event()\n"
-        "threading.Thread(target=lambda: (go.wait(10), print(NAME))).start()\ngo.set()\n"
-    )
-    assert run(tmp_path, text).stdout.strip() == "kept"
-
-
-def test_annotations_are_the_scripts_own(tmp_path: Path) -> None:
-    done = run(tmp_path, "def f(x: int): ...\nprint(f.__annotations__['x'] is int)")
-    assert done.stdout.strip() == "True", done.stderr
-
-
-def test_the_file_is_absolute(tmp_path: Path) -> None:
-    (tmp_path / "s.py").write_text(
-        "import os, sys; os.chdir('/'); print(os.path.exists(__file__), sys.argv[0])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, "s.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert done.stdout.split() == ["True", "s.py"], done.stderr
 
 
 #: What a script sees of itself: nothing of it may depend on who runs it.
@@ -201,18 +150,6 @@ def test_a_safe_path_stays_safe(tmp_path: Path) -> None:
     python, ours = both("s.py", cwd=tmp_path, environ={"PYTHONSAFEPATH": "1"})
     assert ours == python
     assert str(tmp_path) not in ours["path"]
-
-
-def test_a_script_in_a_link_imports_its_neighbours(tmp_path: Path) -> None:
-    real = tmp_path / "real"
-    real.mkdir()
-    (real / "neighbour.py").write_text("VALUE = 5")
-    (real / "s.py").write_text("import neighbour; print(neighbour.VALUE)")
-    (tmp_path / "my script.py").symlink_to("real/s.py")
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, "my script.py"], capture_output=True, text=True, timeout=60, cwd=tmp_path
-    )
-    assert done.stdout == "5\n", done.stderr
 
 
 HOSTILE = ["a b.py", "quote'\"$(x).py", "line\nbreak.py", "emoji \N{SNAKE}.py", "-dash.py", b"latin-\xe4.py"]

@@ -1,4 +1,4 @@
-"""Contexts that a process has made, found without making one: with a simulated driver, in a process of its own."""
+"""Contexts that a process has made, found without making one: with an emulated driver, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.machine.nvml import own_contexts
-from simulated.cuda import LOG_VARIABLE, compile_cuda, read_log
+from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
 
 STAGES = """
 import ctypes, json
@@ -37,7 +37,7 @@ print(json.dumps(told))
 def test_what_is_there_is_found_and_nothing_is_made(tmp_path: Path) -> None:
     log = tmp_path / "log"
     libdir = compile_cuda(tmp_path / "lib")
-    environ = {**os.environ, "LD_LIBRARY_PATH": str(libdir), "SIMULATED_CUDA": "4", LOG_VARIABLE: str(log)}
+    environ = {**os.environ, "LD_LIBRARY_PATH": str(libdir), "EMULATED_CUDA": "4", LOG_VARIABLE: str(log)}
     environ.pop("CUDA_VISIBLE_DEVICES", None)
     done = subprocess.run(
         [sys.executable, "-c", STAGES], env=environ, capture_output=True, text=True, timeout=60, check=True

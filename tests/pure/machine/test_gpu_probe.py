@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from clusters import alive, until
-from simulated.nvml import GIB, SimHost, compile_library, compile_nvml, make_gpus, simulated_environ
+from support.jobs.clusters import alive, until
+from support.mocks.gpus import (
+    GIB,
+    SimHost,
+    compile_library,
+    compile_nvml,
+    emulated_environ,
+    make_gpus,
+)
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="there is no NVML elsewhere"),
@@ -85,15 +92,15 @@ def answers(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_it_sees_what_the_rank_sees(tmp_path: Path) -> None:
     gpus = make_gpus(3, host="one", memory=80 * GIB)
-    environ = simulated_environ(compile_nvml(tmp_path), gpus) | {"CUDA_VISIBLE_DEVICES": "2,0"}
+    environ = emulated_environ(compile_nvml(tmp_path), gpus) | {"CUDA_VISIBLE_DEVICES": "2,0"}
     assert answers(look(environ)) == f"{gpus[2].uuid}:0,{gpus[0].uuid}:0"
 
 
 def test_what_is_wrong_is_told(tmp_path: Path) -> None:
     lib = compile_nvml(tmp_path)
-    broken = simulated_environ(lib, {"*": SimHost(make_gpus(1, host="one"), init_fail="NO_PERMISSION")})
+    broken = emulated_environ(lib, {"*": SimHost(make_gpus(1, host="one"), init_fail="NO_PERMISSION")})
     assert answers(look(broken)).startswith("2 NVML does not start: ")
-    hidden = simulated_environ(lib, make_gpus(1, host="one")) | {"CUDA_VISIBLE_DEVICES": "7"}
+    hidden = emulated_environ(lib, make_gpus(1, host="one")) | {"CUDA_VISIBLE_DEVICES": "7"}
     assert answers(look(hidden)).startswith("2 CUDA_VISIBLE_DEVICES='7'")
 
 

@@ -15,7 +15,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
 from dask_gpu_mpi.machine.nvml import list_gpus
-from mock_nvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
+from support.mocks.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
 
 
 def test_a_broken_nvml_is_an_error_that_names_rank_host_and_nvmls_text() -> None:

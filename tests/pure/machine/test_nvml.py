@@ -9,7 +9,7 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvml import driver_is_installed, gpu_health, list_gpus
-from mock_nvml import (
+from support.mocks.pynvml import (
     FUNCTION_NOT_FOUND,
     GIB,
     LOST,

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,6 @@ from dask_gpu_mpi.machine.scratch import (
     name_error,
     remove_scratch,
 )
-from strangers import links_are_strangers
 
 MOUNTS = """\
 22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -165,10 +165,10 @@ def test_link_in_its_place_is_not_followed(tmp_path: Path, monkeypatch: pytest.M
     assert os.listdir(tmp_path / "other") == ["kept"]
 
 
-def test_strangers_link_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_link_is_not_followed(tmp_path: Path, links_are_strangers: Callable[[], None]) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "link").symlink_to("home")
-    links_are_strangers(monkeypatch, tmp_path)
+    links_are_strangers()
     with pytest.raises(InputError, match=r"can't be written \(the symbolic link .* belongs to another user"):
         make_scratch(str(tmp_path / "link" / "dgm-1"))
     assert inspect_scratch(str(tmp_path / "link")).error.startswith("the symbolic link")

@@ -17,7 +17,7 @@ from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.mailbox import _TAG as TAG
 from dask_gpu_mpi.mpi.mailbox import Mail, Mailbox
 from dask_gpu_mpi.mpi.wire import KeyPair
-from mockmpi import Comm, install
+from support.mocks.mpi import Comm, install
 
 PAYLOADS = {"text": str, "steps": list[int], "nothing": None}
 

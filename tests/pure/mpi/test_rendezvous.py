@@ -14,7 +14,7 @@ from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
 from dask_gpu_mpi.mpi.wire import DroppedMessages, KeyPair
-from mockmpi import Comm, install
+from support.mocks.mpi import Comm, install
 
 #: Keys of ranks, which are ready before the test: rank 0's first.
 KEYS = [KeyPair() for _ in range(5)]

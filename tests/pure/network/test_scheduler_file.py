@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from dask_gpu_mpi.network.scheduler_file import (
     write_scheduler_file,
 )
 from dask_gpu_mpi.options.resolve import resolve
-from strangers import links_are_strangers
 
 CONFIG = {"distributed.comm.require-encryption": True}
 
@@ -195,12 +195,14 @@ def test_open_cluster_is_warned_of_unless_that_is_said(
     assert capsys.readouterr().err == ""
 
 
-def test_strangers_link_leads_nothing_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strangers_link_leads_nothing_elsewhere(
+    tmp_path: Path, links_are_strangers: Callable[[], None]
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "link").symlink_to("home")
     path = tmp_path / "link" / "s.json"
     write_scheduler_file(str(path), "tls://h:1", None, "a", {})
-    links_are_strangers(monkeypatch, tmp_path)
+    links_are_strangers()
     with pytest.raises(
         InputError, match=r"can't be written \(the symbolic link .*link' belongs to another user"
     ):

@@ -17,7 +17,7 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert
 from dask_gpu_mpi.options.model import Option
 from dask_gpu_mpi.options.resolve import resolve
-from resolving import keywords, refused
+from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[3]
+from support import ROOT
 
 #: Resolves the options as a rank does, and says what came of it.
 RESOLVE = """

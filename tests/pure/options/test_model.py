@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.options.model import Option
-from resolving import keywords
+from support.mocks.inputs import keywords
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

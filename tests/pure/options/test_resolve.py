@@ -10,11 +10,10 @@ from pathlib import Path
 import dask.config
 import pytest
 
-from resolving import keywords, refused
+from support import ROOT
+from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
-
-ROOT = Path(__file__).parents[3]
 
 
 def test_keyword_beats_configuration_beats_default() -> None:

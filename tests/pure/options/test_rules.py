@@ -9,7 +9,7 @@ import dask.config
 import pytest
 
 from dask_gpu_mpi.options.resolve import resolve
-from resolving import keywords, refused
+from support.mocks.inputs import keywords, refused
 
 pytestmark = pytest.mark.usefixtures("unconfigured")
 

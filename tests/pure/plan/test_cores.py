@@ -5,24 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
-from inventories import gpu, plan, rank
-
-
-@pytest.mark.parametrize(
-    ("masks", "threads"),
-    [
-        ([(0, 1)] * 4, [1] * 4),
-        ([tuple(range(8))] * 2, [4, 4]),
-        ([(0, 1), (2, 3, 4)], [2, 3]),
-        ([(0, 1, 2, 3), (2, 3, 4, 5)], [3, 3]),
-        ([tuple(range(8))] * 3, [2, 2, 2]),
-        ([(), (0,)], [1, 1]),
-    ],
-)
-def test_cores_are_shared_fairly(masks: list[tuple[int, ...]], threads: list[int]) -> None:
-    found = plan([rank(i, len(masks), cpus=mask) for i, mask in enumerate(masks)])
-    assert [w.nthreads for w in found.workers] == threads
-
+from support.mocks.inputs import gpu
 
 ALL = tuple(range(8))
 

@@ -13,7 +13,14 @@ from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus
-from inventories import GIB, gpu, names, one_host, plan, rank
+from support.mocks.inputs import (
+    GIB,
+    gpu,
+    names,
+    one_host,
+    plan,
+    rank,
+)
 
 CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tuple(sorted(cores)))
 ABC = (gpu(0), gpu(1), gpu(2))

@@ -10,7 +10,14 @@ import pytest
 
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.plan import synthetic
-from inventories import GIB, gpu, names, one_host, plan, rank
+from support.mocks.inputs import (
+    GIB,
+    gpu,
+    names,
+    one_host,
+    plan,
+    rank,
+)
 
 #: Nodes of the size that the expectations below are for.
 hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dask_gpu_mpi.errors import PlacementError
-from inventories import GIB, gpu, one_host, plan, rank
+from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
 
 def test_hosts_of_one_name_are_told_apart() -> None:

@@ -11,7 +11,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes, roles, summary
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, gpu, one_host, plan, rank
+from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
 
 def boxes_of(found: Plan) -> list[NodeBox]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,9 +12,9 @@ import pytest
 from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, one_host, plan
+from support import ROOT
+from support.mocks.inputs import GIB, one_host, plan
 
-ROOT = Path(__file__).resolve().parents[3]
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "h1</text><script>alert('1')</script>&\x1b[31m\udcff\"]]>"
 
@@ -164,4 +163,6 @@ def test_the_example_of_the_docs_is_current() -> None:
     found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
     page = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
     assert (ROOT / "docs" / "images" / "plan.svg").read_text(encoding="utf-8") == svg(found)
+    good = plan(hypothetical_job(2, 1, 4))
+    assert (ROOT / "docs" / "images" / "plan-good.svg").read_text(encoding="utf-8") == svg(good)
     assert "images/plan.svg" in page

@@ -6,7 +6,7 @@ import json
 import pickle
 
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, plan
+from support.mocks.inputs import GIB, plan
 
 
 def test_json_has_the_schema_of_the_design() -> None:

@@ -18,7 +18,14 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import synthetic
 from dask_gpu_mpi.plan.planner import make_plan
-from inventories import GIB, gpu, names, one_host, plan, rank
+from support.mocks.inputs import (
+    GIB,
+    gpu,
+    names,
+    one_host,
+    plan,
+    rank,
+)
 
 #: Nodes of the size that the expectations below are for.
 hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)

@@ -11,7 +11,7 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.roles import expected_client
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import names, plan, rank
+from support.mocks.inputs import names, plan, rank
 
 
 @pytest.mark.parametrize("size", [1, 2])

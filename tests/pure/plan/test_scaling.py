@@ -8,7 +8,7 @@ from distributed import comm  # registers distributed's defaults  # noqa: F401
 
 from dask_gpu_mpi.plan import scaling
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import plan
+from support.mocks.inputs import plan
 
 
 def test_small_clusters_keep_dasks_defaults() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
-from inventories import GIB, gpu, one_host, plan, rank
+from support.mocks.inputs import GIB, gpu, one_host, plan, rank
 
 
 def test_table() -> None:

@@ -11,7 +11,7 @@ import pytest
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.plan import synthetic
 from dask_gpu_mpi.plan.workers import excess_warnings, worker_limit
-from inventories import GIB, gpu, names, plan, rank
+from support.mocks.inputs import GIB, gpu, names, plan, rank
 
 #: Nodes of the size that the expectations below are for.
 hypothetical_job = partial(synthetic.hypothetical_job, memory_per_node=256 * GIB)

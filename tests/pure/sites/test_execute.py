@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,6 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites import execute
 from dask_gpu_mpi.sites.command import Launch
 from dask_gpu_mpi.sites.execute import run_launch
-from strangers import links_are_strangers
 
 LAUNCH = """
 import os, sys
@@ -355,12 +354,12 @@ def test_cancelled_job_of_a_batch_system_that_requeues_by_the_code() -> None:
 
 @pytest.mark.parametrize("what", ["make", "mark"])
 def test_strangers_link_to_the_logs_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, what: str, links_are_strangers: Callable[[], None]
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "1").touch()
     (tmp_path / "logs").symlink_to("home")
-    links_are_strangers(monkeypatch, tmp_path)
+    links_are_strangers()
     launch = Launch({}, check=(), run=("true",), **{what: str(tmp_path / "logs" / "1")})
     with pytest.raises(
         InputError, match=r"logs/1: the symbolic link .* belongs to another user .* Fix: .*DGM_LOGS"

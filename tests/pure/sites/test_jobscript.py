@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,9 +23,9 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.resolve import resolve
 from dask_gpu_mpi.sites.batch import JobRequest, batch_system
 from dask_gpu_mpi.sites.jobscript import SCRIPTED, quote, render, template
-from fakebatch import ENVIRON, FakeBatch, directives
+from support import ROOT
+from support.mocks.batch import ENVIRON, FakeBatch, directives
 
-ROOT = Path(__file__).resolve().parents[2]
 LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_system(system).templates]
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
@@ -117,61 +118,31 @@ def test_module_that_can_not_be_loaded_ends_the_job(batch: FakeBatch) -> None:
     [
         (
             "slurm",
-            ["--account", "abc", "--partition", "gpu,gpu2", "--ranks-per-node", "2"],
-            [
-                "--nodes=2",
-                "--ntasks-per-node=2",
-                "--gpus-per-node=4",
-                "--time=01:30:10",
-                "--account=abc",
-                "--partition=gpu,gpu2",
-                "--exclusive",
-                "--mem=0",
-            ],
+            "--account abc --partition gpu,gpu2 --ranks-per-node 2",
+            "--nodes=2 --ntasks-per-node=2 --gpus-per-node=4 --time=01:30:10 --account=abc --partition=gpu,gpu2 "
+            "--exclusive --mem=0",
         ),
         (
             "pbs",
-            [
-                "--account",
-                "abc",
-                "--queue",
-                "gpu",
-                "--cpus-per-node",
-                "32",
-                "--directive",
-                "-l filesystems=home:eagle",
-            ],
-            [
-                "-l select=2:ncpus=32:mpiprocs=1:ngpus=4",
-                "-l place=scatter:excl",
-                "-l walltime=01:30:10",
-                "-A abc",
-                "-q gpu",
-                "-l filesystems=home:eagle",
-            ],
+            "--account abc --queue gpu --cpus-per-node 32 --directive '-l filesystems=home:eagle'",
+            "'-l select=2:ncpus=32:mpiprocs=1:ngpus=4' '-l place=scatter:excl' '-l walltime=01:30:10' '-A abc' '-q gpu' "
+            "'-l filesystems=home:eagle'",
         ),
         (
             "lsf",
-            ["--account", "abc", "--queue", "gpu", "--ranks-per-node", "2"],
-            [
-                "-n 4",
-                '-R "span[ptile=2]"',
-                '-gpu "num=4:mode=shared:j_exclusive=yes"',
-                "-W 01:31",
-                "-P abc",
-                "-q gpu",
-            ],
+            "--account abc --queue gpu --ranks-per-node 2",
+            """'-n 4' '-R "span[ptile=2]"' '-gpu "num=4:mode=shared:j_exclusive=yes"' '-W 01:31' '-P abc' '-q gpu'""",
         ),
         (
             "flux",
-            ["--account", "abc", "--queue", "gpu"],
-            ["--nodes=2", "--exclusive", "--time-limit=5410s", "--bank=abc", "--queue=gpu"],
+            "--account abc --queue gpu",
+            "--nodes=2 --exclusive --time-limit=5410s --bank=abc --queue=gpu",
         ),
     ],
 )
-def test_directives(system: str, words: list[str], expected: list[str]) -> None:
-    found = directives(asked(system, *words), batch_system(system).prefix)
-    assert set(expected) <= set(found)
+def test_directives(system: str, words: str, expected: str) -> None:
+    found = directives(asked(system, *shlex.split(words)), batch_system(system).prefix)
+    assert set(shlex.split(expected)) <= set(found)
     assert len({re.split("[= ]", line.replace("-l ", "-l", 1))[0] for line in found}) == len(found)
 
 
@@ -268,23 +239,8 @@ def test_gpus_without_a_worker_are_counted() -> None:
 
 
 def test_ranks_without_a_gpu_are_told() -> None:
-    done = CliRunner().invoke(
-        cli,
-        [
-            "jobscript",
-            "slurm",
-            "--nodes",
-            "1",
-            "--gpus-per-node",
-            "2",
-            "--ranks-per-node",
-            "3",
-            "--time",
-            "1:00:00",
-            "--",
-            "my.py",
-        ],
-    )
+    words = "jobscript slurm --nodes 1 --gpus-per-node 2 --ranks-per-node 3 --time 1:00:00 -- my.py"
+    done = CliRunner().invoke(cli, words.split())
     assert done.exit_code == 0
     assert "more ranks than GPUs: rank 2" in done.stderr
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from dask_gpu_mpi.sites.batch import Allocation, Requeue, Run
 from dask_gpu_mpi.sites.execute import run_command
 from dask_gpu_mpi.sites.pbs import job_script, resources
-from strangers import links_are_strangers
+from support import ROOT
 
 QSTAT = """Job Id: 42.server
     Job_Name = dask-gpu-mpi
@@ -142,7 +142,7 @@ def test_job_script_is_the_nearest_shells(tmp_path: Path) -> None:
     for command in ('"$1" -c "$2"', 'timeout 20 nice "$1" -c "$2"'):
         script.write_text(f"#!/bin/bash\n{command}\ntrue\n")
         script.chmod(0o755)
-        root = str(Path(__file__).resolve().parents[3])
+        root = str(ROOT)
         for shell in (["bash"], []):  # or by its first line
             words = [*shell, str(script), sys.executable, ask]
             done = subprocess.run(
@@ -161,11 +161,11 @@ def test_job_script_is_no_program_that_is_no_shell(tmp_path: Path) -> None:
 
 
 def test_count_of_lsf_follows_no_strangers_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], links_are_strangers: Callable[[], None]
 ) -> None:
     given = job("lsf", logs=str(tmp_path))
     (tmp_path / f"{given.allocation.job}.restarts").symlink_to("precious")
-    links_are_strangers(monkeypatch, tmp_path)
+    links_are_strangers()
     assert requeue(given, {}, Commands()) == 1
     assert "belongs to another user" in capsys.readouterr().err
     assert not (tmp_path / "precious").exists()

@@ -19,7 +19,7 @@ from dask_gpu_mpi.startup import bringup, inspection, start_context
 from dask_gpu_mpi.startup.bringup import plan_of_allocation
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import PAYLOADS, Kind, Registration
-from preflights import MockMailbox, gpu, observed
+from support.mocks.preflights import MockMailbox, gpu, observed
 
 CPUS = Options(worker_class="distributed.Nanny", startup_timeout=20.0)
 

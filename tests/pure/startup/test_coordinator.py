@@ -28,7 +28,7 @@ from dask_gpu_mpi.startup.coordinator import (
 )
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Listening, Reached, Registration, Start
 from dask_gpu_mpi.view.job_facts import JobFacts, facts_of
-from inventories import gpu
+from support.mocks.inputs import gpu
 
 LO = Interface("lo", "127.0.0.1", "127.0.0.0/8")
 SHAPE = (("layout", "shared"),)

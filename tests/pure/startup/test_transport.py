@@ -11,7 +11,7 @@ from dask_gpu_mpi.options.protocols import WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup import reachability
 from dask_gpu_mpi.startup.reachability import choose_transport, probing_workers, ucx_ability
-from inventories import gpu, one_host, plan, rank
+from support.mocks.inputs import gpu, one_host, plan, rank
 
 OFF, AUTO, ALL = WorkerUcx.OFF, WorkerUcx.AUTO, WorkerUcx.ALL
 NO_GPUS = plan(one_host((), ()))

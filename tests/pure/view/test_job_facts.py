@@ -7,7 +7,7 @@ import json
 from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, facts_of
-from inventories import gpu, plan, rank
+from support.mocks.inputs import gpu, plan, rank
 
 
 def planned(**options: object) -> Plan:

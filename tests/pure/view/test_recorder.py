@@ -12,7 +12,7 @@ import pytest
 from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.view import recorder as module
 from dask_gpu_mpi.view.recorder import Recorder, recorder_of
-from reports import made_up
+from support.mocks.snapshots import made_up
 
 
 @pytest.mark.slow

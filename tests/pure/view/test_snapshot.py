@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from dask_gpu_mpi.view import snapshot as module
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
 from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
 from dask_gpu_mpi.workers import plugins
-from snapshots import GIB, cluster, identity_of, metrics
+from support import ROOT
+from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
 
 def job(rows: list[PlannedRow], **more: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_names_that_two_rooms_have(name: str) -> None:
 
 
 def test_the_page_has_every_key_of_the_json() -> None:
-    page = (Path(__file__).resolve().parents[3] / "docs" / "json.md").read_text()
+    page = (ROOT / "docs" / "json.md").read_text()
     _, _, tables = page.partition("## `top --json`")
     named = set(re.findall(r"`(\w+)`", tables))
     told = as_json(snapshot_of(*cluster(1, 1), 7.0))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.view.snapshot import Row, snapshot_of
 from dask_gpu_mpi.view.top_view import SORTS, View, folded, keys_of, page_of, press, share
-from snapshots import GIB, cluster
+from support.mocks.snapshots import GIB, cluster
 
 ROWS = snapshot_of(*cluster(3, 2), 7.0).rows
 LARGE = snapshot_of(*cluster(64, 8), 7.0).rows

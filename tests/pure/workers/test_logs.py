@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,6 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.workers import logs
 from dask_gpu_mpi.workers.logs import last_output
-from strangers import links_are_strangers
 
 
 def python(code: str) -> subprocess.CompletedProcess[str]:
@@ -205,14 +205,14 @@ print(logs.last_output(folder, os.getpid()).encode("ascii", "backslashreplace").
 
 @pytest.mark.parametrize("what", ["link", "file", "pipe"])
 def test_log_that_can_not_be_opened_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    tmp_path: Path, what: str, links_are_strangers: Callable[[], None]
 ) -> None:
     {
         "link": lambda: (tmp_path / "rank.log").symlink_to("precious"),
         "file": lambda: (tmp_path / "rank.log").mkdir(),
         "pipe": lambda: os.mkfifo(tmp_path / "rank.log"),
     }[what]()
-    links_are_strangers(monkeypatch, tmp_path)
+    links_are_strangers()
     with pytest.raises(
         InputError, match=r"^the log file .*rank\.log' can't be written on .* Fix: .*--log-directory"
     ):

@@ -1,0 +1,128 @@
+import asyncio
+import os
+import sys
+import time
+
+from distributed import Client
+
+from dask_gpu_mpi import Group, current_session, spmd
+
+NAMES = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "NODE_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+)
+
+
+def describe(group: Group, *args):
+    group.barrier()
+    variables = {name: os.environ.get(name) for name in NAMES}
+    pids = group.allgather(os.getpid())
+    word = group.broadcast({"from": group.rank}, root=group.size - 1)
+    # the port is free: rank 0 can listen there, and the others reach it
+    import socket
+
+    if group.rank == 0:
+        _listener = socket.create_server((group.master_addr, group.master_port))
+    group.barrier()
+    socket.create_connection((group.master_addr, group.master_port), timeout=10).close()
+    group.barrier()
+    assert group.hosts == (os.uname().nodename,) * group.size
+    assert not group.cancelled
+    return {
+        "rank": group.rank,
+        "size": group.size,
+        "local": (group.local_rank, group.local_size, group.node_rank),
+        "device": group.device,
+        "master": (group.master_addr, group.master_port),
+        "pids": pids,
+        "pid": os.getpid(),
+        "word": word,
+        "args": args,
+        "variables": variables,
+    }
+
+
+session = current_session()
+
+
+# without a client of the script's own; a value of the user's stays
+def user(value):
+    os.environ["NCCL_SOCKET_IFNAME"] = value
+
+
+found = session.spmd(describe, 1, "two")
+for rank, row in enumerate(found):
+    addr, port = row["master"]
+    assert (
+        row["rank"] == rank and row["size"] == 2 and row["local"] == (rank, 2, 0) and row["device"] is None
+    ), row
+    assert (
+        row["pids"] == [each["pid"] for each in found]
+        and row["word"] == {"from": 1}
+        and row["args"] == (1, "two")
+    ), row
+    assert row["variables"] == {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": addr,
+        "MASTER_PORT": str(port),
+        "JAX_COORDINATOR_ADDRESS": f"{addr}:{port}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(rank),
+        "NCCL_SOCKET_IFNAME": "=lo",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }, row
+assert len({row["master"] for row in found}) == 1
+
+with Client() as client:
+    assert all(
+        value == [None] * len(NAMES)
+        for value in client.run(lambda: [os.environ.get(name) for name in NAMES]).values()
+    )
+    assert client.scheduler_info(n_workers=-1) and session.spmd(lambda group: group.rank) == [0, 1]
+    client.run(user, "of the user")
+    assert session.spmd(lambda group: os.environ["NCCL_SOCKET_IFNAME"]) == ["of the user"] * 2
+    # futures arrive as their results
+    assert spmd(client, lambda group, x: x + group.rank, client.submit(sum, [40, 2])) == [42, 43]
+    # some of the workers, by name and by address; each alone is rank 0
+    names = client.run(lambda dask_worker: dask_worker.name)
+
+    def me(group):
+        return (group.rank, group.size, os.getpid())
+
+    pids = client.run(os.getpid)
+    for address, name in names.items():
+        assert (
+            spmd(client, me, workers=[name]) == spmd(client, me, workers=[address]) == [(0, 1, pids[address])]
+        )
+    # members come before ordinary tasks that wait, and after those that run
+    done = [client.submit(time.sleep, 0.2, pure=False) for _ in range(40)]
+    session.spmd(lambda group: group.barrier())
+    assert not all(future.done() for future in done)
+    client.gather(done)
+
+
+async def other():
+    async with Client(session.address, asynchronous=True, security=session.security) as client:
+        return await spmd(client, lambda group: group.allgather(group.rank))
+
+
+assert asyncio.run(other()) == [[0, 1], [0, 1]]
+sys.exit(3)

@@ -1,1 +1,0 @@
-"""Stand-ins for hardware that the test machine does not have."""

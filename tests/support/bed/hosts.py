@@ -1,0 +1,68 @@
+"""Hosts on this machine: network namespaces that ci/testbed makes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from support import TESTBED
+from support.jobs.mpi import JobError
+
+__all__ = ["TestBed"]
+
+
+@dataclass(frozen=True)
+class TestBed:
+    """Namespace hosts that are up (ci/testbed)."""
+
+    __test__ = False  # not a test class, whatever its name says
+
+    state: Path
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def up(cls, count: int, state: Path) -> TestBed:
+        """Start `count` hosts that end with this process; `Unavailable` says why there can be none."""
+        env = {**os.environ, "TESTBED_DIR": str(state), "TESTBED_OWNER": str(os.getpid())}
+        done = subprocess.run(
+            [TESTBED / "hosts-up", str(count)], env=env, capture_output=True, text=True, timeout=60
+        )
+        if done.returncode == 77:
+            raise cls.Unavailable(done.stderr.strip())
+        if done.returncode:
+            raise JobError(f"hosts-up failed with {done.returncode}: {done.stderr}")
+        return cls(state, tuple(f"h{i}" for i in range(1, count + 1)))
+
+    @classmethod
+    @contextlib.contextmanager
+    def for_tests(cls, count: int) -> Iterator[TestBed]:
+        """`count` hosts while a fixture lives; its tests are skipped, with the reason, where they can't be had."""
+        with tempfile.TemporaryDirectory(prefix="dgm-bed-", ignore_cleanup_errors=True) as folder:
+            try:
+                bed = cls.up(count, Path(folder) / "bed")
+            except cls.Unavailable as reason:
+                pytest.skip(str(reason))
+            try:
+                yield bed
+            finally:
+                # before the folder goes, which says what there is to end
+                bed.down()
+
+    def down(self) -> None:
+        """Kill everything on the hosts, and the hosts."""
+        env = {**os.environ, "TESTBED_DIR": str(self.state)}
+        subprocess.run([TESTBED / "hosts-down"], env=env, check=True, timeout=60)
+
+    def on(self, host: str, argv: Sequence[str]) -> list[str]:
+        """Return the command line that runs `argv` on `host`."""
+        return ["env", f"TESTBED_DIR={self.state}", str(TESTBED / "on"), host, *argv]
+
+    class Unavailable(Exception):
+        """No namespaces here: a reason to skip."""

@@ -1,0 +1,1 @@
+"""Programs that try to get into jobs, and jobs under their attack."""

@@ -1,0 +1,300 @@
+"""Jobs under attack: a script that computes all the while, an intruder beside it (`attacks`), and what both showed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from support.bed.hosts import TestBed
+from support.intruders.attacks import MARK
+from support.intruders.listeners import Census, Listener, open_memory
+from support.jobs.clusters import facts, until
+from support.jobs.mpi import CompletedJob, Job, Mpi
+from support.jobs.scripts import script
+
+__all__ = ["ATTACKS", "KINDS", "Attacked", "Target", "attacked", "start", "was_in"]
+
+#: Open descriptors that each process of the job may have, unless it asks for more: a common limit.
+DESCRIPTORS = 1024
+#: Seconds for the intruder to end, for the job to come up, and for a round of its script.
+GROUP, START, ROUND = 60.0, 60.0, 15.0
+#: The end of what the script tells before it computes.
+LAST_TOLD = r'"recorder": [0-9]+\}'
+
+#: The script. It holds back the reachability test until the file "go-start" is there, tells where it listens for it, and then
+#: computes, with a new client for each round, until the file "go-end" is there.
+SCRIPT = script("support/intruders/scripts/computes.py")
+
+#: Kinds of listeners, by the name of the `Listener`. UCX has sockets of its own beside those that Dask asks of it ("uct").
+KINDS = {
+    "scheduler comm": "comm",
+    "worker comm": "comm",
+    "nanny comm": "comm",
+    "scheduler http": "http",
+    "worker http": "http",
+    "scheduler ucx": "ucx",
+    "worker ucx": "ucx",
+    "scheduler": "uct",
+    "worker": "uct",
+    "nanny": "uct",
+    "rank start": "start",
+    "rank": "mpi",
+    "launcher": "launcher",
+}
+#: What needs no credentials, and what holds connections.
+RAW = ("plain TCP", "pickle and msgpack bombs", "garbage of every length", "closed at once")
+HOLDING = ("a byte a second", "half-open connections")
+#: Groups of attacks by the kind of listener: one group after the other, all of a group at once.
+ATTACKS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "comm": (
+        (
+            "TLS without a certificate",
+            "a self-made authority",
+            "another job's certificate",
+            "a process of Dask",
+            "replayed",
+        ),
+        RAW,
+        HOLDING,
+    ),
+    "http": (("routes without the token",), RAW, HOLDING),
+    "mpi": ((), (*RAW, "a rank's handshake", "memory by UCX"), HOLDING),
+    "start": (RAW, HOLDING),
+    "ucx": (("UCX without the secret",), RAW, HOLDING),
+    "uct": ((), ("garbage of every length", "closed at once", "memory by UCX")),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an intruder is sent at."""
+
+    name: str
+    #: Of `KINDS`.
+    kind: str
+    role: str
+    host: str
+    port: int
+    #: The process, and the address in it that the intruder is told. 0: it is none that should listen there at all.
+    pid: int = 0
+    memory: int = 0
+
+
+@dataclass
+class Attacked:
+    """A job that was attacked."""
+
+    #: ``{attack: {target: outcome}}`` (see `attacks`).
+    outcomes: dict[str, dict[str, str]] = field(default_factory=dict)
+    #: Of the whole job, from its start on.
+    listeners: list[Listener] = field(default_factory=list)
+    #: Those of no known kind.
+    unexpected: list[Listener] = field(default_factory=list)
+    #: By target what became of its process: ``"written"``, its memory was changed, or ``"gone"``.
+    harmed: dict[str, str] = field(default_factory=dict)
+    #: By target what an intruder should not read of its process's memory, as hexadecimal digits.
+    hidden: dict[str, str] = field(default_factory=dict)
+    #: Shared memory of its processes that others may use (see `listeners.open_memory`).
+    open_memory: list[str] = field(default_factory=list)
+    #: Of each attack, the longest.
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: Rounds of the script during each group of attacks, its start not counted.
+    rounds: list[int] = field(default_factory=list)
+    #: Whether somebody has unpickled what the intruder sent.
+    exploded: bool = False
+    #: How often the operation that the intruder replays has run.
+    notes: int = 0
+    #: How it ended.
+    done: CompletedJob | None = None
+
+
+def start(
+    mpirun: Mpi,
+    ranks: int,
+    *,
+    bed: TestBed | None = None,
+    hosts: Sequence[str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    chosen: Mapping[str, str] | None = None,
+) -> Job:
+    """Start the job whose script computes until `attacked` ends it; `chosen` are the user's variables."""
+    env: dict[str, str | None] = {
+        "INTRUDERS_OPTIONS": json.dumps(options or {}),
+        "INTRUDERS_WORKERS": str(ranks),
+        "INTRUDERS_DESCRIPTORS": str(DESCRIPTORS),
+        # the components of Open MPI that users have
+        "OMPI_MCA_btl": None,
+        "OMPI_MCA_pml": None,
+        **(chosen or {}),
+    }
+    if bed is not None:  # Open MPI brings no more of the environment to other hosts than it is told
+        env["PYTHONPATH"] = os.environ.get("PYTHONPATH")
+    return mpirun.start(SCRIPT, ranks, env=env, bed=bed, hosts=hosts)
+
+
+def attacked(
+    job: Job,
+    command: Sequence[str],
+    hosts: Mapping[str, str],
+    user: str,
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+) -> Attacked:
+    """Attack a job from its start to its end.
+
+    `job`: see `start`.
+    `command`: what the intruder's command line begins with: it leads to its host.
+    `hosts`: address of each of the job's networks, as `listeners.Place.network` names it.
+    `user`: whom the intruder is.
+    `attacks`: groups of attacks, by the kind of listener: `ATTACKS`, or some of them.
+    """
+    result = Attacked()
+    with Census(job) as census:
+        if "start" in attacks:
+            ports = until(lambda: _start_ports(job, len(hosts)), START, "listeners of the reachability test")
+            targets = [
+                Target(f"rank start {host}:{port}", "start", "rank", host, port) for host, port in ports
+            ]
+            for _ in _intrusion(job, command, user, targets, attacks, result):
+                pass
+        (job.directory / "go-start").touch()
+        job.wait_for(LAST_TOLD, START)
+        told = facts(job)
+        found = census.listeners(told["servers"])
+        result.listeners = [each for each in found if each.place.port != told["recorder"]]
+        started = {port for _, *ports in _starts(told) for port in ports}
+        result.unexpected = [
+            each
+            for each in result.listeners
+            if each.name not in KINDS or (each.what == "start" and each.place.port not in started)
+        ]
+        result.open_memory = open_memory(job.processes())
+        before = _rounds(job)
+        targets = _targets(result.listeners, hosts, attacks, told)
+        result.hidden = {each.name: told[f"memory-{each.pid}"][1] for each in targets if each.memory}
+        more = {"recorded": told["recorded"], "routes": told["routes"]}
+        for _ in _intrusion(job, command, user, targets, attacks, result, **more):
+            with contextlib.suppress(AssertionError):  # the test says so
+                until(lambda before=before: _rounds(job) > before, ROUND)
+            result.rounds.append(_rounds(job) - before)
+            before = _rounds(job)
+            result.harmed |= _harmed(targets, result.hidden)
+        (job.directory / "go-end").touch()
+        result.exploded = (job.directory / "marker").exists()
+        with contextlib.suppress(FileNotFoundError):  # nothing could be recorded
+            result.notes = (job.directory / "notes").read_text().count("done")
+        result.done = job.wait(60)
+    return result
+
+
+def _harmed(targets: Sequence[Target], hidden: Mapping[str, str]) -> dict[str, str]:
+    """Processes that are gone, or whose memory is no longer what it was."""
+    harmed = {}
+    for each in targets:
+        try:
+            with open(f"/proc/{each.pid}/mem", "rb", buffering=0) as file:
+                if each.memory and os.pread(file.fileno(), 64, each.memory).hex() != hidden[each.name]:
+                    harmed[each.name] = "written"
+        except (FileNotFoundError, ProcessLookupError):
+            harmed[each.name] = "gone"
+    return harmed
+
+
+def was_in(hidden: str) -> str:
+    """The outcome of an attack that wrote over this memory, and then read it."""
+    return f"in: wrote, read {MARK.hex()}{hidden[2 * len(MARK) :]}"
+
+
+def _targets(
+    listeners: Sequence[Listener],
+    hosts: Mapping[str, str],
+    attacks: Mapping[str, Any],
+    told: Mapping[str, Any],
+) -> list[Target]:
+    """What is still open and attacked at all, each once, by its IPv4 address."""
+    targets = {}
+    for each in listeners:
+        kind, place = KINDS.get(each.name, ""), each.place
+        if kind in attacks and each.what != "start" and ":" not in place.address:
+            host = hosts[place.network] if place.address == "0.0.0.0" else place.address
+            name = f"{each.name} {host}:{place.port}"
+            memory, _ = told.get(f"memory-{place.pid}", (0, ""))
+            targets[name] = Target(name, kind, each.role, host, place.port, place.pid, memory)
+    return list(targets.values())
+
+
+def _intrusion(
+    job: Job,
+    command: Sequence[str],
+    user: str,
+    targets: Sequence[Target],
+    attacks: Mapping[str, Sequence[Sequence[str]]],
+    result: Attacked,
+    **more: Any,
+) -> Iterator[None]:
+    """Run the intruder, and yield after each group of attacks."""
+    groups: list[dict[str, list[str]]] = []
+    for number in range(max(len(attacks[target.kind]) for target in targets)):
+        group: dict[str, list[str]] = {}
+        for target in targets:
+            for attack in attacks[target.kind][number] if number < len(attacks[target.kind]) else ():
+                group.setdefault(attack, []).append(target.name)
+        groups.append(group)
+    order = {
+        "user": user,
+        "marker": str(job.directory / "marker"),
+        "targets": [vars(target) for target in targets],
+        "groups": groups,
+        **more,
+    }
+    intruder = subprocess.Popen(
+        [*command, sys.executable, str(Path(__file__).with_name("attacks.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert intruder.stdin is not None
+    assert intruder.stdout is not None
+    try:
+        intruder.stdin.write(json.dumps(order) + "\n")
+        for _ in groups:
+            intruder.stdin.flush()
+            line = intruder.stdout.readline()
+            assert line, f"the intruder ended: {intruder.communicate()[1]}"
+            for attack, name, outcome, seconds in json.loads(line):
+                result.outcomes.setdefault(attack, {})[name] = outcome
+                result.seconds[attack] = max(seconds, result.seconds.get(attack, 0.0))
+            yield
+            intruder.stdin.write("\n")
+        _, errors = intruder.communicate(timeout=GROUP)
+        assert intruder.returncode == 0, errors
+    finally:  # also at the test's timeout
+        intruder.kill()
+        intruder.communicate()
+
+
+def _starts(told: Mapping[str, Any]) -> list[list[Any]]:
+    """Address and ports of each rank that listens for the reachability test."""
+    return [value for name, value in told.items() if name.startswith("start-")]
+
+
+def _start_ports(job: Job, ranks: int) -> list[tuple[str, int]]:
+    """Where ranks listen for the reachability test, once as many have told."""
+    with contextlib.suppress(ValueError):  # half a line
+        told = _starts(facts(job))
+        if len(told) >= ranks:
+            return [(host, port) for host, *ports in told for port in ports if port]
+    return []
+
+
+def _rounds(job: Job) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(job.directory / "rounds").read_text())
+    return 0

@@ -1,0 +1,158 @@
+"""Who listens where in a job, and when: all listening TCP sockets of all its processes, by the role of each."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import re
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.jobs.clusters import listening, parent, ranks_of
+from support.jobs.mpi import Job
+from support.jobs.scripts import script
+
+__all__ = ["TELL_ADDRESSES", "Census", "Listener", "Place", "open_memory", "role_of"]
+
+#: What a launcher is called.
+LAUNCHERS = re.compile(r"(mpirun|mpiexec|prterun|prted|hydra_pmi_proxy|hydra_bstrap_proxy|orted|srun)\S*")
+
+#: After `clusters.TELL`, where there is a `client`: which of Dask's servers listens where.
+TELL_ADDRESSES = script("support/intruders/scripts/addresses.py")
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """A listening socket: on which network (the job's hosts have one each), where, and of which process."""
+
+    network: str
+    address: str
+    port: int
+    pid: int
+
+    @property
+    def on_loopback(self) -> bool:
+        """Whether other hosts can't reach it."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+@dataclass(frozen=True, order=True)
+class Listener:
+    """A listening socket and what it is for."""
+
+    #: ``"scheduler"``, ``"worker"``, ``"nanny"`` (an agent), ``"agent"``, ``"rank"``, ``"launcher"``, or another's
+    #: command line.
+    role: str
+    #: ``"comm"``, ``"ucx"`` or ``"http"`` of a server of Dask, ``"start"`` for what is closed once the cluster is up, or
+    #: empty.
+    what: str
+    place: Place
+
+    @property
+    def name(self) -> str:
+        """Role and use, for tables."""
+        return f"{self.role} {self.what}".strip()
+
+
+class Census:
+    """Looks at a job's listening sockets until the block ends.
+
+    `seen`: By socket the times (``time.monotonic()``) at which it was seen first and last.
+    `roles`: By socket the role that its process had when it was seen first: nothing can be found out of one that has ended.
+    """
+
+    EVERY = 0.1  # seconds
+
+    def __init__(self, job: Job) -> None:
+        self.seen: dict[Place, tuple[float, float]] = {}
+        self.roles: dict[Place, str] = {}
+        self._processes: dict[int, str] = {}
+        self._job = job
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Census:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(10)
+
+    def look(self) -> set[Place]:
+        """All that listen now."""
+        found = set()
+        ranks = set(ranks_of(self._job).values())
+        for pid in self._job.processes():
+            if (role := role_of(pid, ranks)) not in ("", "ended"):  # one that is ending has no command line
+                self._processes[pid] = role
+            with contextlib.suppress(OSError):  # it has ended
+                network = os.readlink(f"/proc/{pid}/ns/net")
+                found |= {Place(network, address, port, pid) for address, port in listening(pid)}
+        now = time.monotonic()
+        for place in found:
+            self.seen[place] = (self.seen.get(place, (now, now))[0], now)
+            self.roles.setdefault(place, self._processes.get(place.pid, "ended"))
+        return found
+
+    def listeners(self, servers: Iterable[Any]) -> list[Listener]:
+        """All that were seen so far, with what the script told of Dask's servers (`TELL_ADDRESSES`)."""
+        now = self.look()
+        roles: dict[int, str] = {}
+        uses: dict[tuple[int, int], str] = {}
+        for role, pid, ports in servers:
+            roles[pid] = role
+            uses |= {(pid, port): what for what, port in ports}
+        found = []
+        # what a launcher has opened stays its own where its children have inherited it, as below MPICH's
+        launchers = {
+            (each.network, each.address, each.port) for each, role in self.roles.items() if role == "launcher"
+        }
+        for place in self.seen:
+            inherited = (place.network, place.address, place.port) in launchers
+            role = "launcher" if inherited else roles.get(place.pid) or self.roles[place]
+            what = "start" if place not in now else uses.get((place.pid, place.port), "")
+            found.append(Listener(role, what, place))
+        return sorted(found)
+
+    def _watch(self) -> None:
+        while not self._over.wait(self.EVERY):
+            self.look()
+
+
+def role_of(pid: int, ranks: Iterable[int]) -> str:
+    """The role of a process that is no server of Dask."""
+    if pid in ranks:
+        return "rank"
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        if LAUNCHERS.fullmatch(Path(words[0]).name):
+            return "launcher"
+        if "dask_gpu_mpi.agent.boot" in words and parent(pid) in ranks:
+            return "agent"
+        return " ".join(words)[:200]
+    return "ended"
+
+
+def open_memory(pids: Iterable[int]) -> list[str]:
+    """System V shared memory of these processes that others than their user may read or write, a line of the kernel's each."""
+    head, *lines = Path("/proc/sysvipc/shm").read_text().splitlines()
+    perms, creator = (head.split().index(name) for name in ("perms", "cpid"))
+    made = {str(pid) for pid in pids}
+    return [
+        line for line in lines if (fields := line.split())[creator] in made and int(fields[perms], 8) & 0o066
+    ]
+
+
+def beyond_loopback(listeners: Iterable[Listener]) -> Mapping[str, set[str]]:
+    """Addresses that other hosts may reach, by name."""
+    found: dict[str, set[str]] = {}
+    for each in listeners:
+        if not each.place.on_loopback:
+            found.setdefault(each.name, set()).add(each.place.address)
+    return found

@@ -1,0 +1,37 @@
+import os
+
+
+def ports(server):
+    """What a server of Dask listens on: for messages and for HTTP."""
+    http = getattr(server, "http_server", None)
+    kind = "ucx" if server.address.startswith("ucx") else "comm"
+    return [
+        (kind, int(server.address.rpartition(":")[2])),
+        *([("http", http.port)] if http is not None else []),
+    ]
+
+
+def of_scheduler(dask_scheduler):
+    return "scheduler", os.getpid(), ports(dask_scheduler)
+
+
+async def of_worker(dask_worker):
+    if (
+        "dask_gpu_mpi-ucx" in dask_worker.plugins
+    ):  # it starts a moment after the worker, and opens sockets then
+        from dask_gpu_mpi.network.ucx_endpoint import Ucx
+
+        await Ucx.begin()
+    return "worker", os.getpid(), ports(dask_worker)
+
+
+def of_nanny(dask_worker):
+    return "nanny", os.getpid(), ports(dask_worker)
+
+
+def servers(client):
+    return [
+        client.run_on_scheduler(of_scheduler),
+        *client.run(of_worker).values(),
+        *client.run(of_nanny, nanny=True).values(),
+    ]

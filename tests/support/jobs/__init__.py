@@ -1,0 +1,1 @@
+"""Start MPI jobs, read their output, and inspect their processes from outside."""

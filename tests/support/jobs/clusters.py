@@ -1,0 +1,206 @@
+"""What the tests of whole clusters share: scripts that tell facts, and looks at a job's processes from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from support.jobs.mpi import CompletedJob, Job
+from support.jobs.scripts import script
+
+__all__ = [
+    "COMMAND",
+    "MESSAGES",
+    "TELL",
+    "Driver",
+    "alive",
+    "cpu_seconds",
+    "facts",
+    "foreign_lines",
+    "gone",
+    "listening",
+    "parent",
+    "ranks_of",
+    "scratch_of",
+    "until",
+    "without_mpi",
+    "workers_of",
+]
+
+COMMAND = ("python", "-m", "dask_gpu_mpi")
+
+#: Begins every script: `tell` is read by `facts`, `look` is for ``client.run``.
+TELL = script("support/jobs/scripts/tell.py")
+
+#: Tells how many bytes the workers ask of each other at a time; after `TELL`, where there is a client.
+MESSAGES = """
+def messages(dask_worker):
+    return dask_worker.state.transfer_message_bytes_limit
+tell(messages=sorted(set(client.run(messages).values())))
+"""
+
+
+def facts(text: str | CompletedJob | Job) -> dict[str, Any]:
+    """Everything that scripts told, later words winning; ranks may share a line of output."""
+    if not isinstance(text, str):
+        text = text.stdout
+    told: dict[str, Any] = {}
+    for match in re.finditer("FACTS ", text):
+        told |= json.JSONDecoder().raw_decode(text, match.end())[0]
+    return told
+
+
+def workers_of(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The workers' looks by name, as text."""
+    rows = {str(row["name"]): row for row in told["workers"]}
+    assert len(rows) == len(told["workers"]), "two workers share a name"
+    return rows
+
+
+def foreign_lines(stderr: str) -> list[str]:
+    """Lines that are not from dask_gpu_mpi: tracebacks, warnings and other noise."""
+    return [line for line in stderr.splitlines() if line.strip() and not line.startswith("dask_gpu_mpi: ")]
+
+
+def scratch_of(job: Job, pattern: str = "dgm-*") -> list[str]:
+    """What agents (and with the pattern ``"d*"`` Dask itself) have in the job's temporary directory."""
+    return sorted(path.name for path in job.directory.glob(pattern) if path.is_dir())
+
+
+def until(true: Callable[[], Any], seconds: float = 30.0, what: str = "") -> Any:
+    """Look until it is true; return what it is."""
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what or true}"
+        time.sleep(0.02)
+    return found
+
+
+def gone(job: Job, seconds: float) -> bool:
+    """Whether all processes of the job end within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while job.processes():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; a zombie does not."""
+    try:
+        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+
+
+def parent(pid: int) -> int:
+    """PID of a process's parent; 0: it is gone."""
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def _environ(pid: int) -> dict[str, str]:
+    with contextlib.suppress(OSError):
+        raw = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        return dict(item.partition("=")[::2] for item in raw.split("\0") if item)
+    return {}
+
+
+def _rank(pid: int) -> int | None:
+    environ = _environ(pid)
+    rank = environ.get("OMPI_COMM_WORLD_RANK", environ.get("PMI_RANK"))
+    return None if rank is None else int(rank)
+
+
+def ranks_of(job: Job) -> dict[int, int]:
+    """PID of each rank, by rank: the processes with a rank's variables that have no such parent."""
+    ranks = {pid: _rank(pid) for pid in job.processes("python")}
+    found = {rank: pid for pid, rank in ranks.items() if rank is not None and _rank(parent(pid)) is None}
+    return dict(sorted(found.items()))
+
+
+def without_mpi(job: Job) -> list[int]:
+    """The agents and all below them: Python processes of the job that are no ranks."""
+    return [pid for pid in job.processes("python") if _rank(pid) is None and pid != job.launcher.pid]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def listening(pid: int) -> Iterator[tuple[str, int]]:
+    """Address and port of each TCP socket on which the process listens, in whatever network namespace."""
+    inodes = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(link))
+    for name, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+                address, _, port = fields[1].partition(":")
+                words = [int(address[i : i + 8], 16) for i in range(0, len(address), 8)]
+                yield socket.inet_ntop(family, struct.pack(f"={len(words)}I", *words)), int(port, 16)
+
+
+class Driver:
+    """A Python process that holds a client of a cluster and evaluates what it is asked."""
+
+    LOOP = """
+import json, os, sys
+import dask_gpu_mpi
+client = dask_gpu_mpi.connect(sys.argv[1])
+print(json.dumps("connected"), flush=True)
+def names():
+    return sorted(str(worker["name"]) for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+for line in sys.stdin:
+    try:
+        print(json.dumps(eval(line)), flush=True)
+    except Exception as error:
+        print(json.dumps(repr(error)), flush=True)
+"""
+
+    def __init__(self, scheduler_file: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.LOOP, str(scheduler_file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self._answer() == "connected"
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def ask(self, expression: str) -> Any:
+        """Evaluate an expression there; `client` and `names()` are known."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(expression + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the driver ended: {self._process.communicate()[1]}")
+        return json.loads(line)

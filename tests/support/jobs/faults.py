@@ -1,0 +1,200 @@
+"""Jobs with faults: how the rows of tests/faults start theirs, and what must hold for each that has ended.
+
+A script comes in two forms, one that calls ``initialize()`` and one that the command runs; a third form is a cluster without
+a script. Whatever the row does to it, afterwards no process is left, no scheduler file and no scratch directory.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.bed.hosts import TestBed
+from support.jobs.clusters import COMMAND, until
+from support.jobs.mpi import CompletedJob, Job, JobError, Mpi
+from support.jobs.scripts import script
+
+__all__ = ["FORMS", "RESULTS", "SCHEDULER_FILE", "Result", "end", "mark_time", "start", "write"]
+
+#: How a script meets its cluster.
+FORMS = ("initialize", "command")
+SCHEDULER_FILE = "cluster.json"
+#: Seconds that scratch directories may outlive the launcher, like the processes that remove them (see `Job.wait`).
+AFTER = 3.0
+
+_PREAMBLE = script("support/jobs/scripts/faults.py")
+
+_BEGIN = {
+    "initialize": "from dask_gpu_mpi import initialize\nsession = CALL\n",
+    "command": "from dask_gpu_mpi import current_session\nsession = current_session()\n",
+    # the body calls it; `client` is to be False
+    "execute": "from dask_gpu_mpi import execute\nfrom distributed import Client\n",
+}
+_CLIENT = "from distributed import Client\nclient = Client()\n"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a row showed."""
+
+    #: The test.
+    row: str
+    #: "openmpi" or "mpich".
+    mpi: str
+    #: Exit code of the launcher.
+    rc: int
+    #: From the fault, or the script's last line, until the launcher had ended.
+    seconds: float
+    #: Seconds it may take.
+    within: float
+
+
+#: Of this test run; printed at its end.
+RESULTS: list[Result] = []
+
+
+def slack() -> float:
+    """What limits are multiplied by: 1, but more on a machine that has more than twice as much to do as it has cores.
+
+    A row of its own does not reach that; somebody else's work on the machine does, and then every second is a longer one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    return min(4.0, max(1.0, os.getloadavg()[0] / (2 * cores)))
+
+
+def start(
+    mpirun: Mpi,
+    form: str,
+    body: str = "",
+    ranks: int | None = 2,
+    *,
+    before: str = "",
+    client: bool = True,
+    options: Mapping[str, Any] | None = None,
+    env: Mapping[str, str | None] | None = None,
+    per_rank_env: Sequence[Mapping[str, str]] | None = None,
+    bed: TestBed | None = None,
+    through: Sequence[str] = (),
+    call: str = "initialize()",
+) -> Job:
+    """Start a job.
+
+    `mpirun`: the fixture.
+    `form`: one of `FORMS`, "execute" for a body that calls that, or "bare": the command without a script.
+    `body`: what the script does once the cluster is there; it may use `session` and `client`, `mark` and the other helpers.
+    `ranks`: as in `Mpi.start`.
+    `before`: what it does before, with the form "initialize" on all ranks.
+    `client`: false: the script makes no client.
+    `options`: options of dask_gpu_mpi, by way of the environment.
+    `through`: command on each rank that runs the rest of its line.
+    `call`: how the form "initialize" calls it.
+    """
+    added = {f"DASK_GPU_MPI__{name.upper()}": str(value) for name, value in (options or {}).items()}
+    added.setdefault("DASK_GPU_MPI__SCHEDULER_FILE", SCHEDULER_FILE)
+    environ = {"PYTHONPATH": os.environ.get("PYTHONPATH"), **added, **(env or {})}
+    more: dict[str, Any] = {"env": environ, "per_rank_env": per_rank_env, "bed": bed}
+    if form == "bare":
+        return mpirun.start([*through, *COMMAND], ranks, **more)
+    text = (
+        _PREAMBLE
+        + before
+        + _BEGIN[form].replace("CALL", call)
+        + (_CLIENT if client else "")
+        + "mark('up')\n"
+        + body
+    )
+    script = _folder(mpirun) / "script.py"
+    script.write_text(text)
+    line = [*COMMAND, str(script)] if form == "command" else ["python", str(script)]
+    return mpirun.start([*through, *line], ranks, **more)
+
+
+def _folder(mpirun: Mpi) -> Path:
+    """A folder for what a test writes; of the test, through the environment, to keep the signatures short."""
+    return Path(os.environ["DASK_GPU_MPI_TEST_FOLDER"])
+
+
+def write(name: str, text: str) -> Path:
+    """A file for a job to use."""
+    path = Path(os.environ["DASK_GPU_MPI_TEST_FOLDER"]) / name
+    path.write_text(text)
+    return path
+
+
+def mark_time(job: Job, name: str = "up", timeout: float = 40.0) -> float:
+    """When the script was at this mark; waits for it.
+
+    Raises `JobError`: the job ended without it.
+    """
+    path = job.directory / f"mark-{name}"
+
+    def there() -> bool:
+        if not path.exists() and job.launcher.poll() is not None and not path.exists():
+            done = job.wait(allow_leaks=True)
+            raise JobError(f"ended with {done.rc} before the mark {name!r}\n{done.output}")
+        return path.exists()
+
+    until(there, timeout, f"mark {name}\n{job.stderr}")
+    return float(path.read_text())
+
+
+def end(
+    mpirun: Mpi,
+    job: Job,
+    codes: int | Collection[int] | Mapping[str, Collection[int]] | None,
+    within: float,
+    *,
+    since: float | None = None,
+    says: Sequence[str] = (),
+    tracebacks: int | None = 0,
+    timeout: float = 60.0,
+    scratch: bool = False,
+) -> CompletedJob:
+    """Wait for the end, and check all that must hold.
+
+    `codes`: exit codes of the launcher; None: any but 0.
+    `within`: seconds from the fault until the launcher has ended.
+    `since`: when the fault was, seconds since the epoch; None: at the script's mark "end".
+    `says`: what standard error must have, each exactly once.
+    `tracebacks`: how many there must be; None: any number.
+    `scratch`: whether scratch may be left.
+    """
+    try:
+        job.launcher.wait(timeout)
+    except subprocess.TimeoutExpired:
+        job.wait(0.01)  # raises, with all that is known
+    ended = time.time()
+    done = job.wait()
+    within *= slack()
+    fault = since if since is not None else mark_time(job, "end")
+    seconds = ended - fault
+    row = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0].rpartition("::")[2]
+    RESULTS.append(Result(row, mpirun.name, done.rc, seconds, within))
+    if isinstance(codes, Mapping):
+        codes = codes[mpirun.name]
+    if isinstance(codes, int):
+        codes = {codes}
+    good = done.rc != 0 if codes is None else done.rc in codes
+    if not good:
+        raise JobError(f"exit code {done.rc}, expected {codes or 'any but 0'}\n{done.output}")
+    if seconds > within:
+        raise JobError(f"ended {seconds:.1f} s after the fault, allowed were {within}\n{done.output}")
+    for text in says:
+        if done.stderr.count(text) != 1:
+            raise JobError(f"said {done.stderr.count(text)} times: {text!r}\n{done.output}")
+    if tracebacks is not None and done.stderr.count("Traceback") != tracebacks:
+        raise JobError(f"{done.stderr.count('Traceback')} tracebacks, expected {tracebacks}\n{done.output}")
+    if not scratch:
+        until(lambda: not _left(job), AFTER, f"left behind: {_left(job)}")
+    return done
+
+
+def _left(job: Job) -> list[str]:
+    """Scratch directories and scheduler files of the job."""
+    patterns = ("dgm-*", "dask*", "distributed*", SCHEDULER_FILE + "*", "." + SCHEDULER_FILE + "*")
+    return sorted(path.name for pattern in patterns for path in job.directory.glob(pattern))

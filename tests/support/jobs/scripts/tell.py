@@ -1,0 +1,40 @@
+import json
+import os
+import re
+import sys
+
+
+def tell(**facts):
+    os.write(1, ("FACTS " + json.dumps(facts) + "\n").encode())
+
+
+def look(dask_worker):
+    """What a worker is, from inside."""
+    import dask
+
+    worker, buffer = dask_worker, getattr(dask_worker.data, "device_buffer", None)
+    identity = "PMI_|PMIX_(RANK|NAMESPACE|SERVER)|OMPI_COMM_WORLD|PRTE_|HYDI_|MPI_LOCAL"
+    return {
+        "name": worker.name,
+        "class": type(worker).__name__,
+        "nanny": worker.nanny is not None,
+        "pid": os.getpid(),
+        "host": os.uname().nodename,
+        "address": worker.address,
+        "nthreads": worker.state.nthreads,
+        "memory": worker.memory_manager.memory_limit,
+        "resources": worker.state.total_resources,
+        "identity": [
+            name for name in os.environ if re.match(identity, name) and "ALLOW_RUN_AS_ROOT" not in name
+        ],
+        "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "affinity": sorted(os.sched_getaffinity(0)),
+        "device": None if buffer is None else buffer.n,
+        "seed": hash("a"),
+        "directory": worker.local_directory,
+        "config": dask.config.get("probe", None),
+    }
+
+
+def looks(client):
+    return sorted(client.run(look).values(), key=lambda row: str(row["name"]))

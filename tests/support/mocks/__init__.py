@@ -1,0 +1,1 @@
+"""Mocks of libraries, commands and GPUs, and made-up data of jobs."""

@@ -1,0 +1,60 @@
+"""Inventories of ranks, options from keywords, and the plan made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.options.model import Options
+from dask_gpu_mpi.options.resolve import resolve
+from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.plan.planner import make_plan
+
+__all__ = ["GIB", "gpu", "keywords", "names", "one_host", "plan", "rank", "refused"]
+
+
+GIB = 1024**3
+
+
+def gpu(index: int, **more: Any) -> Gpu:
+    return Gpu(**{"uuid": f"GPU-{index:04}", "index": index, "name": "A100", "memory": 40 * GIB, **more})
+
+
+def rank(number: int, world: int, gpus: tuple[Gpu, ...] = (), **more: Any) -> Inventory:
+    fixed = {
+        "host": "h1",
+        "boot_id": "b",
+        "pid": 1,
+        "cpus": (0, 1),
+        "memory": 64 * GIB,
+        "visible": None,
+    }
+    return Inventory(**{**fixed, **more, "rank": number, "world_size": world, "gpus": gpus})
+
+
+def one_host(*seen: tuple[Gpu, ...], **more: Any) -> list[Inventory]:
+    return [rank(number, len(seen), gpus, **more) for number, gpus in enumerate(seen)]
+
+
+def names(plan: Plan) -> list[str | int]:
+    return [worker.name for worker in plan.workers]
+
+
+def plan(inventories: Any, *, has_client: bool = True, **options: Any) -> Plan:
+    return make_plan(inventories, Options(**options), has_client=has_client)
+
+
+def keywords(**given: Any) -> Options:
+    return resolve(given, source="keyword")
+
+
+def refused(given: dict[str, Any], source: Any = "keyword") -> str:
+    with pytest.raises(OptionError) as caught:
+        resolve(given, source=source)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message

@@ -1,0 +1,527 @@
+"""What this package uses of other packages that these do not promise: one table, and nothing of the kind is used beside it.
+
+Such names may go with any release. So each use is guarded: `without` says what happens then. The test of this module looks up
+every name in what is installed, and fails by that name; and it reads the package for private names that are not here.
+
+>>> [entry.without for entry in TABLE if entry.name == "_client_ssl_defaults"]
+['each process reads them, 20 ms']
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["TABLE", "PrivateName"]
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """A name of another package: private, undocumented, or public but replaced by us."""
+
+    #: The module that has it.
+    module: str
+    #: Its name there; after a class, an attribute of the class or of its instances.
+    name: str
+    #: Modules of this package that use it.
+    used_in: tuple[str, ...]
+    #: Versions that have it.
+    seen: str
+    #: What it is needed for.
+    why: str
+    #: What happens where it is gone.
+    without: str
+
+
+_PYTHON = "Python 3.11 to 3.13"
+_DISTRIBUTED = "distributed 2025.9.1 to 2026.8.0"
+_DASK_CUDA = "dask-cuda 25.10 to 26.10"
+_UCXX = "ucxx and distributed-ucxx 0.52"
+
+
+def _of(
+    module: str, names: str, used_in: str, seen: str, *, why: str, without: str
+) -> tuple[PrivateName, ...]:
+    """An entry for each of these names, which are used together."""
+    users = tuple(used_in.split())
+    return tuple(PrivateName(module, name, users, seen, why, without) for name in names.split())
+
+
+#: All of them, package by package.
+TABLE: tuple[PrivateName, ...] = (
+    *_of(
+        "distributed.worker",
+        "Worker.transfer_incoming_log",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="the report of a job shows how much workers have fetched from each other",
+        without="it shows how often",
+    ),
+    *_of(
+        "multiprocessing.forkserver",
+        "_forkserver _forkserver._forkserver_address _forkserver._forkserver_alive_fd _forkserver._forkserver_pid "
+        "_forkserver.ensure_running main",
+        "agent/forkserver",
+        _PYTHON,
+        why="the agent forks itself into the fork server, and sets what its clients find it by",
+        without="the standard fork server (as with Python 3.14): one import more for each rank",
+    ),
+    *_of(
+        "multiprocessing.spawn",
+        "get_preparation_data",
+        "agent/forkserver",
+        _PYTHON,
+        why="a worker starts, and is restarted, although the working directory was deleted meanwhile",
+        without="it does not",
+    ),
+    *_of(
+        "multiprocessing.resource_tracker",
+        "_resource_tracker _resource_tracker._fd _resource_tracker._pid main ensure_running",
+        "agent/forkserver",
+        _PYTHON,
+        why="the resource tracker is a fork of the agent as well, and removes the scratch of an agent that was killed",
+        without="the standard resource tracker: 117 files and 9 MiB more for each rank; the rank removes the scratch",
+    ),
+    *_of(
+        "runpy",
+        "_run_module_as_main",
+        "job/program",
+        _PYTHON,
+        why="-m MODULE, a folder and a zip file run as Python's main program runs them, in a __main__ that stays",
+        without="threads that outlive the main program, and pickle, no longer find what __main__ had",
+    ),
+    *_of(
+        "os",
+        "execv execve",
+        "job/child_processes",
+        _PYTHON,
+        why="replaced, so that a script that replaces itself by another program (`python -m jupyter lab`) leaves its rank there; "
+        "all of `os.exec*` call these two",
+        without="the rank is gone, and the cluster ends with it",
+    ),
+    *_of(
+        "subprocess",
+        "_args_from_interpreter_flags",
+        "agent/handle",
+        _PYTHON,
+        why="the agent runs with the options of the rank's interpreter, as processes of multiprocessing do",
+        without="the agent runs without the options of the rank's interpreter",
+    ),
+    *_of(
+        "sys",
+        "_getframe",
+        "options/rules",
+        _PYTHON,
+        why="a deprecation warning names the line of the script",
+        without="the warning names a line of this package",
+    ),
+    *_of(
+        "threading",
+        "_SHUTTING_DOWN",
+        "base/signals",
+        _PYTHON,
+        why="it tells that the main program has ended and that Python waits for threads, where it drops what a signal raises",
+        without="SIGTERM during that wait has the exit code 0 where the main program had it",
+    ),
+    *_of(
+        "multiprocessing.process",
+        "BaseProcess._target",
+        "agent/forkserver",
+        _PYTHON,
+        why="a process that a task starts is told from a worker, and has the default actions for signals",
+        without="processes that tasks of in-process workers start leave SIGTERM to the rank",
+    ),
+    *_of(
+        "tornado.netutil",
+        "_client_ssl_defaults",
+        "agent/main",
+        "tornado 6.6",
+        why="it reads the certificates of all authorities: once before the fork, and not in each process",
+        without="each process reads them, 20 ms",
+    ),
+    *_of(
+        "distributed.utils",
+        "_forkserver_preload_set",
+        "agent/main",
+        _DISTRIBUTED,
+        why="distributed would import every optional package it knows before it uses a fork server, which is there already",
+        without="a second more before the first worker",
+    ),
+    *_of(
+        "distributed.versions",
+        "get_versions",
+        "agent/main",
+        _DISTRIBUTED,
+        why="what it has found out it keeps: done once before the fork",
+        without="each worker opens eight files more",
+    ),
+    *_of(
+        "distributed.diagnostics.nvml",
+        "init_once",
+        "agent/main",
+        _DISTRIBUTED,
+        why="nannies, which have no GPU, are to ask nothing of NVML",
+        without="they ask, and wait for each other in the driver",
+    ),
+    *_of(
+        "distributed",
+        "Worker._instances",
+        "workers/logs",
+        _DISTRIBUTED,
+        why="a worker that is closing has nothing to report",
+        without="Dask's complaints at the end of a job are not silenced",
+    ),
+    *_of(
+        "distributed",
+        "Client._instances Client.shutdown",
+        "job/dask_client",
+        _DISTRIBUTED,
+        why="clients that the script has left open are closed while the scheduler is there; `shutdown` is replaced, so that it "
+        "does nothing on a client that is closed",
+        without="the script's open clients are told of at the end of the interpreter, by tracebacks of Dask's",
+    ),
+    *_of(
+        "distributed",
+        "Client.__init__ LocalCluster.__init__",
+        "job/dask_client",
+        _DISTRIBUTED,
+        why="replaced: a script that starts a cluster beside the job's is warned",
+        without="it is not",
+    ),
+    *_of(
+        "distributed.core",
+        "Server.handlers",
+        "gang/scheduler_plugin",
+        _DISTRIBUTED,
+        why="the scheduler answers clients and members of gangs",
+        without="`spmd` raises an error; the cluster works",
+    ),
+    *_of(
+        "distributed.core",
+        "Server.stream_handlers",
+        "gang/member gang/scheduler_plugin",
+        _DISTRIBUTED,
+        why="the scheduler tells the workers of a gang that it is over, and they tell it that they have returned",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed",
+        "Worker.batched_send",
+        "gang/member",
+        _DISTRIBUTED,
+        why="that a member has returned is reported before its result, in the same stream",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed.core",
+        "ConnectionPool.connect ConnectionPool.reuse",
+        "gang/member",
+        _DISTRIBUTED,
+        why="members wait longer for a scheduler that is busy than Dask does for a connection",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed.core",
+        "error_message",
+        "gang/member gang/spmd",
+        _DISTRIBUTED,
+        why="exceptions of members travel as those of Dask's tasks",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed.core",
+        "clean_exception",
+        "gang/spmd",
+        _DISTRIBUTED,
+        why="as `error_message`",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed",
+        "Scheduler.worker_send Scheduler.workers Scheduler.clients Nanny.kill",
+        "gang/scheduler_plugin",
+        _DISTRIBUTED,
+        why="who can be a member of a gang; one that hangs is ended by its nanny, which starts another",
+        without="as `Server.handlers`",
+    ),
+    *_of(
+        "distributed.core",
+        "Server._workdir",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="a worker's directory goes with the scratch, and not while the event loop waits",
+        without="it goes while the event loop waits",
+    ),
+    *_of(
+        "distributed.diskutils",
+        "WorkDir._finalizer",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="as `Server._workdir`",
+        without="as `Server._workdir`",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.process WorkerProcess.worker_dir WorkerProcess.pid",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="the same for a Nanny; the process whose last output is reported, and which is killed after the grace",
+        without="no last output in the report; what is left after the grace ends with the agent",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny._protocol",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="a nanny of a worker over UCX listens on TCP",
+        without="it listens over UCX, and keeps a core busy",
+    ),
+    *_of(
+        "distributed.core",
+        "Server.periodic_callbacks",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="a nanny does not measure its event loop",
+        without="1.6 % of a core for each nanny",
+    ),
+    *_of(
+        "distributed.process",
+        "AsyncProcess.terminate AsyncProcess.kill",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="replaced: our workers leave SIGTERM to the rank, so their nannies kill them",
+        without="a worker above its memory limit is not ended by SIGTERM",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.instantiate Nanny.pid",
+        "workers/lifecycle",
+        _DISTRIBUTED,
+        why="a worker that dies again and again is removed: what has both is a nanny, and is watched",
+        without="such a worker is restarted for ever",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.kill Nanny.handlers",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="replaced on each nanny: a process that it was asked to end has not died",
+        without="restarts by client.restart() count as deaths",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.close",
+        "workers/factory",
+        _DISTRIBUTED,
+        why="replaced on each nanny: why it closes",
+        without="the workers do not start, and the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed.nanny",
+        "Nanny.config Nanny.env Nanny.worker_kwargs",
+        "workers/cuda_worker",
+        _DISTRIBUTED,
+        why="CUDAWorker takes neither environment nor plugins for its nannies: they are set on these",
+        without="the worker is not made, and the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed.worker",
+        "Worker.transfer_incoming_log Worker.transfer_outgoing_bytes_total Worker.metrics",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="`top` shows what workers send each other, and distributed's own metrics have no totals",
+        without="`top` shows no transfers",
+    ),
+    *_of(
+        "distributed.core",
+        "Server.stream_handlers",
+        "view/job_watch",
+        _DISTRIBUTED,
+        why="the scheduler notes which workers pause or close; plugins are not told",
+        without="a worker that closes counts as lost; those that pause are not named",
+    ),
+    *_of(
+        "dask_cuda.device_host_file",
+        "DeviceHostFile.host_buffer",
+        "workers/plugins",
+        _DASK_CUDA,
+        why="how much device memory a CUDAWorker keeps in host memory, which distributed sends as 0",
+        without="`top` does not show it",
+    ),
+    *_of(
+        "dask_cuda.cuda_worker",
+        "CUDAWorker.nannies",
+        "workers/cuda_worker workers/lifecycle",
+        _DASK_CUDA,
+        why="as `Nanny.config`; a worker's processes are its nannies'",
+        without="the worker is not made, and the job ends with one line that says so",
+    ),
+    *_of(
+        "dask_cuda.plugins",
+        "CPUAffinity.cores",
+        "workers/cuda_worker",
+        _DASK_CUDA,
+        why="the cores of the plan, in place of those next to the GPU",
+        without="the worker is not made (no CPUAffinity), or keeps the cores next to its GPU",
+    ),
+    *_of(
+        "distributed.comm.registry",
+        "backends",
+        "network/listeners",
+        _DISTRIBUTED,
+        why="the listeners of tls and tcp are replaced by those of this package, which have a deadline for handshakes",
+        without="as `_listener_class`",
+    ),
+    *_of(
+        "distributed.comm.tcp",
+        "TLSBackend._listener_class TCPBackend._listener_class TLSListener._prepare_stream TLSListener._handle_stream "
+        "TLSListener.on_connection",
+        "network/listeners",
+        _DISTRIBUTED,
+        why="their handshake has a deadline; what fails there is counted, and logged once a minute",
+        without="half-open connections are kept for ever, and each that fails is logged",
+    ),
+    *_of(
+        "tornado.tcpserver",
+        "add_accept_handler",
+        "network/listeners",
+        "tornado 6.2 to 6.6",
+        why="replaced: a process without descriptors accepts nothing for half a second, and closes half-open connections",
+        without="such a process keeps a core busy, and logs a traceback each time",
+    ),
+    *_of(
+        "distributed.dashboard.scheduler",
+        "connect",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="the dashboard's pages come up once the cluster has",
+        without="no dashboard, and a warning that says why",
+    ),
+    *_of(
+        "distributed.dashboard.scheduler",
+        "template_variables",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="the dashboard's navigation names the page of the GPUs, which the scheduler's process does not see",
+        without="that page is there (/gpu), but no tab leads to it",
+    ),
+    *_of(
+        "distributed.node",
+        "ServerNode.http_server ServerNode.http_application",
+        "agent/scheduler",
+        _DISTRIBUTED,
+        why="as `connect`; the port of the link to it, and the gate in front of it",
+        without="the scheduler does not start, and the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed.node",
+        "ServerNode.start_http_server",
+        "agent/dashboard_gate",
+        _DISTRIBUTED,
+        why="replaced: without routes there is no HTTP server, which every user of the node could ask",
+        without="servers without any page listen on the loopback interface, and on the dashboard's address",
+    ),
+    *_of(
+        "distributed",
+        "Scheduler.services",
+        "agent/dashboard_gate",
+        _DISTRIBUTED,
+        why="clients look up the dashboard's port there, where there is none too",
+        without="`Client.dashboard_link` of a job without a dashboard raises KeyError",
+    ),
+    *_of(
+        "tornado.httpserver",
+        "HTTPServer.request_callback HTTPServer.handle_stream HTTPServer.conn_params",
+        "agent/dashboard_gate",
+        "tornado 6.4 to 6.6",
+        why="replaced: the gate that asks for the token, and a deadline for each request",
+        without="the test of this module fails: nothing would ask for it",
+    ),
+    *_of(
+        "distributed.protocol.core",
+        "pickle",
+        "view/snapshot",
+        _DISTRIBUTED,
+        why="replaced: what a stranger at the address of a cluster without encryption sends `top` is not unpickled",
+        without="the test of this module fails",
+    ),
+    *_of(
+        "distributed.worker_state_machine",
+        "TaskState.exception",
+        "workers/plugins",
+        _DISTRIBUTED,
+        why="an exception of a task gets a note that names its worker, host and GPU",
+        without="it has none",
+    ),
+    *_of(
+        "distributed_ucxx.ucxx",
+        "init_once",
+        "network/ucx",
+        _UCXX,
+        why="UCX starts beside the scheduler, in a thread",
+        without="the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed_ucxx.ucxx",
+        "init_once device_array synchronize_stream",
+        "network/ucx_endpoint",
+        "ucxx and distributed-ucxx 0.46 to 0.52",
+        why="UCX between workers starts as Dask configures it, and allocates and waits as distributed-ucxx does",
+        without="what workers send each other stays on TLS, and one line says so",
+    ),
+    *_of(
+        "ucxx.core",
+        "_get_ctx",
+        "network/ucx_endpoint",
+        "ucxx and distributed-ucxx 0.46 to 0.52",
+        why="UCX makes progress while a frame is under way, and keeps no core busy between",
+        without="what workers send each other stays on TLS, and one line says so",
+    ),
+    *_of(
+        "ucxx._lib.libucxx",
+        "UCXContext",
+        "network/ucx_endpoint",
+        "ucxx and distributed-ucxx 0.46 to 0.52",
+        why="replaced while UCX starts: no active messages, which read any address of the process for a peer",
+        without="what workers send each other stays on TLS, and one line says so",
+    ),
+    *_of(
+        "ucxx",
+        "create_endpoint create_listener",
+        "network/ucx",
+        _UCXX,
+        why="replaced: handshakes have more time than 5 s",
+        without="the job ends with one line that says so",
+    ),
+    *_of(
+        "distributed.comm.tcp",
+        "TLSBackend._connector_class TLSBackend._listener_class TCP._closed TCP.allow_offload",
+        "network/ucx_comm",
+        _DISTRIBUTED,
+        why="a worker's connections over TLS are made of a class of ours",
+        without="what workers send each other stays on TLS",
+    ),
+    *_of(
+        "ucxx.core",
+        "_ctx",
+        "network/ucx",
+        _UCXX,
+        why="with its last connection ucxx leaves the event loop watching a descriptor that stays readable",
+        without="the agent of a job over UCX keeps a core busy",
+    ),
+    *_of(
+        "ucxx._lib_async.application_context",
+        "ProgressTasks",
+        "network/ucx",
+        _UCXX,
+        why="as `_ctx`: whether a connection is left",
+        without="as `_ctx`",
+    ),
+    *_of(
+        "libucxx",
+        "load_library",
+        "network/ucx",
+        _UCXX,
+        why="UCX's library is loaded while Dask is imported",
+        without="it is loaded afterwards: 0.4 s",
+    ),
+)
