@@ -151,11 +151,11 @@ class Member:
         if self.rank == COORDINATOR:
             self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
         self.signal_relay = SignalRelay(joined.channels)
-        joined.channels.mailbox.tolerates_loss = joined.options.tolerate_lost_ranks > 0
         #: When to send `EndKind.ALIVE` (``time.monotonic()``).
-        self._beat_due = (
-            0.0 if joined.channels.mailbox.tolerates_loss and self.rank != COORDINATOR else math.inf
-        )
+        self._beat_due = math.inf
+        if joined.options.tolerate_lost_ranks:
+            joined.channels.mailbox.tolerates_loss = True
+            self._beat_due = math.inf if self.rank == COORDINATOR else 0.0
         self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
