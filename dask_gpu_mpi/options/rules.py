@@ -116,15 +116,12 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
 
 def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
     """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these there is no job left."""
-    if not values["tolerate_lost_ranks"]:
-        return
-    at_0 = values["layout"] == "shared" and not values["scheduler_rank"] and not values["client_rank"]
-    if not (at_0 and values["scheduler"]):
-        names = ("layout", "scheduler_rank", "client_rank", "scheduler")
-        others = [origins[name] for name in names if name in origins]
+    needed = {"layout": ("shared",), "scheduler_rank": (0,), "client_rank": (None, 0), "scheduler": (True,)}
+    others = [origins[name] for name, possible in needed.items() if values[name] not in possible]
+    if values["tolerate_lost_ranks"] and others:
         raise OptionError(
-            f"{origins['tolerate_lost_ranks']}: {' and '.join(others)} can't be combined with it (expected the scheduler and the "
-            "script on rank 0). Fix: leave them out"
+            f"{origins['tolerate_lost_ranks']}: can't be combined with {' and '.join(others)} (expected the scheduler and the "
+            "script on rank 0). Fix: leave one of them out"
         )
 
 

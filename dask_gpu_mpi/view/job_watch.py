@@ -183,9 +183,10 @@ class JobWatch(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
-        # its nanny lives in the agent; a worker without one does itself
-        self._agents[name] = scheduler.workers[worker].nanny or worker
-        self._gone.pop(name, None)
+        if self._on_unreachable is not None:
+            # its nanny lives in the agent; a worker without one does itself
+            self._agents[name] = scheduler.workers[worker].nanny or worker
+            self._gone.pop(name, None)
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
