@@ -39,6 +39,8 @@ class Order(StrEnum):
     START_WORKERS = "workers"
     #: None: the cluster is up, the dashboard may follow. The agent passes it on to the scheduler's process.
     DASHBOARD = "dashboard"
+    #: ``(names, text)``: these workers are lost for good, with their rank; the scheduler's process keeps the line.
+    LOST_RANK = "lost-rank"
     #: None: the scheduler stays.
     CLOSE_WORKERS = "close-workers"
     #: None: as the end of the control pipe. The agent passes it on to the scheduler's process.
@@ -56,6 +58,8 @@ class Answer(StrEnum):
     SCHEDULER_ENDED = "scheduler-ended"
     #: The scheduler has had a client, of any process; not said before `Order.DASHBOARD`.
     CLIENT = "client"
+    #: Names of workers that are gone, and whose agents don't answer, every few seconds; only with `tolerate_lost_ranks`.
+    UNREACHABLE = "unreachable"
     #: Number of workers, steps of the timeline.
     READY = "ready"
     #: Name of one that has ended for good, and why its nanny does not restart it; None: in order, as one that is retired.

@@ -38,15 +38,16 @@ CLIENT_GRACE = 5.0
 class SchedulerProcess:
     """The scheduler's process, as its agent sees it; until `start`, `send` and `close` do nothing.
 
-    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_client()`` once it has had a client.
+    It calls ``on_end(exit_code)`` when the process ends after it has come up, and ``on_answer(answer, *payload)`` for
+    `Answer.CLIENT` and `Answer.UNREACHABLE`.
     """
 
     def __init__(
-        self, timeline: Timeline, on_end: Callable[[int | None], None], on_client: Callable[[], None]
+        self, timeline: Timeline, on_end: Callable[[int | None], None], on_answer: Callable[..., None]
     ) -> None:
         self._timeline = timeline
         self._on_end = on_end
-        self._on_client = on_client
+        self._on_answer = on_answer
         self._process: Any = None
         self._pipe: Any = None
 
@@ -85,21 +86,23 @@ class SchedulerProcess:
         return answer
 
     def _on_message(self) -> None:
-        """`Answer.CLIENT`, or the end of the pipe."""
-        asyncio.get_running_loop().remove_reader(self._pipe.fileno())
-        with contextlib.suppress(EOFError, OSError):
-            self._pipe.recv()
-            self._on_client()
+        """An answer, or the end of the pipe."""
+        try:
+            message = self._pipe.recv()
+        except (EOFError, OSError):
+            asyncio.get_running_loop().remove_reader(self._pipe.fileno())
+        else:
+            self._on_answer(*message)
 
     def _on_sentinel(self) -> None:
         asyncio.get_running_loop().remove_reader(self._process.sentinel)
         self._process.join()
         self._on_end(self._process.exitcode)
 
-    def send(self, order: Order) -> None:
-        """Pass on `Order.DASHBOARD` or `Order.CLOSE`."""
+    def send(self, order: Order, payload: Any = None) -> None:
+        """Pass on `Order.DASHBOARD`, `Order.LOST_RANK` or `Order.CLOSE`."""
         if self._pipe is not None:
-            self._pipe.send(order)
+            self._pipe.send((order, payload))
 
     def close(self, grace: float) -> None:
         """End it within the grace, if need be by force."""
@@ -171,6 +174,8 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
             TokenGate(scheduler.http_application, settings.token).guard(scheduler.http_server)
         watch = JobWatch(settings.facts)
         watch.attach(scheduler)
+        if options.tolerate_lost_ranks:
+            watch.report_unreachable(lambda names: pipe.send((Answer.UNREACHABLE, names)))
         await scheduler
     except Exception as error:
         # Its constructor listens for HTTP, and nowhere else.
@@ -191,11 +196,13 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
 
     def on_order() -> None:
         try:
-            order = pipe.recv()
+            order, payload = pipe.recv()
         except (EOFError, OSError):
-            order = Order.CLOSE
+            order, payload = Order.CLOSE, None
         if order == Order.DASHBOARD:
             watch.report_client(lambda: pipe.send((Answer.CLIENT,)))
+        elif order == Order.LOST_RANK:
+            watch.give_up(*payload)
         if order == Order.DASHBOARD and dashboard:
             tasks.append(loop.create_task(_attach_dashboard(scheduler)))
         elif order == Order.CLOSE:

@@ -81,9 +81,7 @@ class Agent:
         self._joined = False
         self._scheduler_file: tuple[str, str] | None = None
         self._ucx: asyncio.Future[None] | None = None
-        self._scheduler = SchedulerProcess(
-            timeline, self._on_scheduler_end, lambda: self.answer(Answer.CLIENT)
-        )
+        self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self.answer)
         self._workers = Workers(options, scratch, timeline, self._on_worker_end)
 
     async def run(self, orders: list[Any]) -> None:
@@ -159,8 +157,8 @@ class Agent:
                 self._stop.set()
             case Order.SCHEDULER_FILE:
                 self._scheduler_file = payload
-            case Order.DASHBOARD:
-                self._scheduler.send(Order.DASHBOARD)
+            case Order.DASHBOARD | Order.LOST_RANK:
+                self._scheduler.send(order, payload)
             case Order.START_SCHEDULER:
                 self._begin(self._start_scheduler(payload))
             case Order.START_WORKERS:

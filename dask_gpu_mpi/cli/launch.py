@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from dask_gpu_mpi.cli.options import RUN_CONTEXT, RunCommand, fail, read_texts, run_help, run_parameters
+from dask_gpu_mpi.cli.options import (
+    RUN_CONTEXT,
+    RunCommand,
+    fail,
+    read_texts,
+    resolve_texts,
+    run_help,
+    run_parameters,
+)
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError
 
 __all__ = ["launch"]
@@ -114,6 +122,9 @@ def launch(
             log_directory=given["log_directory"] or "",
             local_directory=given["local_directory"] or "",
             signal=signal or "",
+            tolerates=getattr(
+                resolve_texts(given), "tolerate_lost_ranks", 0
+            ),  # the ranks report what is wrong
         )
         environ = dict(os.environ)
         where = _allocation(environ, ranks, ranks_per_node, hosts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from html import escape
 
@@ -17,6 +18,7 @@ from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan
+from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
 
 # A session in a notebook: a card with its nodes, GPUs, dashboard and the time left, as HTML.
@@ -153,10 +155,21 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
     return (
         *open_warnings(joined.cluster.address, options),
         *warn_of_ports(joined.environ),
+        *_launcher_warnings(joined, one_host=len(plan.hosts) == 1),
         *options.warnings,
         *plan.warnings,
         *version_warnings(gpus=gpus),
     )
+
+
+def _launcher_warnings(joined: Joined, *, one_host: bool) -> list[str]:
+    """Warns of a launcher that ends the job when a rank is lost, though the user tolerates that."""
+    mpi = sys.modules.get("mpi4py.MPI")
+    launched = launchers.detect(joined.environ)
+    if not joined.options.tolerate_lost_ranks or launched is None or mpi is None:
+        return []
+    why = launched.launcher.ends_with_a_rank(joined.environ, mpi.Get_library_version(), one_host=one_host)
+    return [f"tolerate_lost_ranks: {why}"] if why else []
 
 
 def open_warnings(address: str, options: Options) -> list[str]:

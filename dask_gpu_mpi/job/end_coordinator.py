@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,17 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
-from dask_gpu_mpi.job.ending import Cause, Ending, EndKind
+from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, beat_interval
 from dask_gpu_mpi.machine.scratch import remove_scratch
-from dask_gpu_mpi.mpi.library import abort
+from dask_gpu_mpi.mpi.finalize import do_not_finalize
+from dask_gpu_mpi.mpi.library import abort, end_lost_ranks
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
+from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
+
+#: A rank that is not heard of for so many intervals, and whose agent doesn't answer, is lost.
+BEATS_MISSED = 2.5
 
 # How a rank closes its part: workers first, everywhere, then the scheduler; every wait has a deadline.
 
@@ -110,6 +116,10 @@ class Closing:
         self._channels.send(COORDINATOR, EndKind.CLOSED, self._channels.rank)
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 class EndCoordinator:
     """The end, as rank 0 leads it."""
 
@@ -123,6 +133,13 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
+        self._workers_of: dict[int, list[WorkerPlan]] = {}
+        for worker in self._plan.workers:
+            self._workers_of.setdefault(worker.rank, []).append(worker)
+        #: Ranks that are lost, as far as that may be, and when each was last heard of.
+        self._lost: set[int] = set()
+        self._heard = dict.fromkeys(range(self._channels.size), time.monotonic())
+        self._tolerated = joined.options.tolerate_lost_ranks
         directory = joined.options.log_directory
         # absolute: the script may change to another directory
         self._mark = None if directory is None else Path(directory, "ended").absolute()
@@ -164,6 +181,8 @@ class EndCoordinator:
             case EndKind.OVER:
                 final, lost, code = payload
                 self.end_cluster(final=final, lost=lost, code=code)
+            case EndKind.ALIVE:
+                self._heard[payload] = time.monotonic()
             case EndKind.WORKERS_ENDED:
                 self._on_workers_ended(*payload)
             case EndKind.SIGNAL:
@@ -178,9 +197,13 @@ class EndCoordinator:
         else:
             self.end_cluster(final=True, signal=number)
 
-    def _on_workers_ended(self, rank: int, failed: bool) -> None:
+    def _on_workers_ended(
+        self, rank: int, failed: bool, why: str = "its agent, or each of its workers, died too often"
+    ) -> None:
         """All workers of a rank have ended, by themselves."""
         self._without_workers[rank] = failed
+        if failed and self._tolerated:
+            self._lose(rank, why)
         if not set(self._without_workers) >= {worker.rank for worker in self._plan.workers}:
             return
         if any(self._without_workers.values()):
@@ -189,12 +212,47 @@ class EndCoordinator:
             # Its owner has shut the cluster down. In a cluster that this job has started, the scheduler's end counts.
             self.end_cluster(final=False)
 
+    # -- lost ranks ---------------------------------------------------------------------------------------------
+
+    def on_unreachable(self, names: Collection[str]) -> None:
+        """These workers are gone, and their agents don't answer. A rank that is still heard of is about to restart its agent."""
+        silence = time.monotonic() - BEATS_MISSED * beat_interval(self._channels.size)
+        for rank, workers in self._workers_of.items():
+            gone = all(str(worker.name) in names for worker in workers)
+            if gone and rank not in self._without_workers and self._heard[rank] < silence:
+                self._channels.mailbox.lost.add(rank)
+                self._on_workers_ended(
+                    rank, failed=True, why="its processes or its node died, or its network is down"
+                )
+
+    def _lose(self, rank: int, why: str) -> None:
+        """A rank is lost: continue with the others, or end the cluster if more are lost than may be."""
+        if self._ending.state.over or rank in self._lost:
+            return
+        self._lost.add(rank)
+        workers = self._workers_of.get(rank, [])
+        host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")
+        text = f"rank {rank} on {host} lost: {why}"
+        if len(self._lost) > self._tolerated:
+            lost = f"{text}; {len(self._lost)} ranks are lost (expected at most {self._tolerated}, tolerate_lost_ranks)"
+            self.end_cluster(final=False, lost=lost)
+            return
+        gpus = len({device for worker in workers for device in worker.devices})
+        left = sum(worker.rank not in self._without_workers for worker in self._plan.workers)
+        text += (
+            f"; it had {_count(len(workers), 'worker')} and {_count(gpus, 'GPU')}. Continuing with {_count(left, 'worker')}; "
+            f"{_count(self._tolerated - len(self._lost), 'more rank')} may be lost"
+        )
+        say(f"warning: {text}")
+        self._channels.order(Order.LOST_RANK, ([str(worker.name) for worker in workers], text))
+
     # -- who has closed -----------------------------------------------------------------------------------------
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that have not closed yet: MPI can't be left in an orderly way without them."""
-        return [rank for rank in range(self._channels.size) if rank not in self._closed]
+        """Ranks that have not closed yet, and are not lost: MPI can't be left in an orderly way without them."""
+        gone = self._closed | self._channels.mailbox.lost
+        return [rank for rank in range(self._channels.size) if rank not in gone]
 
     def release_scheduler(self) -> None:
         """The ranks have closed, or did not answer: the scheduler may close."""
@@ -204,21 +262,35 @@ class EndCoordinator:
 
     def finish(self, *, flushed: bool) -> None:
         """Leave the mark of an orderly end; abort the job if a rank did not answer, since MPI would wait for it forever."""
+        mailbox = self._channels.mailbox
+        code = self._ending.exit_code() or self._ending.code
+        silent = self.silent
+        if silent and len(self._lost.union(silent)) <= self._tolerated:
+            say(f"warning: no response from {ranks_text(silent)} of {self._channels.size} at the end: lost")
+            self._lost.update(silent)
+            mailbox.lost.update(silent)
+        if mailbox.lost:
+            mailbox.give_up_sending()
+            flushed = True
+            do_not_finalize(functools.partial(end_lost_ranks, len(mailbox.lost), code))
         if (silent := self.silent) or not flushed:
             names = ranks_text(silent) if silent else "a rank"
             say(
                 f"error: no response from {names} of {self._channels.size} at the end; aborting the job. Fix: inspect their "
                 "nodes (a rank that is stopped, a full disk, no network?)"
             )
-            abort(outcome.code_of_abort(self._ending.exit_code() or self._ending.code))
+            abort(outcome.code_of_abort(code))
         else:
-            self.leave_mark()
+            self.leave_mark(code)
 
-    def leave_mark(self) -> None:
-        """Mark in the log directory that the job has come to its end.
+    def leave_mark(self, code: int) -> None:
+        """Mark in the log directory that the job has come to its end; with its exit code if ranks are lost.
 
-        Open MPI 5's ``mpirun`` ends with code 0 when it has lost one of its daemons below Slurm: a job script would not notice.
+        A launcher makes another code of a rank that was killed. Open MPI 5's ``mpirun`` ends with code 0 when it has lost one of
+        its daemons below Slurm: a job script would not notice.
         """
         if self._mark is not None and self._ending.state.ended:
-            with contextlib.suppress(OSError):
-                os.close(open_to_append(self._mark, make=True))
+            more = " lost" if len(self._lost) > self._tolerated else ""
+            text = f"{code}{more}\n" if self._lost else ""
+            with contextlib.suppress(OSError), open(open_to_append(self._mark, make=True), "w") as mark:
+                mark.write(text)

@@ -47,6 +47,8 @@ class EndKind(StrEnum):
     #: Any rank to rank 0: ``(final, lost, code)``, the cluster is over. `final`: the script has ended too; `lost`: how the
     #: cluster was lost; `code`: the script's exit code, as far as it is known.
     OVER = "over"
+    #: Every rank to rank 0, from time to time, if ranks may be lost: its own number.
+    ALIVE = "alive"
     #: Any rank to rank 0: ``(rank, failed)``, all its workers have ended by themselves; whether one of them failed.
     WORKERS_ENDED = "workers-ended"
     #: Any rank without the script to rank 0, which passes it on to the client rank: the number of the signal that it was sent.
@@ -61,10 +63,20 @@ PAYLOADS: Mapping[str, Any] = {
     EndKind.BUSY: None,
     EndKind.CLIENT: None,
     EndKind.CLOSED: int,
+    EndKind.ALIVE: int,
     EndKind.OVER: tuple[bool, str | None, int],
     EndKind.WORKERS_ENDED: tuple[int, bool],
     EndKind.SIGNAL: int,
 }
+
+
+#: Seconds between two `ALIVE` of a rank, at least; and how many come to rank 0 in a second, at most.
+BEAT, BEATS_PER_SECOND = 2.0, 100
+
+
+def beat_interval(size: int) -> float:
+    """Seconds between two `ALIVE` of each of so many ranks."""
+    return max(BEAT, size / BEATS_PER_SECOND)
 
 
 class Cause(Enum):

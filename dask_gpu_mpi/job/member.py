@@ -7,6 +7,7 @@ has ended by then.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,7 @@ from dask_gpu_mpi.base.timeouts import FLUSH, FREE_TIMEOUT, TERM_GRACE
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
-from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State
+from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State, beat_interval
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
@@ -150,6 +151,11 @@ class Member:
         if self.rank == COORDINATOR:
             self.coordinator = EndCoordinator(joined, self.ending, has_client=has_client)
         self.signal_relay = SignalRelay(joined.channels)
+        #: When to send `EndKind.ALIVE` (``time.monotonic()``).
+        self._beat_due = math.inf
+        if joined.options.tolerate_lost_ranks:
+            joined.channels.mailbox.tolerates_loss = True
+            self._beat_due = math.inf if self.rank == COORDINATOR else 0.0
         self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
@@ -169,6 +175,9 @@ class Member:
             if not self.ending.state.over:
                 self._restarts.start_if_due()
             self.signal_relay.pump()
+            if time.monotonic() > self._beat_due:
+                self._beat_due = time.monotonic() + beat_interval(self.channels.size)
+                self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
             for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -210,6 +219,8 @@ class Member:
                 self._closing.workers_closed()
             case Answer.CLIENT:
                 self.channels.send(COORDINATOR, EndKind.CLIENT)
+            case Answer.UNREACHABLE if self.coordinator is not None:
+                self.coordinator.on_unreachable(payload[0])
             case Answer.WORKERS_ENDED:
                 failed = payload[0] or self._restarts.failed  # of an agent before this one
                 self.channels.send(COORDINATOR, EndKind.WORKERS_ENDED, (self.rank, failed))

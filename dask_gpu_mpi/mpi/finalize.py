@@ -12,6 +12,7 @@ import atexit
 import os
 import re
 import time
+from collections.abc import Callable
 
 from dask_gpu_mpi.errors import LauncherError
 from dask_gpu_mpi.sites.launchers import alone_on_host
@@ -20,6 +21,8 @@ from dask_gpu_mpi.sites.launchers import alone_on_host
 SETTLING = 0.3
 #: The process that is to do it.
 _owner = 0
+#: Called instead, if MPI is left as it is.
+_instead: Callable[[], object] | None = None
 
 
 def is_mpich_before_5(version: str) -> bool:
@@ -56,9 +59,18 @@ def finalize_at_exit() -> None:
     _owner = os.getpid()
 
 
+def do_not_finalize(instead: Callable[[], object] = lambda: None) -> None:
+    """Leave MPI as it is: ranks are lost, for which it would wait. The first call counts."""
+    global _instead
+    _instead = _instead or instead
+
+
 def finalize() -> None:
     """Finalize MPI, if this process is to."""
     if os.getpid() != _owner:
+        return
+    if _instead is not None:
+        _instead()
         return
     from mpi4py import MPI
 

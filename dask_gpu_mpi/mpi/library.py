@@ -226,3 +226,22 @@ def abort(code: int) -> None:
         # MPICH's launcher may hear of the abort first, and ends then without what was printed before: one time in ten.
         wait_until_read((1, 2), READING)
         MPI.COMM_WORLD.Abort(code)
+
+
+def end_lost_ranks(count: int, code: int) -> None:
+    """At the end of rank 0, instead of ``MPI_Finalize``: end ranks that are lost and may still run, such as one that is stopped.
+
+    Open MPI's launcher does so itself after a code other than 0, which an abort would change if the other ranks have ended.
+    """
+    from mpi4py import MPI
+
+    look_after_launcher()
+    if code or not MPI.Get_library_version().startswith("Open MPI"):
+        return
+    try:
+        dead = MPI.COMM_WORLD.Get_failed().size
+    except (MPI.Exception, NotImplementedError):
+        dead = 0
+    if dead < count:
+        flush()
+        MPI.COMM_WORLD.Abort(0)

@@ -22,7 +22,7 @@ from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_pl
 from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import ANSWER_TIMEOUT, FAILED_GRACE, FAILED_TIMEOUT, LAST_MESSAGES_TIMEOUT
-from dask_gpu_mpi.mpi.finalize import last_messages_hang
+from dask_gpu_mpi.mpi.finalize import do_not_finalize, last_messages_hang
 from dask_gpu_mpi.mpi.library import abort, before_finalize
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, Rendezvous
 from dask_gpu_mpi.mpi.wire import Channel, DroppedMessages, ForeignMessageError, Wire
@@ -80,6 +80,10 @@ class Mailbox:
         #: Called at the end of this process: its exit code, where it has failed and the other ranks may wait for it in MPI; None:
         #: they are to be waited for.
         self.failure: Callable[[], int | None] = lambda: None
+        #: Ranks that are lost: nothing is sent to them, and nothing awaited, unless a message of theirs comes.
+        self.lost: set[int] = set()
+        #: Whether ranks may be lost: MPI is finalized only if all have come to their end.
+        self.tolerates_loss = False
         self._closed = False
         self._thread = threading.get_ident()
         self._owner = os.getpid()
@@ -124,6 +128,7 @@ class Mailbox:
             return mails
         self._post()
         for source, data in self._wire.receive():
+            self.lost.discard(source)
             for mail in self._open(source, data):
                 if mail.kind in self._exchanged:
                     # For `free` or `close`, and it may come before this rank is there.
@@ -141,6 +146,11 @@ class Mailbox:
                 return False
             time.sleep(0.002)
         return True
+
+    def give_up_sending(self) -> None:
+        """What has not left yet is for lost ranks."""
+        if self._wire is not None:
+            self._wire.give_up_sending()
 
     def free(self, timeout: float, patience: float, *, agrees: bool) -> None:
         """Free the communicator, if all ranks come here within `timeout` seconds after rank 0, and agree; else it stays.
@@ -170,7 +180,11 @@ class Mailbox:
             if not last_messages_hang(MPI.Get_library_version()):
                 # for the ranks that are in `free`: they wait no longer
                 self._exchange(_FREE, 0.0, agrees=False)
-                ended = self._exchange(_LAST, timeout if code is None else FAILED_TIMEOUT, agrees=True)
+                ended = self._exchange(
+                    _LAST, timeout if code is None else FAILED_TIMEOUT, agrees=not self.lost
+                )
+                if self.tolerates_loss and not ended:
+                    do_not_finalize()
             if code is not None and not ended:
                 time.sleep(FAILED_GRACE if self.rank else 0.0)
                 say(
@@ -190,7 +204,7 @@ class Mailbox:
         self._has_sent.add(kind)
         limit = time.monotonic() + timeout
         if self.rank == 0:
-            all_agree = self._agree(kind, range(1, self.size), limit) and agrees
+            all_agree = self._agree(kind, set(range(1, self.size)) - self.lost, limit) and agrees
             self.send_all(kind, all_agree)
         else:
             self.send(0, kind, agrees)
@@ -263,7 +277,8 @@ class Mailbox:
                 return
             waiting, self._later = self._later, []
             for rank, data in waiting:
-                self._wire.send(rank, self._channels[rank].seal(data))
+                if rank not in self.lost:
+                    self._wire.send(rank, self._channels[rank].seal(data))
 
     def _post(self) -> bool:
         """Let messages leave; whether all have."""

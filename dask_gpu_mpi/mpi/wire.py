@@ -5,6 +5,7 @@ Never by mpi4py's methods in lower case, which unpickle what arrives: whoever re
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 import time
@@ -210,9 +211,10 @@ class Wire:
         self._expected: Counter[int] = Counter()
         #: Messages to receive later: the sender, the size, and MPI's handle.
         self._later: list[tuple[int, int, Any]] = []
-        #: What is too large is never received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from
-        #: process to process, before it says that the message is truncated.
-        self._refused: list[Any] = []
+        #: MPI may use these until the end of the process: messages to lost ranks, and those that are too large. Such are never
+        #: received: into a smaller buffer Open MPI 5.0 writes beyond its end, where it copies from process to process, before it
+        #: says that the message is truncated.
+        self._kept: list[Any] = []
         _WIRES.append(self)
 
     def send(self, rank: int, data: bytes) -> None:
@@ -222,7 +224,20 @@ class Wire:
         try:
             self.leaving.append(self._comm.Isend([data, MPI.BYTE], dest=rank, tag=self._tag))
         except MPI.Exception as error:
-            self._drops.add_error("sending", error)
+            self._on_error("sending", error)
+
+    def give_up_sending(self) -> None:
+        """Expect no longer that what has not left yet leaves: it is for ranks that are lost."""
+        self._kept += self.leaving
+        self.leaving = []
+
+    def _on_error(self, what: str, error: Exception) -> None:
+        """MPI has failed. A library that survives dead ranks reports them so, until that is acknowledged; others are handled."""
+        if "PROC_FAILED" not in str(error):
+            self._drops.add_error(what, error)
+            return
+        with contextlib.suppress(Exception):
+            self._comm.Ack_failed()
 
     def has_sent(self) -> bool:
         """Whether all messages have left, or can't."""
@@ -235,7 +250,7 @@ class Wire:
         try:
             return bool(request.Test())
         except MPI.Exception as error:
-            self._drops.add_error("sending", error)
+            self._on_error("sending", error)
             return True
 
     def receive(self) -> list[tuple[int, bytearray]]:
@@ -259,7 +274,7 @@ class Wire:
             size = status.Get_count(MPI.BYTE)
             if not 0 <= size <= self._largest:  # MPI.UNDEFINED, which is negative: more than MPI can count
                 self._drops.add("too large")
-                self._refused.append(message)
+                self._kept.append(message)
             elif (each := self._take(status.Get_source(), size, message)) is not None:
                 received.append(each)
         # Once more, since each poll lets the library receive more of them.
@@ -278,7 +293,7 @@ class Wire:
         try:
             return self._comm.Improbe(source=MPI.ANY_SOURCE, tag=self._tag, status=status)
         except MPI.Exception as error:
-            self._drops.add_error("probing", error)
+            self._on_error("probing", error)
             return None
 
     def _take(self, source: int, size: int, message: Any) -> tuple[int, bytearray] | None:
@@ -292,7 +307,7 @@ class Wire:
         try:
             request = message.Irecv([buffer, MPI.BYTE])
         except MPI.Exception as error:
-            self._drops.add_error("receiving", error)
+            self._on_error("receiving", error)
             return None
         return self._test(_Arrival(source, request, buffer, time.monotonic()))
 

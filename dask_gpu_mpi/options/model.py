@@ -167,6 +167,10 @@ class Options:
     shutdown_timeout: float = option("duration", 10.0,
         "Seconds until a rank's processes are killed at the end. Workers get half of it, and at most two.",
         ("--shutdown-timeout",), topic="Ranks")
+    tolerate_lost_ranks: int = option("int", 0,
+        "MPI ranks that may be lost, with their workers, before the job ends: it continues on the others. The launcher must be "
+        "able to as well (docs/exit-codes.md).",
+        ("--tolerate-lost-ranks",), topic="Ranks", same=True, minimum=0)
     walltime_signal: str | None = option("choice", None,
         "Signal that the batch system sends before the walltime, beside TERM, for Session.on_walltime.",
         ("--walltime-signal",), topic="Ranks", choices=("USR1", "USR2"))

@@ -47,6 +47,7 @@ def settle(
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
     _scheduler(values, origins, given)
+    _lost_ranks(values, origins)
     return (
         *notes,
         *_security(values, origins, given),
@@ -110,6 +111,17 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
         raise OptionError(
             f"{origins['scheduler']}: no scheduler is started, and none is named. Fix: scheduler_address "
             "(--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to"
+        )
+
+
+def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
+    """Ranks can be lost only if rank 0, which leads the end, has scheduler and script: without these there is no job left."""
+    needed = {"layout": ("shared",), "scheduler_rank": (0,), "client_rank": (None, 0), "scheduler": (True,)}
+    others = [origins[name] for name, possible in needed.items() if values[name] not in possible]
+    if values["tolerate_lost_ranks"] and others:
+        raise OptionError(
+            f"{origins['tolerate_lost_ranks']}: can't be combined with {' and '.join(others)} (expected the scheduler and the "
+            "script on rank 0). Fix: leave one of them out"
         )
 
 

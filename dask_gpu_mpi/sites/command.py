@@ -40,6 +40,8 @@ class Request:
     log_directory: str = ""
     #: Node-local directory of the workers, for the container.
     local_directory: str = ""
+    #: Ranks that may be lost (``--tolerate-lost-ranks``).
+    tolerates: int = 0
     #: ``flux run --signal``: before the walltime, to all ranks; empty: none.
     signal: str = ""
 
@@ -57,7 +59,7 @@ class Launch:
     logs: str = ""
     #: Folder to make first: a container binds it.
     make: str = ""
-    #: File that exists at the end of a job that has completed, where the launcher's exit code 0 does not prove it.
+    #: File that exists at the end of a job that has completed, where the launcher's exit code does not prove it.
     mark: str = ""
     #: Whether SIGTERM and SIGINT are forwarded to the launcher, and the signals before the walltime.
     forwards_end: bool = True
@@ -118,6 +120,8 @@ def decide(
     start = [starter.path, *launcher.options(allocation, after, mpi)]
     if request.signal:
         start.append(f"--signal={request.signal}")
+    if request.tolerates:
+        start += launcher.surviving(library.version, mpi)
     logs = bound = request.log_directory or environ.get("DASK_GPU_MPI__LOG_DIRECTORY", "")
     own: tuple[str, ...] = ()
     if not logs and allocation.job:
@@ -143,7 +147,9 @@ def decide(
         logs=logs,
         make=logs if request.container else "",
         mark=os.path.join(logs, "ended")
-        if logs and request.command == "run" and launcher.may_lose_nodes and allocation.nodes > 1
+        if logs
+        and request.command == "run"
+        and (request.tolerates or (launcher.may_lose_nodes and allocation.nodes > 1))
         else "",
         forwards_end=not batch.signals_all and not launcher.is_ended(environ),
         forwards_warning=not batch.signals_all,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from dask_gpu_mpi.base.files import is_ours, make_folder, remove
 from dask_gpu_mpi.base.signals import die_with_parent
@@ -27,6 +29,9 @@ HEARD_ITSELF = 1.0
 LINGER = 3.0
 #: Seconds between two looks at the child, should a SIGCHLD be lost.
 POLL = 1.0
+#: Seconds that the launcher gets once a job that has lost ranks has come to its end: one that is stopped, or whose node is gone,
+#: does not end, and the launcher may wait for it.
+LOST_GRACE = 30.0
 #: Seconds for a command of the batch system.
 COMMAND_TIMEOUT = 60.0
 #: si_code of signals that the kernel has sent (sigaction(2)): of SIGINT, a terminal's Ctrl-C to the whole foreground group.
@@ -58,10 +63,13 @@ class Runner:
             pass  # one that came too late to be forwarded must not end this process, which has the job's exit code
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
-    def run(self, command: Sequence[str], environ: Mapping[str, str], *, preflight: bool = False) -> int:
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str], *, preflight: bool = False, mark: str = ""
+    ) -> int:
         """Run a command until it has ended; returns its exit code, 128 + N after signal N.
 
         The preflight reads nothing of standard input, which is the script's, and would end of a signal before the walltime.
+        `mark` is where a job that has lost ranks writes its exit code: the launcher is ended `LOST_GRACE` seconds later.
 
         Raises
         ------
@@ -84,7 +92,12 @@ class Runner:
             ) from None
         deadline: float | None = None
         pending = signal.SIGTERM
+        over: float | None = None
         while child.poll() is None:
+            if over is None and mark and _noted(mark)[0] is not None:
+                over = time.monotonic() + LOST_GRACE
+            elif over is not None and time.monotonic() > over:
+                child.kill()  # the batch system ends what is left
             wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))
             got = signal.sigtimedwait(self._signals, wait)
             if deadline is not None and time.monotonic() >= deadline:
@@ -125,7 +138,8 @@ def run_launch(
     environ : mapping
         The environment of this process.
     requeue : callable, optional
-        Called after exit code 75, unless the job was cancelled; returns the exit code, None: 75.
+        Called after exit code 75, or when a node was lost and the job could not go on, unless it was cancelled; returns the
+        exit code, None: 75.
 
     Returns
     -------
@@ -146,23 +160,37 @@ def run_launch(
     with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
         if launch.check and ((code := runner.run(launch.check, child, preflight=True)) or runner.stopped_by):
             return code or 128 + (runner.stopped_by or 0)
-        code = runner.run(launch.run, child)
-        if code == 75 and requeue is not None:
+        code = runner.run(launch.run, child, mark=launch.mark)
+        noted, lost = _noted(launch.mark) if launch.mark else (None, False)
+        lost_node = code == 0 and bool(launch.mark) and not _is_our_mark(launch.mark)
+        code = code if noted is None else noted
+        requeues = requeue is not None and (code == 75 or lost_node or lost)
+        if requeues:
             runner.listen(LINGER)
         if runner.stopped_by is not None:
             if launch.lingers:
                 time.sleep(LINGER)
             return 128 + runner.stopped_by if code == 75 and launch.requeues_by_code else code
-        if code == 75 and requeue is not None:
+        if lost_node:
+            say(
+                f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing, or "
+                "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
+            )
+        if requeue is not None and requeues:
             answer = requeue()  # the signal with which the batch system ends this run comes at once
-            return code if answer is None else answer
-    if code == 0 and launch.mark and not _is_our_mark(launch.mark):
-        say(
-            f"error: launch: {launch.run[0]} exited with code 0, but the job has not completed ({launch.mark} is missing, or "
-            "another user's); a node was lost. Fix: look for the node in the batch system's log, and submit the job again"
-        )
-        return 1
-    return code
+            return 75 if answer is None else answer
+    return 1 if lost_node else code
+
+
+def _noted(mark: str) -> tuple[int | None, bool]:
+    """What a job that has lost ranks has written there: its exit code (None: nothing), and whether it could not go on."""
+    words: list[str] = []
+    with contextlib.suppress(OSError):
+        if _is_our_mark(mark):
+            words = Path(mark).read_text("ascii", "replace")[:100].split()
+    if not words or not words[0].isdecimal():
+        return None, False
+    return int(words[0]) & 0xFF, "lost" in words
 
 
 def _is_our_mark(path: str) -> bool:

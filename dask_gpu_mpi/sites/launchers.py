@@ -164,6 +164,19 @@ class Launcher:
         """Its options: one rank on each node, unless others are requested; all cores and GPUs of its node for each."""
         raise NotImplementedError
 
+    # -- a rank that dies
+
+    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+        """Further options with which the job survives a rank that dies (``tolerate_lost_ranks``), if it has any.
+
+        `library` is what the MPI library calls itself, `mpi` how the two find each other.
+        """
+        return ()
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        """In a rank: why the job ends all the same when a rank, or a node, is lost, and the fix; empty: it does not."""
+        return f"{self.name} ends the job when a rank is lost. Fix: srun with MPICH, or Open MPI 5 (docs/exit-codes.md)"
+
 
 def _can_not_start_parts(how: str) -> LauncherError:
     return LauncherError(
@@ -216,6 +229,19 @@ class OpenMpi(Launcher):
 
     def environment(self, *, root: bool) -> dict[str, str | None]:
         return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if root else {}
+
+    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+        # --enable-recovery alone keeps the launcher; but over TCP the library would abort each rank that was connected
+        return ("--with-ft", "ulfm") if re.match(r"Open MPI v([5-9]|\d\d)", library) else ()
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        if not self.surviving(library, ""):
+            return f"{library_name(library)} ends the job when a rank is lost. Fix: Open MPI 5, or srun with MPICH"
+        if environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("1", "true"):
+            return "mpirun ends the job when a rank is lost. Fix: `mpirun --with-ft ulfm`, or `dask-gpu-mpi launch`"
+        if one_host:
+            return ""
+        return "Open MPI's mpirun survives a lost rank, but not a lost node. Fix: srun with MPICH, if nodes may be lost"
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         options = ["-np", f"{allocation.ranks}"]
@@ -473,6 +499,15 @@ class Srun(Launcher):
             )  # the shell of `salloc` or `srun --pty` may be a step, which has the node
         # when a rank has died, not while all end, which would change the exit code
         return [*options, "--kill-on-bad-exit=0", "--wait=30"]
+
+    def surviving(self, library: str, mpi: str) -> tuple[str, ...]:
+        # the last --wait counts; Slurm's plugin for PMIx ends the step with a rank, whatever its options
+        return () if mpi.startswith("pmix") else ("--no-kill", "--wait=0")
+
+    def ends_with_a_rank(self, environ: Mapping[str, str], library: str, *, one_host: bool) -> str:
+        if library.startswith("Open MPI") or environ.get("SLURM_MPI_TYPE", "").startswith("pmix"):
+            return "srun ends the step when a rank that uses PMIx is lost. Fix: MPICH, with `srun --mpi=pmi2`"
+        return ""
 
 
 class Pmi(Launcher):

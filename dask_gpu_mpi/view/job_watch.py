@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from distributed.comm.addressing import get_address_host
+from distributed.comm.addressing import get_address_host, get_address_host_port
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.streams import say
@@ -34,6 +34,8 @@ DEEPEST = 20
 POLARS = b"cudf_polars.engine.dask"
 #: Seconds that tasks wait before the user is warned that no worker can run them.
 UNRUNNABLE_AFTER = 10.0
+#: Seconds between two attempts to reach the agents of workers that are gone, and seconds for an answer.
+REACH_AGAIN, REACH_TIMEOUT = 2.0, 10.0
 #: Seconds for which a lost worker may come back: it may be the one that they wait for.
 RESTART_TIME = 60.0
 #: Waiting tasks that are looked at each time; workers that a message lists.
@@ -69,6 +71,11 @@ class JobWatch(SchedulerPlugin):
         self._timer: asyncio.TimerHandle | None = None
         #: Requirements that no worker meets, of which the user has been warned.
         self._warned_of: set[tuple[object, ...]] = set()
+        #: With `tolerate_lost_ranks`: where the agent of each worker that was there answers, and of those that are gone.
+        self._agents: dict[str, str] = {}
+        self._gone: dict[str, str] = {}
+        self._on_unreachable: Callable[[list[str]], None] | None = None
+        self._reaching: asyncio.Task[None] | None = None
         self._had_client = False
         self._on_client: Callable[[], None] | None = None
         self._end: asyncio.Future[float | None] | None = None
@@ -106,8 +113,9 @@ class JobWatch(SchedulerPlugin):
     async def close(self) -> None:
         """Called by distributed when the scheduler closes."""
         self.detach()
-        if self._timer is not None:
-            self._timer.cancel()
+        for each in (self._timer, self._reaching):
+            if each is not None:
+                each.cancel()
 
     async def answer(self) -> dict[str, Any]:
         """The facts and later events, as plain data.
@@ -175,6 +183,10 @@ class JobWatch(SchedulerPlugin):
     def add_worker(self, scheduler: Any, worker: str) -> None:
         """Called by distributed when a worker has come."""
         name = str(scheduler.workers[worker].name)
+        if self._on_unreachable is not None:
+            # its nanny lives in the agent; a worker without one does itself
+            self._agents[name] = scheduler.workers[worker].nanny or worker
+            self._gone.pop(name, None)
         self._expected.discard(name)
         self._retired.discard(name)
         self._names[worker] = name
@@ -187,12 +199,50 @@ class JobWatch(SchedulerPlugin):
         called = self._workers.pop(worker, f"worker at {worker}")
         name = self._names.pop(worker, "")
         self._paused.discard(worker)
+        if self._on_unreachable is not None and name in self._hosts:
+            self._gone[name] = self._agents[name]
+            if self._reaching is None or self._reaching.done():
+                self._reaching = asyncio.ensure_future(self._reach_agents())
         if worker in self._leaving or stimulus_id.startswith(INTENDED):
             self._leaving.discard(worker)
             self._retired.add(name)
             return
         self._lost[name] = time.monotonic()
         self.warn(f"{called} lost: its connection ended without a message")
+
+    def report_unreachable(self, report: Callable[[list[str]], None]) -> None:
+        """Call ``report(names)`` again and again while workers are gone whose agents don't answer: their ranks may be lost."""
+        self._on_unreachable = report
+
+    def give_up(self, names: Sequence[str], text: str) -> None:
+        """These workers are lost for good, with their rank: nothing waits for them any longer."""
+        self.warn(text)
+        for name in names:
+            self._gone.pop(name, None)
+            self._lost.pop(name, None)
+            self._expected.discard(name)
+
+    async def _reach_agents(self) -> None:
+        while self._gone:
+            gone = dict(self._gone)
+            reached = await asyncio.gather(*map(self._answers, gone.values()))
+            names = [
+                name for name, here in zip(gone, reached, strict=True) if not here and name in self._gone
+            ]
+            if names and self._on_unreachable is not None:
+                self._on_unreachable(names)
+            await asyncio.sleep(REACH_AGAIN)
+
+    async def _answers(self, address: str) -> bool:
+        try:
+            async with asyncio.timeout(REACH_TIMEOUT):
+                # first, since Dask goes on trying if nothing listens there
+                _, writer = await asyncio.open_connection(*get_address_host_port(address))
+                writer.close()
+                await self._scheduler.rpc(address).identity()
+        except Exception:  # refused, broken off, no answer in time
+            return False
+        return True
 
     def recently_lost(self, seconds: float) -> list[tuple[str, str]]:
         """Name and kind of each worker that was lost within so many seconds and is not back."""

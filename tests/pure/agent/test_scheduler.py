@@ -56,7 +56,7 @@ def served(options: Options, *orders: Any) -> tuple[int, tuple[Any, ...]]:
         task = asyncio.ensure_future(scheduler._serve(options, SETTINGS, its))
         answer = await loop.run_in_executor(None, ours.recv)
         for order in orders:
-            ours.send(order)
+            ours.send((order, None))
         if not orders:
             ours.close()
         return await asyncio.wait_for(task, 30), answer
@@ -78,7 +78,7 @@ def while_serving(options: Options, visit: Callable[[str, int | None], Awaitable
         try:
             await visit(address, http_port)
         finally:
-            ours.send(Order.CLOSE)
+            ours.send((Order.CLOSE, None))
             code = await asyncio.wait_for(task, 30)
         return code
 
@@ -320,8 +320,8 @@ def test_before_it_is_started_there_is_nothing_to_send_to_or_to_close() -> None:
 @pytest.mark.parametrize(
     ("process", "sent", "calls"),
     [
-        (Process(), [Order.CLOSE], [("join", 2.0)]),
-        (Process(ends=False), [Order.CLOSE], [("join", 2.0), "kill", ("join", 1)]),
+        (Process(), [(Order.CLOSE, None)], [("join", 2.0)]),
+        (Process(ends=False), [(Order.CLOSE, None)], [("join", 2.0), "kill", ("join", 1)]),
         (Process(alive=False), [], []),
     ],
     ids=["ends", "does not end", "has ended"],
@@ -341,7 +341,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     up: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends: list[int | None] = []
-    clients: list[int] = []
+    clients: list[Any] = []
     ended, end = os.pipe()
     answer = (Answer.SCHEDULER_UP, "tcp://h:1", 1, "id")
 
@@ -364,7 +364,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     monkeypatch.setattr(scheduler, "get_context", lambda kind: Context)
 
     async def run() -> tuple[Any, ...]:
-        of_agent = SchedulerProcess(Timeline("agent"), ends.append, lambda: clients.append(1))
+        of_agent = SchedulerProcess(Timeline("agent"), ends.append, lambda *answer: clients.append(answer))
         told = await asyncio.wait_for(of_agent.start(OPTIONS, SETTINGS), 10)
         os.close(end)
         await asyncio.sleep(0.05)
@@ -375,7 +375,7 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
     os.close(ended)
     assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
     assert ends == ([3] if up else [])
-    assert clients == ([1] if up else [])
+    assert clients == ([(Answer.CLIENT,)] if up else [])
 
 
 @pytest.mark.parametrize(("age", "warned"), [(0.0, False), (89.5 * 86400, True)])

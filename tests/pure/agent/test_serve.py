@@ -33,7 +33,7 @@ SCHEDULER = SchedulerSettings("127.0.0.1", {}, "token")
 
 class Scheduler:
     def __init__(
-        self, timeline: Timeline, on_end: Callable[[int | None], None], on_client: Callable[[], None]
+        self, timeline: Timeline, on_end: Callable[[int | None], None], on_answer: Callable[..., None]
     ) -> None:
         self.on_end = on_end
 
@@ -42,7 +42,7 @@ class Scheduler:
             raise error
         return (Answer.SCHEDULER_UP, "tcp://h:1", 8787, "id")
 
-    def send(self, order: Order) -> None:
+    def send(self, order: Order, payload: Any = None) -> None:
         Bench.now.calls.append(("send", order))
 
     def close(self, grace: float) -> None:

@@ -44,7 +44,7 @@ def test_an_agent_that_cannot_be_started_again(
     channels = Silent()
     joined: Any = SimpleNamespace(
         channels=channels,
-        options=SimpleNamespace(log_directory=None),
+        options=SimpleNamespace(log_directory=None, tolerate_lost_ranks=0),
         environ={},
         host="h1",
         start=SimpleNamespace(workers=(SimpleNamespace(name="1"),)),

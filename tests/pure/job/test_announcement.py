@@ -36,7 +36,9 @@ def test_what_came_up(
     )
     joined: Any = SimpleNamespace(
         cluster=SimpleNamespace(plan=plan, dashboard="http://d", address="tls://h:1", transport="TLS"),
-        options=SimpleNamespace(warnings=("of options",), dashboard=True, scheduler=True),
+        options=SimpleNamespace(
+            warnings=("of options",), dashboard=True, scheduler=True, tolerate_lost_ranks=0
+        ),
         environ={},
     )
     monkeypatch.setattr(announcement, "version_warnings", lambda *, gpus: [f"of versions, {gpus}"])

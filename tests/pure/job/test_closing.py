@@ -42,7 +42,7 @@ class Channels:
         self.left: list[str] = []
         self.agent: Agent | None = Agent(self.said)
         self.flushed: list[float] = []
-        self.mailbox = SimpleNamespace(flush=self.flushed.append)
+        self.mailbox = SimpleNamespace(flush=self.flushed.append, lost=set())
         self._mine: list[Event] = []
         #: What the other rank says, and when.
         self.other = (2.0, Event(1, "closed", 1))
@@ -90,7 +90,7 @@ def wind_down(
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        cluster=SimpleNamespace(plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0))),
+        cluster=SimpleNamespace(plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0), workers=())),
     )
     signals: Any = SimpleNamespace()
     rank = Member(joined, signals, leave_open=False, has_client=True)

@@ -17,19 +17,33 @@ class Rank0:
     """Rank 0 of three, with workers on the last two."""
 
     def __init__(
-        self, *, has_client: bool = True, attaches: bool = False, log_directory: Path | None = None
+        self,
+        *,
+        has_client: bool = True,
+        attaches: bool = False,
+        log_directory: Path | None = None,
+        tolerates: int = 0,
     ) -> None:
         self.said: list[Any] = []
         channels = SimpleNamespace(
             size=3,
-            mailbox=SimpleNamespace(send_all=lambda *message: self.said.append(message)),
+            mailbox=SimpleNamespace(
+                send_all=lambda *message: self.said.append(message),
+                lost=set(),
+                give_up_sending=lambda: self.said.append("given up"),
+            ),
             send=lambda *message: self.said.append(message),
+            order=lambda *order: self.said.append(order),
         )
-        workers = tuple(SimpleNamespace(rank=rank) for rank in (1, 2))
+        workers = tuple(SimpleNamespace(rank=rank, name=rank, devices=()) for rank in (1, 2))
+        hosts = [SimpleNamespace(host=f"h{rank}", ranks=(rank,)) for rank in range(3)]
+        plan = SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1), hosts=hosts)
         self.joined: Any = SimpleNamespace(
             channels=channels,
-            cluster=SimpleNamespace(plan=SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1))),
-            options=SimpleNamespace(log_directory=log_directory, scheduler=not attaches),
+            cluster=SimpleNamespace(plan=plan),
+            options=SimpleNamespace(
+                log_directory=log_directory, scheduler=not attaches, tolerate_lost_ranks=tolerates
+            ),
         )
         self.ending = Ending()
         self.end = EndCoordinator(self.joined, self.ending, has_client=has_client)
@@ -139,7 +153,7 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     rank = Rank0(log_directory=mark.parent)
     assert not mark.exists()
     rank.end.end_cluster(final=False)
-    rank.end.leave_mark()
+    rank.end.leave_mark(0)
     assert not mark.exists()
     rank.end.end_cluster(final=True)
     for closed in range(3):
@@ -148,3 +162,112 @@ def test_the_mark_of_an_orderly_end(tmp_path: Path, aborts: list[int]) -> None:
     assert not mark.exists()
     rank.end.finish(flushed=True)
     assert mark.exists()
+
+
+#: Seconds after which a rank that is not heard of counts as silent.
+SILENT = 60.0
+
+
+class Clock:
+    """Stands in for `time`: it goes on when it is told to."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(end_coordinator, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def finalizes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Empty while MPI is to be finalized."""
+    calls: list[str] = []
+    monkeypatch.setattr(end_coordinator, "do_not_finalize", lambda instead: calls.append("not finalized"))
+    return calls
+
+
+def test_a_rank_that_may_be_lost(
+    clock: Clock, aborts: list[int], finalizes: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others continue, and the end waits for nobody; the mark has the script's code."""
+    rank = Rank0(tolerates=1, log_directory=tmp_path)
+    clock.now = SILENT
+    rank.end.on_message("alive", 1)
+    rank.end.on_unreachable(["1", "2"])  # rank 1 starts another agent
+    assert rank.joined.channels.mailbox.lost == {2}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "dask_gpu_mpi: warning: rank 2 on h2 lost: its processes or its node died, or its network is down; it had 1 worker and "
+        "0 GPUs. Continuing with 1 worker; 0 more ranks may be lost"
+    )
+    assert rank.said == [("lost-rank", (["2"], line.removeprefix("dask_gpu_mpi: warning: ")))]
+    rank.end.on_unreachable(["2"])  # reported again until the order has arrived
+    assert (rank.state, capsys.readouterr().err) == (State.RUNNING, "")
+    rank.end.end_cluster(final=True, code=3)
+    for closed in (0, 1):
+        rank.end.on_message("closed", closed)
+    assert rank.end.silent == []
+    rank.end.finish(flushed=False)  # what was sent to it does not leave
+    assert (aborts, finalizes, rank.said[-1]) == ([], ["not finalized"], "given up")
+    assert (tmp_path / "ended").read_text() == "3\n"
+
+
+@pytest.mark.parametrize("tolerates", [0, 1])
+def test_more_ranks_than_may_be_lost(
+    clock: Clock,
+    aborts: list[int],
+    finalizes: list[str],
+    tolerates: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rank = Rank0(tolerates=tolerates, log_directory=tmp_path)
+    clock.now = SILENT
+    rank.end.on_unreachable(["1", "2"])
+    assert (rank.state, rank.ending.exit_code()) == (State.STOPPED, 1)
+    if tolerates:
+        assert (
+            "2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost"
+            in capsys.readouterr().err
+        )
+    rank.end.end_cluster(final=True, code=7)
+    rank.end.on_message("closed", 0)
+    rank.end.finish(flushed=True)
+    assert (aborts, (tmp_path / "ended").read_text()) == ([], "1 lost\n" if tolerates else "")
+
+
+@pytest.mark.parametrize(("tolerates", "aborted"), [(0, [75]), (1, [])])
+def test_a_rank_that_is_silent_at_the_end(
+    tolerates: int,
+    aborted: list[int],
+    aborts: list[int],
+    finalizes: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rank = Rank0(tolerates=tolerates)
+    rank.end.end_cluster(final=True, code=75)
+    for closed in (0, 1):
+        rank.end.on_message("closed", closed)
+    rank.end.finish(flushed=False)
+    assert aborts == aborted
+    assert bool(finalizes) is not bool(aborted)
+    assert capsys.readouterr().err.count("no response from rank 2 of 3 at the end") == 1
+
+
+def test_a_rank_whose_agent_died_too_often_can_still_be_talked_to(
+    aborts: list[int], finalizes: list[str]
+) -> None:
+    rank = Rank0(tolerates=1)
+    rank.end.on_message("workers-ended", (2, True))
+    assert rank.said[0][0] == "lost-rank"
+    rank.end.end_cluster(final=True)
+    for closed in range(3):
+        rank.end.on_message("closed", closed)
+    rank.end.finish(flushed=True)
+    assert (aborts, finalizes) == ([], [])

@@ -36,7 +36,7 @@ class Channels:
         #: Seconds for which `free` waits for the other ranks, and for rank 0; and whether this one agrees.
         self.freed: tuple[float | bool, ...] = ()
         self.mailbox = SimpleNamespace(
-            flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail)
+            flush=self._flush, free=self._free, send_all=lambda *mail: self.said.append(mail), lost=set()
         )
 
     def _flush(self, timeout: float) -> bool:

@@ -232,3 +232,27 @@ def test_two_threads_do_not_seal_at_once() -> None:
         thread.join()
     assert len(zero.receive()) == 60
     assert most == 1
+
+
+def test_a_lost_rank_is_sent_nothing_until_it_is_heard_of() -> None:
+    zero, one, two = mailboxes(3)
+    zero.lost = {2}
+    zero.send_all("text", "a")
+    one.send(0, "text", "b")
+    assert [mail.payload for mail in (*one.receive(), *two.receive(), *zero.receive())] == ["a", "b"]
+    two.send(0, "text", "c")
+    assert zero.receive()[0].payload == "c"
+    zero.send_all("text", "d")
+    assert [mail.payload for mail in (*one.receive(), *two.receive())] == ["d", "d"]
+
+
+@pytest.mark.parametrize("tolerates", [False, True])
+def test_mpi_is_not_finalized_without_a_rank_that_may_be_lost(
+    tolerates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(module, "do_not_finalize", lambda: calls.append(True))
+    zero, *_ = mailboxes(3)
+    zero.tolerates_loss = tolerates
+    zero.close(0.1)
+    assert calls == [True] * tolerates

@@ -22,7 +22,7 @@ from dask_gpu_mpi.mpi.wire import (
     DroppedMessages,
     Wire,
 )
-from support.mocks.mpi import Comm, Message, install
+from support.mocks.mpi import Comm, Error, Message, install
 
 TAG = 5
 PACKAGE = Path(dask_gpu_mpi.__file__).parent
@@ -293,3 +293,24 @@ def test_what_would_be_found(code: str) -> None:
     assert not pickling(
         ast.parse(code.replace("isend", "Isend").replace("recv", "Recv").replace("bcast", "Bcast"))
     )
+
+
+def test_a_library_that_survives_dead_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    """It fails until the death is acknowledged; what is sent to the dead does not leave, and its memory stays MPI's."""
+    comm = Comm(0, 3, comes=False)
+    zero, drops = wire(comm)
+    acknowledged: list[int] = []
+    comm.Ack_failed = lambda: acknowledged.append(1)  # type: ignore[attr-defined]
+    zero.send(2, b"a")
+    sent = weakref.ref(zero.leaving[0])
+    comm.broken = Error("MPI_ERR_PROC_FAILED: Process Failure")
+    assert zero.receive() == []
+    zero.send(1, b"b")
+    drops.report()
+    assert (acknowledged, drops.errors, capsys.readouterr().err) == ([1] * len(acknowledged), 0, "")
+    assert acknowledged
+    assert not zero.has_sent()
+    zero.give_up_sending()
+    assert zero.has_sent()
+    gc.collect()
+    assert sent() is not None

@@ -114,6 +114,9 @@ def test_the_interface_auto_is_none() -> None:
         ({"scheduler_address": "tcp://h:1"}, "--no-scheduler"), ({"exclusive_workers": True, "layout": "shared"}, "'exclusive'"),
         ({"exclusive_workers": False, "layout": "exclusive"}, "'shared'"),
         ({"scheduler": False, "scheduler_address": "udp://h:1"}, "'udp'"),
+        *(({"tolerate_lost_ranks": 1, **other}, "expected the scheduler and the script on rank 0")
+          for other in ({"layout": "exclusive"}, {"scheduler_rank": 1}, {"client_rank": 1},
+                        {"scheduler": False, "scheduler_file": "f"})),
         *(({"scheduler": False, "scheduler_address": address}, "expected an address with its port")
           for address in ("tcp://127.0.0.1", "h", "tcp://h:", "tls://h:x", "tcp://:1", "[::1]", "::1", "h:123456", "tcp://h:1/")),
         ({"scheduler": False, "scheduler_address": "tcp://h:1", "protocol": "tls"}, "not the protocol"),

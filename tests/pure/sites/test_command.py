@@ -117,6 +117,25 @@ def test_options_of_the_launcher(where: Allocation, kind: str, mpi: str, expecte
     assert shlex.join(words[: words.index("/v/python")]) == f"{kind} {expected}"
 
 
+@pytest.mark.parametrize(
+    ("kind", "mpi", "library", "added"),
+    [
+        ("srun", "pmi2", "MPICH Version: 5.0.2", ["--no-kill", "--wait=0"]),
+        ("srun", "pmix", "Open MPI v5.0.11", []),
+        ("openmpi", "", "Open MPI v5.0.11", ["--with-ft", "ulfm"]),
+        ("openmpi", "", "Open MPI v4.1.4", []),
+        ("hydra", "", "MPICH Version: 5.0.2", []),
+    ],
+)
+def test_ranks_that_may_be_lost(kind: str, mpi: str, library: str, added: list[str]) -> None:
+    """The launcher goes on if it can; and the exit code is the script's, whatever the launcher makes of the lost rank."""
+    plain, launch = (made(SLURM, kind, mpi, library=library, tolerates=count) for count in (0, 1))
+    place = plain.run.index("/v/python")
+    assert list(launch.run) == [*plain.run[:place], *added, *plain.run[place:]]
+    assert launch.mark == "logs/42/ended"
+    assert made(SLURM, kind, mpi, tolerates=1, command="plan").mark == ""
+
+
 def test_step_beside_the_shell_of_an_interactive_job() -> None:
     assert "--overlap" in made(SLURM, "srun", environ={}).run
     assert "--overlap" not in made(SLURM, "srun").run

@@ -222,9 +222,40 @@ def test_mark_of_a_job_that_has_completed(tmp_path: Path) -> None:
     mark.touch()  # of the run before
     more = repr({"mark": str(mark)})
     rc, output = ran("pass", more=more)
-    assert rc == 1
+    assert rc == 75  # it can't go on without the node: it is requeued
     assert "exited with code 0, but the job has not completed" in output
+    assert output.endswith("requeued\n")
+    assert run_launch(Launch({}, (), ("true",), mark=str(mark)), os.environ) == 1
     assert ran(f"open({str(mark)!r}, 'w')", more=more) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "requeued"),
+    [
+        ("3", 3, False),
+        ("75", 75, True),
+        ("0", 0, False),
+        ("1 lost", 75, True),
+        ("\n", 9, False),
+        ("no code", 9, False),
+    ],
+)
+def test_code_of_a_job_that_has_lost_ranks(tmp_path: Path, text: str, code: int, requeued: bool) -> None:
+    """Whatever the launcher makes of the ranks that were killed."""
+    mark = tmp_path / "ended"
+    found = ran(
+        f"import sys; open({str(mark)!r}, 'w').write({text!r}); sys.exit(9)", more=repr({"mark": str(mark)})
+    )
+    assert found == (code, "requeued\n" * requeued)
+
+
+def test_launcher_that_waits_for_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(execute, "LOST_GRACE", 0.1)
+    mark = tmp_path / "ended"
+    command = (sys.executable, "-c", f"import time; open({str(mark)!r}, 'w').write('3'); time.sleep(60)")
+    began = time.monotonic()
+    assert run_launch(Launch({}, (), command, mark=str(mark)), os.environ) == 3
+    assert time.monotonic() < began + 20
 
 
 @pytest.mark.parametrize("planted", ["file", "link", "folder"])

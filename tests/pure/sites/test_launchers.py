@@ -193,3 +193,33 @@ def test_alone_on_host_by_slurm(tasks: str | None, alone: bool) -> None:
 )
 def test_all_ranks_on_one_host(environ: dict[str, str], one: bool) -> None:
     assert launchers.all_on_one_host(environ) is one
+
+
+MPICH, OPEN_MPI_5 = "MPICH Version: 5.0.2", "Open MPI v5.0.11"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "library", "environ", "one_host", "said"),
+    [
+        (launchers.OPEN_MPI, OPEN_MPI_5, {"OMPI_MCA_mpi_ft_enable": "1"}, True, ""),
+        (launchers.OPEN_MPI, OPEN_MPI_5, {"OMPI_MCA_mpi_ft_enable": "1"}, False, "but not a lost node"),
+        (launchers.OPEN_MPI, OPEN_MPI_5, {}, True, "`mpirun --with-ft ulfm`"),
+        (launchers.OPEN_MPI, "Open MPI v4.1.4, package", {}, True, "Open MPI v4.1.4 ends the job"),
+        (launchers.HYDRA, MPICH, {}, True, "(Hydra) ends the job"),
+        (launchers.PALS, "CRAY MPICH", {}, True, "PALS (mpiexec) ends the job"),
+        (launchers.BY_COMMAND["srun"], MPICH, {"SLURM_MPI_TYPE": "pmi2"}, False, ""),
+        (
+            launchers.BY_COMMAND["srun"],
+            OPEN_MPI_5,
+            {"SLURM_MPI_TYPE": "pmix_v4"},
+            False,
+            "MPICH, with `srun --mpi=pmi2`",
+        ),
+    ],
+)
+def test_launchers_that_end_the_job_with_a_rank(
+    launcher: Launcher, library: str, environ: dict[str, str], one_host: bool, said: str
+) -> None:
+    found = launcher.ends_with_a_rank(environ, library, one_host=one_host)
+    assert said in found
+    assert bool(said) is bool(found)

@@ -279,3 +279,34 @@ def test_an_engine_of_all_workers_is_refused_if_some_have_no_gpu() -> None:
     ):
         ask({"0-0": "gpu", "0-cpu-0": "cpu"}, engine)
     assert len(sent) == 3
+
+
+def test_workers_whose_agents_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are reported until they are back, or given up; one whose agent answers is about to come back."""
+    monkeypatch.setattr(job_watch, "REACH_AGAIN", 0.05)
+    reports: list[list[str]] = []
+
+    async def body(scheduler: Any, watch: JobWatch) -> None:
+        watch.report_unreachable(reports.append)
+        lost = await worker(scheduler, "a")
+        watch._agents["a"] = scheduler.address  # something that answers
+        lost.batched_stream.comm.abort()
+        await until(lambda: watch.recently_lost(60.0))
+        await asyncio.sleep(0.3)
+        assert reports == []
+        watch._gone["a"] = lost.address
+        await until(lambda: len(reports) > 1)
+        async with worker(scheduler, "a"):
+            await until(lambda: scheduler.workers)
+            await until(lambda: watch._reaching is None or watch._reaching.done())
+            count = len(reports)
+            await asyncio.sleep(0.3)
+            assert len(reports) == count
+        await until(lambda: len(reports) > count)
+        watch.give_up(["a"], "rank 1 on n1 lost")
+        assert texts(watch)[-1] == "rank 1 on n1 lost"
+        assert watch.recently_lost(60.0) == []
+        await until(lambda: watch._reaching is None or watch._reaching.done())
+        assert {*map(tuple, reports)} == {("a",)}
+
+    watched(body)

@@ -228,6 +228,8 @@ class Mpi:
     #: Its launcher.
     mpirun: Path
     jobs: list[Job] = field(default_factory=list)
+    #: Further options of the launcher.
+    flags: tuple[str, ...] = ()
 
     @classmethod
     def detect(cls) -> Mpi | None:
@@ -319,7 +321,7 @@ class Mpi:
         """Return the launcher's command line; `slots` is the number of ranks on each host."""
         if per_rank_env is not None and len(per_rank_env) != ranks:
             raise ValueError(f"per_rank_env has {len(per_rank_env)} entries for {ranks} ranks")
-        line = [str(self.mpirun)]
+        line = [str(self.mpirun), *self.flags]
         rsh = str(TESTBED / "on-rsh")
         if self.name == "openmpi":
             line += ["--oversubscribe", "--bind-to", "none"]

@@ -1,0 +1,190 @@
+"""Ranks that are lost while the others continue, with ``tolerate_lost_ranks``. Below srun: tests/slurm."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psutil
+import pytest
+
+from support.bed.hosts import TestBed
+from support.jobs.clusters import ranks_of
+from support.jobs.faults import end, mark_time, start
+from support.jobs.mpi import Job, Mpi
+
+LOST = "its processes or its node died, or its network is down"
+TOLERATES = {"tolerate_lost_ranks": 1}
+
+#: What the script does around the loss: it starts something, waits for the loss, and checks what comes of it.
+BUSY = {
+    "idle": "mark('busy')\nwait_for_names('0', '1')\n",
+    "tasks": "futures = start_tasks()\nmark('busy')\nwait_for_names('0', '1')\ncheck_tasks(futures)\n",
+    **{
+        f"shuffle by {how}": f"""
+import dask.array
+array = dask.array.ones((600, 600), chunks=(20, 600)).map_blocks(lambda part: (time.sleep(0.2), part)[1], dtype=float)
+future = client.compute(array.rechunk((600, 20), method="{how}").sum(), retries=5)
+wait_until(lambda: any(client.processing().values()))
+mark('busy')
+wait_for_names('0', '1')
+assert future.result(60) == 360_000
+"""
+        for how in ("tasks", "p2p")
+    },
+    "gang": """
+from dask_gpu_mpi import SpmdError, spmd
+def member(group):
+    if group.size == 3:
+        open(os.path.join(HERE, f"joined-{group.rank}"), "w").close()
+        time.sleep(60)
+    return group.size
+def all_joined():
+    if not all(os.path.exists(os.path.join(HERE, f"joined-{rank}")) for rank in range(3)):
+        threading.Timer(0.1, all_joined).start()
+    else:
+        mark("busy")
+all_joined()
+try:
+    spmd(client, member)
+except SpmdError as error:
+    assert error.died == (2,), error.died
+# it waits for the lost one until that is given up
+assert spmd(client, member) == [2, 2]
+""",
+    "end": "mark('busy')\nwait_until(lambda: marked('killed'))\n",
+}
+
+
+@pytest.fixture
+def surviving(mpirun: Mpi) -> Mpi:
+    """An MPI whose launcher survives a lost rank."""
+    if mpirun.name != "openmpi":
+        pytest.skip("Hydra ends the job when a rank is lost")
+    return replace(mpirun, flags=("--with-ft", "ulfm"))
+
+
+def strike(job: Job, rank: int, victim: str, number: int = signal.SIGKILL) -> None:
+    """Send a signal to all processes of a rank, or to the rank's own."""
+    process = psutil.Process(ranks_of(job)[rank])
+    below = process.children(recursive=True) if victim == "all" else []
+    for each in [process, *below]:
+        os.kill(each.pid, number)
+    (job.directory / "mark-killed").touch()
+
+
+@pytest.mark.quick("openmpi", during="tasks", victim="all", form="command")
+@pytest.mark.parametrize(
+    ("during", "victim", "form"),
+    [
+        ("tasks", "all", "command"),
+        ("tasks", "rank", "initialize"),
+        ("idle", "all", "initialize"),
+        *[(during, "all", "command") for during in BUSY if during not in ("idle", "tasks")],
+    ],
+)
+def test_the_others_continue(surviving: Mpi, during: str, victim: str, form: str) -> None:
+    code = 75 if form == "command" else 0
+    exits = f"mark()\nsys.exit({code})\n" if code else "mark()\n"
+    job = start(surviving, form, BUSY[during] + exits, 3, options=TOLERATES)
+    mark_time(job, "busy")
+    strike(job, 2, victim)
+    done = end(surviving, job, code, 20, timeout=120, tracebacks=None, scratch=True)
+    lost = f"rank 2 on {os.uname().nodename} lost: {LOST}; it had 1 worker and 0 GPUs. Continuing with 2 workers; 0 more ranks"
+    assert lost in done.stderr or "no response from rank 2 of 3 at the end: lost" in done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_rank_that_is_stopped(surviving: Mpi, code: int) -> None:
+    """Its workers go on; at the end it does not answer, and the launcher does not wait for it."""
+    body = "futures = start_tasks()\nmark('busy')\nwait_until(lambda: marked('killed'))\ncheck_tasks(futures)\nmark()\n"
+    job = start(surviving, "command", body + f"sys.exit({code})\n", 3, options=TOLERATES)
+    mark_time(job, "busy")
+    strike(job, 2, "rank", signal.SIGSTOP)
+    says = ("no response from rank 2 of 3 at the end: lost",)
+    end(surviving, job, code, 25, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
+@pytest.mark.quick("openmpi")
+def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
+    job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
+    mark_time(job, "busy")
+    fault = time.time()
+    strike(job, 1, "all")
+    strike(job, 2, "all")
+    says = ("2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost",)
+    end(surviving, job, 1, 30, since=fault, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
+@pytest.mark.slow
+def test_agent_twenty_times(surviving: Mpi) -> None:
+    """It is restarted three times; then its rank is lost, and the job ends in order: the rank still answers."""
+    hurry = "import dask_gpu_mpi.job.member\ndask_gpu_mpi.job.member.DELAYS = (0.1, 0.2, 0.3)\n"
+    body = "while not marked('lost'):\n    try:\n        os.kill(agent_of('2'), signal.SIGKILL)\n    except Exception:\n"
+    body += "        time.sleep(0.1)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "initialize", body, 3, before=hurry, options=TOLERATES)
+    job.wait_for(
+        r"rank 2 on \S+ lost: its agent, or each of its workers, died too often", 90, stream="stderr"
+    )
+    (job.directory / "mark-lost").touch()
+    end(surviving, job, 3, 10, timeout=120, tracebacks=None)
+
+
+def test_without_the_option_the_job_ends(mpirun: Mpi) -> None:
+    job = start(mpirun, "command", "mark('busy')\ntime.sleep(60)\n", 3)
+    mark_time(job, "busy")
+    fault = time.time()
+    strike(job, 2, "all")
+    done = end(mpirun, job, None, 20, since=fault, tracebacks=None, scratch=True)
+    assert "lost" not in done.stderr.replace("lost communication", "")
+
+
+@pytest.mark.quick("mpich")
+def test_a_launcher_that_is_not_able_to(mpirun: Mpi) -> None:
+    """One line says so at the start, not at the loss."""
+    job = start(mpirun, "command", "mark()\nsys.exit(3)\n", options=TOLERATES)
+    fix = {"openmpi": "Fix: `mpirun --with-ft ulfm`", "mpich": "Fix: srun with MPICH, or Open MPI 5"}[
+        mpirun.name
+    ]
+    done = end(mpirun, job, 3, 5)
+    (line,) = [each for each in done.stderr.splitlines() if "tolerate_lost_ranks" in each]
+    assert "ends the job when a rank is lost" in line
+    assert fix in line
+
+
+@pytest.mark.parametrize("option", ["client_rank", "scheduler_rank"])
+def test_script_and_scheduler_have_to_be_on_rank_0(mpirun: Mpi, option: str) -> None:
+    job = start(mpirun, "command", "mark()\n", options={**TOLERATES, option: 1})
+    done = end(mpirun, job, 2, 20, since=time.time())
+    assert "expected the scheduler and the script on rank 0" in done.stderr
+
+
+@pytest.fixture
+def bed() -> Iterator[TestBed]:
+    """Hosts of the test's own: one is not the same afterwards."""
+    with TestBed.for_tests(3) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5, 60])
+def test_network_that_is_down_for_a_while(surviving: Mpi, bed: TestBed, seconds: int) -> None:
+    """For less than Dask's time-out nothing is lost; after it the rank is, and ends with the job when it is back."""
+    body = "mark('busy')\nwait_until(lambda: marked('over'), 150)\ncheck_tasks(start_tasks())\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "command", body, 3, bed=bed, options=TOLERATES)
+    mark_time(job, "busy")
+    switch(bed, "h3", "down")
+    time.sleep(seconds)
+    switch(bed, "h3", "up")
+    time.sleep(5)
+    (job.directory / "mark-over").touch()
+    done = end(surviving, job, 3, 60, timeout=200, tracebacks=None, scratch=True)
+    assert ("rank 2 on h3 lost" in done.stderr) is (seconds > 30)
+
+
+def switch(bed: TestBed, host: str, state: str) -> None:
+    subprocess.run(bed.on(host, ["ip", "link", "set", "eth0", state]), check=True, timeout=10)
