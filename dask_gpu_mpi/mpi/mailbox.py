@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.mpi.launcher_check import is_mpich_before_5
 from dask_gpu_mpi.mpi.library import abort, before_finalize
@@ -259,7 +259,9 @@ class Mailbox:
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def _encode(self, kind: str, payload: Any) -> bytes:
-        return pack([str(kind), to_plain(self._payload_type(kind), payload)])
+        data = pack([kind, payload])
+        self._decode(self.rank, data)  # a payload of another type is refused here instead of lost there
+        return data
 
     def _payload_type(self, kind: str) -> Any:
         if kind not in self._payloads:
