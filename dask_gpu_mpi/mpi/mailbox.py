@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.signals import undisturbed
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeouts import ANSWER_TIMEOUT, FAILED_GRACE, FAILED_TIMEOUT, LAST_MESSAGES_TIMEOUT
@@ -240,7 +240,9 @@ class Mailbox:
         return threading.get_ident() == self._thread or MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def _encode(self, kind: str, payload: Any) -> bytes:
-        return pack([str(kind), to_plain(self._payload_type(kind), payload)])
+        data = pack([kind, payload])
+        self._decode(self.rank, data)  # a payload of another type is refused here instead of lost there
+        return data
 
     def _payload_type(self, kind: str) -> Any:
         if kind not in self._payloads:

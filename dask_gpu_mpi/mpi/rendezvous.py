@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import INTERRUPTED_GRACE, NAME_MISSING, RANK_0_GRACE
 from dask_gpu_mpi.errors import StartupError
@@ -130,7 +130,7 @@ class Rendezvous:
 
     def _send_key(self, neighbour_states: Mapping[int, str]) -> None:
         sent = RankKey(self._host, self._keys.public, dict(neighbour_states))
-        self.wire.send(0, pack(to_plain(RankKey, sent)))
+        self.wire.send(0, pack(sent))
 
     def _on_message(self, source: int, data: bytearray) -> None:
         """The key of a rank, or more of what it sees; what else there is, a stranger has sent."""
@@ -148,7 +148,7 @@ class Rendezvous:
     def _on_key(self, source: int, sent: RankKey) -> None:
         if self._is_new(source, sent.key):
             self.hosts[source] = sent.host
-            self.wire.send(source, pack(to_plain(CoordinatorKey, CoordinatorKey(self._keys.public))))
+            self.wire.send(source, pack(CoordinatorKey(self._keys.public)))
         self._beside.update({rank: (sent.host, state) for rank, state in sent.states.items()})
 
     def _is_new(self, source: int, key: bytes) -> bool:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dask_gpu_mpi
-from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, unpack
 from dask_gpu_mpi.check import coordinator as check
 from dask_gpu_mpi.job import ending as cluster
 from dask_gpu_mpi.mpi.rendezvous import CoordinatorKey, RankKey
@@ -98,7 +98,7 @@ def test_every_table_is_tested_here() -> None:
 def test_every_payload_arrives_as_it_was(payload: str, data: st.DataObject) -> None:
     hint = PAYLOADS[payload]
     value = data.draw(values(hint))
-    arrived = from_plain(hint, unpack(pack(to_plain(hint, value))))
+    arrived = from_plain(hint, unpack(pack(value)))
     assert arrived == value
     assert repr(arrived) == repr(value)  # tuples are tuples, and what is left out of comparisons is there
 
@@ -129,23 +129,23 @@ class Checked:
         (str | None, Protocol.TLS, "tls"),
         (Colour, Colour.RED, "red"),
         (Point | None, Point(1, 2), [1, 2]),
-        (Point | Checked, Point(1, 2), [1, [1, 2]]),
+        (Point | Checked, Point(1, 2), [1, 2]),
+        (Point | Checked, Checked(3), [3]),
         (Point | Checked | None, None, None),
-        (Checked | Point, Checked(3), [0, [3]]),  # the same numbers however the union is written
-        (Colour | int, Colour.RED, [0, "red"]),
+        (Colour | int, Colour.RED, "red"),
         (Colour | int, 3, 3),
-        (Sequence[int], range(3), [0, 1, 2]),
+        (Mapping[str, int], types.MappingProxyType({"a": 1}), {"a": 1}),
         (Any, (1, {"a": (2.0,)}), [1, {"a": [2.0]}]),
     ],
 )
 def test_how_values_are_coded(hint: Any, value: Any, data: Any) -> None:
-    assert unpack(pack(to_plain(hint, value))) == data
-    assert from_plain(hint, data) == value or hint in (Any, Sequence[int])
+    assert unpack(pack(value)) == data
+    assert from_plain(hint, data) == value or hint is Any
 
 
 def test_numbers_of_numpy_that_a_user_has_set_are_plain() -> None:
     numpy = pytest.importorskip("numpy")
-    assert repr(to_plain(Any, [numpy.int64(3), numpy.float32(0.5)])) == "[3, 0.5]"
+    assert repr(unpack(pack([numpy.int64(3), numpy.float32(0.5)]))) == "[3, 0.5]"
 
 
 @pytest.mark.parametrize(
@@ -166,10 +166,10 @@ def test_numbers_of_numpy_that_a_user_has_set_are_plain() -> None:
         (Point, [1]),
         (Point, [1, 2.0, 3]),
         (Point, {"x": 1, "y": 2.0}),
-        (Point | Checked, [2, [1, 2]]),
-        (Point | Checked, [True, [1, 2]]),
-        (Point | Checked, [-1, [1]]),
-        (Point | Checked, [0]),
+        (Point | Checked, [1, "a"]),
+        (Point | Checked, [-1]),
+        (Point | Checked, []),
+        (Point | Checked, [0, [1, 2]]),
         (Checked, [-1]),
         (tuple[int, str], [1, "a", 2]),
         (tuple[int, ...], (1, 2)),
@@ -179,8 +179,7 @@ def test_numbers_of_numpy_that_a_user_has_set_are_plain() -> None:
         (dict[str, int], {"a": None}),
         (dict[str, int], [["a", 1]]),
         (dict[str, Any], {"a": datetime.datetime.now(tz=datetime.UTC)}),
-        (Any, {1.5: 2}),
-        (Any, {"a": [msgpack.Timestamp(1)]}),
+        (Any, msgpack.Timestamp(1)),
     ],
 )
 def test_data_that_do_not_fit_the_type(hint: Any, data: Any) -> None:
@@ -194,7 +193,7 @@ def test_data_that_do_not_fit_the_type(hint: Any, data: Any) -> None:
         (int, True),
         (int, None),
         (str, 1),
-        (Point, (1, 2.0)),
+        (Point, (1, "a")),
         (Point, Checked(1)),
         (Point | Checked, 3),
         (tuple[int, str], (1,)),
@@ -208,22 +207,26 @@ def test_data_that_do_not_fit_the_type(hint: Any, data: Any) -> None:
 )
 def test_values_that_are_not_of_the_type_are_not_sent(hint: Any, value: Any) -> None:
     with pytest.raises(PlainDataError):
-        to_plain(hint, value)
+        from_plain(hint, unpack(pack(value)))
 
 
 def test_types_that_can_not_be_sent_are_a_defect() -> None:
     for hint in (object, set[int], type):
         with pytest.raises(TypeError):
-            to_plain(hint, None)
+            from_plain(hint, None)
 
 
-@pytest.mark.parametrize("depth", [600, 100_000])
+@pytest.mark.parametrize("depth", [1_100, 100_000])
 def test_values_that_are_nested_too_deeply_are_not_sent(depth: int) -> None:
     nested: Any = 0
     for _ in range(depth):
         nested = [nested]
     with pytest.raises(PlainDataError):
-        pack(to_plain(Any, nested))
+        pack(nested)
+
+
+def test_time_stamps_of_somebody_else_are_numbers() -> None:
+    assert repr(unpack(msgpack.packb([msgpack.Timestamp(1, 5 * 10**8)]))) == "[1.5]"
 
 
 def test_integers_that_are_too_large_are_not_sent() -> None:
@@ -265,4 +268,4 @@ def test_what_somebody_else_has_made_is_refused_or_of_the_type(data: bytes, payl
         value = from_plain(hint, unpack(data))
     except PlainDataError:
         return
-    to_plain(hint, value)
+    assert pack(from_plain(hint, unpack(pack(value)))) == pack(value)

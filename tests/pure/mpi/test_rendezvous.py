@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.plain_data import pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import pack, unpack
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
@@ -27,9 +27,9 @@ def comm_of(
     comm = Comm(rank, size, comes=comes)
     for source, (host, states) in (keys or {}).items():
         key = RankKey(host, KEYS[source].public, states)
-        comm.post(0, source, pack(to_plain(RankKey, key)), TAG)
+        comm.post(0, source, pack(key), TAG)
     if rank and comes:
-        comm.post(rank, 0, pack(to_plain(CoordinatorKey, CoordinatorKey(KEYS[0].public))), TAG)
+        comm.post(rank, 0, pack(CoordinatorKey(KEYS[0].public)), TAG)
     return comm
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, facts_of
 from support.mocks.inputs import gpu, plan, rank
@@ -35,5 +35,5 @@ def test_a_worker_of_several_gpus_has_a_row_for_each() -> None:
 
 def test_it_goes_to_other_ranks_and_to_those_who_ask() -> None:
     facts = facts_of(planned(cpu_workers=1), ["ä"])
-    assert from_plain(JobFacts, unpack(pack(to_plain(JobFacts, facts)))) == facts
+    assert from_plain(JobFacts, unpack(pack(facts))) == facts
     assert JobFacts.from_data(json.loads(json.dumps(facts.as_data()))) == facts

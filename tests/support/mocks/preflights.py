@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dask_gpu_mpi.base.plain_data import from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.plain_data import from_plain, pack, unpack
 from dask_gpu_mpi.check.coordinator import PAYLOADS
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import DISTRIBUTIONS, MPI_LIBRARY, NOT_INSTALLED, PYTHON, Observations
@@ -86,8 +86,8 @@ class MockMailbox:
 
     def _check(self, kind: str, payload: Any) -> None:
         """Whether the payload is one that can be sent as this kind."""
-        data = to_plain(self.payloads[kind], payload)
-        assert to_plain(self.payloads[kind], from_plain(self.payloads[kind], unpack(pack(data)))) == data
+        data = pack(payload)
+        assert pack(from_plain(self.payloads[kind], unpack(data))) == data
 
     def send(self, rank: int, kind: str, payload: Any = None) -> None:
         self._check(kind, payload)
