@@ -75,6 +75,7 @@ def initialize(
     client_rank: int | None = None,
     startup_timeout: float | str | None = None,
     shutdown_timeout: float | str | None = None,
+    tolerate_lost_ranks: int | None = None,
     walltime_signal: str | None = None,
     log_level: str | None = None,
     log_directory: str | None = None,
@@ -127,6 +128,9 @@ def initialize(
     default_workers : {"all", "gpu"}, optional
         Where tasks run that ask for no worker and no resource. ``"gpu"``: on the GPU workers, where there are any. Default:
         ``"all"``.
+    tolerate_lost_ranks : int, optional
+        MPI ranks other than rank 0 that may be lost, with their workers, before the job ends: it continues on the others, if the
+        launcher is able to (docs/exit-codes.md). Needs the scheduler and the script on rank 0. Default: 0.
     layout, cpu_workers, name, security, scheduler_file, scheduler_port, scheduler_rank, client_rank
         What dask-mpi's ``initialize`` does not have; see ``docs/options.md``.
     startup_timeout, shutdown_timeout, walltime_signal, log_level, log_directory, report

@@ -197,7 +197,9 @@ class ClientEnd:
         self._silenced = silence_dask()
         self._begin_report(fetch=had_cluster)
         close_clients(self._address)
-        self.member.client_done(final=True, code=self._outcome()[1] or outcome.failure() or 0)
+        self.member.client_done(
+            final=True, code=self._outcome()[1] or outcome.failure() or outcome.code_of_exit() or 0
+        )
         self._finish_report()
         self._over()
         if self.member.launcher_gone() or self.member.descriptors_lost:

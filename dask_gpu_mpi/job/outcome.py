@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import printable, text_of
@@ -145,6 +147,32 @@ def failure(exits: int | None = None) -> int | None:
     return exits or None
 
 
+# `sys.exit` while this process is part of a cluster: its code, of which Python keeps nothing.
+
+_plain_exit = sys.exit
+#: The main program, the instruction in which it called `sys.exit`, and the code.
+_exit: tuple[FrameType, int, int] | None = None
+
+
+def _noting_exit(status: Any = None, /) -> NoReturn:
+    """`sys.exit`, which notes its code."""
+    global _exit
+    try:
+        _plain_exit(status)
+    except SystemExit as end:
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+        if threading.current_thread() is threading.main_thread():
+            _exit = frame, frame.f_lasti, code_of_exception(end)
+        raise
+
+
+def code_of_exit() -> int | None:
+    """The code of the `sys.exit` that has ended the main program; None: it may have caught that, and gone on."""
+    return _exit[2] if _exit is not None and _exit[0].f_lasti == _exit[1] else None
+
+
 # `sys.excepthook` while this process is part of a cluster.
 
 #: Advice about errors of other packages that the job's setup causes, by a pattern of their text.
@@ -203,17 +231,20 @@ _installed: ExceptHook | None = None
 
 
 def install(label: Callable[[], str | None]) -> None:
-    """Install the hook, unless it is installed."""
+    """Install the hook, and the `sys.exit` that notes its code, unless they are installed."""
     global _installed
     if _installed is not None and sys.excepthook is _installed:
         return
     retire()
     _installed = ExceptHook(label)
+    sys.exit = _noting_exit
 
 
 def retire() -> None:
-    """Give the hook back that was there before `install`."""
+    """Give back what was there before `install`."""
     global _installed
     if _installed is not None:
         _installed.retire()
         _installed = None
+        if sys.exit is _noting_exit:
+            sys.exit = _plain_exit

@@ -14,7 +14,7 @@ import pytest
 
 from support.bed.hosts import TestBed
 from support.jobs.clusters import ranks_of
-from support.jobs.faults import end, mark_time, start
+from support.jobs.faults import FORMS, end, mark_time, start
 from support.jobs.mpi import Job, Mpi
 
 LOST = "its processes or its node died, or its network is down"
@@ -141,6 +141,16 @@ def test_without_the_option_the_job_ends(mpirun: Mpi) -> None:
     strike(job, 2, "all")
     done = end(mpirun, job, None, 20, since=fault, tracebacks=None, scratch=True)
     assert "lost" not in done.stderr.replace("lost communication", "")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_code_of_a_script_whose_rank_is_silent_at_the_end(mpirun: Mpi, form: str) -> None:
+    """Without the option as well: a requeue tests for it."""
+    job = start(mpirun, form, "mark('busy')\nwait_until(lambda: marked('killed'))\nmark()\nsys.exit(75)\n", 3)
+    mark_time(job, "busy")
+    strike(job, 2, "rank", signal.SIGSTOP)
+    says = ("no response from rank 2 of 3 at the end; aborting the job",)
+    end(mpirun, job, 75, 25, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
 @pytest.mark.quick("mpich")

@@ -71,6 +71,42 @@ def test_a_script_that_raises(slurm: Slurm, name: str) -> None:
     assert ended.output.count("Traceback") == 1
 
 
+@pytest.mark.parametrize("how", ["rank", "node"])
+def test_lost_ranks(slurm: Slurm, detected_mpi: Mpi, how: str) -> None:
+    """Below srun, with an MPI library that survives it; the exit code is the script's, and not srun's 137."""
+    if detected_mpi.name != "mpich":
+        pytest.skip("Slurm's plugin for PMIx ends the step with a rank")
+    script = (
+        CLIENT
+        + """
+futures = client.map(lambda x: (time.sleep(0.1), x)[1], range(200))
+print("the script runs", flush=True)
+assert sum(client.gather(futures)) == sum(range(200))
+while len(client.scheduler_info()["workers"]) > 1 or not os.path.exists("go"):
+    time.sleep(0.1)
+sys.exit(7)
+"""
+    )
+    job = slurm.submit(
+        template("slurm.sbatch", ONE), *TWO, "--no-kill", args=["script.py"], files={"script.py": script},
+        env={"DASK_GPU_MPI__TOLERATE_LOST_RANKS": "1"},
+    )  # fmt: skip
+    job.wait_for("the script runs")
+    try:
+        if how == "rank":
+            os.kill(job.ranks()[1], signal.SIGKILL)
+        else:
+            slurm.ask("scontrol", "update", "nodename=h2", "state=down", "reason=test")
+        job.wait_for(
+            "rank 1 on h2 lost: .*; it had 1 worker and 1 GPU. Continuing with 1 worker; 0 more ranks may be lost"
+        )
+        (job.directory / "go").touch()
+        job.wait(allowed=".*").check("FAILED", 7)
+    finally:
+        if how == "node":
+            slurm.ask("scontrol", "update", "nodename=h2", "state=idle")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_scancel(either: Slurm, detected_mpi: Mpi, name: str) -> None:
     job = either.submit(template(name, ONE), *TWO, args=["script.py"], files={"script.py": WAITS})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -74,3 +75,32 @@ def test_the_code_of_a_signal_where_nothing_else_is_known(monkeypatch: pytest.Mo
     note(("the script ended", 0))
     assert failure() is None
     monkeypatch.setattr(outcome, "_noted", None)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [
+        ("sys.exit(75)", 75),
+        (
+            "def main():\n    try:\n        sys.exit('text')\n    finally:\n        print('finally')\nmain()",
+            1,
+        ),
+        ("sys.exit()", 0),
+        ("try:\n    sys.exit(75)\nexcept SystemExit:\n    pass", None),
+        ("def main():\n    try:\n        sys.exit(75)\n    except SystemExit:\n        pass\nmain()", None),
+        ("thread = threading.Thread(target=sys.exit, args=(75,))\nthread.start()\nthread.join()", None),
+        ("outcome.retire()\nsys.exit(75)", None),
+        ("", None),
+    ],
+)
+def test_code_of_the_exit_that_ends_the_script(script: str, code: int | None) -> None:
+    """It is known when Python ends, though Python keeps nothing of it; and one that the script has caught does not count."""
+    head = """
+import atexit, sys, threading
+from dask_gpu_mpi.job import outcome
+outcome.install(lambda: None)
+atexit.register(lambda: print("code", outcome.code_of_exit()))
+"""
+    done = subprocess.run([sys.executable, "-c", head + script], capture_output=True, text=True, timeout=30)
+    assert done.stdout.splitlines()[-1] == f"code {code}"
+    assert "outcome.py" not in done.stderr
