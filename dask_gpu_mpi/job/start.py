@@ -116,8 +116,10 @@ def start(
         return member, None
     announce(joined, time.monotonic() - started)
     if not has_client:
-        if joined.options.report is not None:
-            say("warning: report: no effect without a script. Fix: give a script, or leave it out")
+        if joined.options.recorded:
+            say(
+                "warning: report and summary: no effect without a script. Fix: give a script, or leave it out"
+            )
         announce_waiting(options)
         return member, None
     end = ClientEnd(member, started, on_signal)
