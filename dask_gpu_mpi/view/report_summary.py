@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import counted
-from dask_gpu_mpi.base.text import format_bytes, natural
+from dask_gpu_mpi.base.text import counted, format_bytes, natural
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
 Data = Mapping[str, Any]
