@@ -268,7 +268,8 @@ class EndCoordinator:
         silent = self.silent
         if silent and len(self._lost.union(silent)) <= self._tolerated:
             say(
-                f"warning: no response from {ranks_text(silent)} of {self._channels.size} at the end; continuing without. Fix: inspect their nodes"
+                f"warning: no response from {ranks_text(silent)} of {self._channels.size} at the end; "
+                "continuing without. Fix: inspect their nodes"
             )
             self._lost.update(silent)
             mailbox.lost.update(silent)
