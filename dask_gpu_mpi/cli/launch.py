@@ -40,8 +40,8 @@ LAUNCH_OPTIONS = (
     click.option("--expect-gpus", type=click.IntRange(min=0), metavar="G", help="GPUs expected on each node, for --check.",
                  envvar="DGM_EXPECT_GPUS"),
     click.option("--requeue", "restarts", type=click.IntRange(min=0), metavar="N",
-                 help="After exit code 75, a checkpoint, or a lost node without which it can't continue, have the batch system "
-                 "run the job again, N times at most."),
+                 help="After exit code 75, a checkpoint, or a lost node without which it can't continue, have the batch "
+                 "system run the job again, N times at most."),
     click.option("--container", metavar="IMAGE", help="Run in this Apptainer image (apptainer exec --nv).",
                  envvar="DGM_CONTAINER"),
     click.option("--hosts", metavar="LIST|FILE", help="Nodes to use, h1,h2:2 or a file: ranks start there by mpirun."),

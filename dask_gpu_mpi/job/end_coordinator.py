@@ -241,7 +241,8 @@ class EndCoordinator:
         left = sum(worker.rank not in self._without_workers for worker in self._plan.workers)
         text += (
             f"; it had {_count(len(workers), 'worker')} and {_count(gpus, 'GPU')}. Continuing with {_count(left, 'worker')}; "
-            f"{_count(self._tolerated - len(self._lost), 'more rank')} may be lost"
+            f"{_count(self._tolerated - len(self._lost), 'more rank')} may be lost. "
+            "Fix: inspect that node, and the log file of the rank (--log-directory)"
         )
         say(f"warning: {text}")
         self._channels.order(Order.LOST_RANK, ([str(worker.name) for worker in workers], text))
@@ -266,7 +267,10 @@ class EndCoordinator:
         code = self._ending.exit_code() or self._ending.code
         silent = self.silent
         if silent and len(self._lost.union(silent)) <= self._tolerated:
-            say(f"warning: no response from {ranks_text(silent)} of {self._channels.size} at the end: lost")
+            say(
+                f"warning: no response from {ranks_text(silent)} of {self._channels.size} at the end; "
+                "continuing without. Fix: inspect their nodes"
+            )
             self._lost.update(silent)
             mailbox.lost.update(silent)
         if mailbox.lost:

@@ -241,7 +241,7 @@ class OpenMpi(Launcher):
             return "mpirun ends the job when a rank is lost. Fix: `mpirun --with-ft ulfm`, or `dask-gpu-mpi launch`"
         if one_host:
             return ""
-        return "Open MPI's mpirun survives a lost rank, but not a lost node. Fix: srun with MPICH, if nodes may be lost"
+        return "mpirun of Open MPI survives a lost rank, but not a lost node. Fix: srun with MPICH, if nodes may be lost"
 
     def options(self, allocation: Allocation, environ: Mapping[str, str], mpi: str) -> list[str]:
         options = ["-np", f"{allocation.ranks}"]

@@ -204,7 +204,8 @@ def test_a_rank_that_may_be_lost(
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "dask_gpu_mpi: warning: rank 2 on h2 lost: its processes or its node died, or its network is down; it had 1 worker and "
-        "0 GPUs. Continuing with 1 worker; 0 more ranks may be lost"
+        "0 GPUs. Continuing with 1 worker; 0 more ranks may be lost. Fix: inspect that node, and the log file of the rank "
+        "(--log-directory)"
     )
     assert rank.said == [("lost-rank", (["2"], line.removeprefix("dask_gpu_mpi: warning: ")))]
     rank.end.on_unreachable(["2"])  # reported again until the order has arrived
