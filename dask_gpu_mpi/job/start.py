@@ -117,9 +117,8 @@ def start(
     announce(joined, time.monotonic() - started)
     if not has_client:
         if joined.options.recorded:
-            say(
-                "warning: report and summary: no effect without a script. Fix: give a script, or leave it out"
-            )
+            name = "summary" if joined.options.report is None else "report"
+            say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(options)
         return member, None
     end = ClientEnd(member, started, on_signal)

@@ -191,7 +191,7 @@ def _busy_lines(usage: Data) -> list[str]:
     lines = [f"mean of {of}: {_in_words(mean)}"]
     if len(workers) > 1:
         worst = next(worker for worker in workers if worker["name"] == usage["worst"])
-        lines.append(f"the least is worker {worst['name']} on {worst['host']} with {_in_words(worst)}")
+        lines.append(f"least: worker {worst['name']} on {worst['host']}: {_in_words(worst)}")
     return lines
 
 

@@ -63,7 +63,7 @@ def test_the_shares_of_a_job_whose_shares_are_known(mpirun: Mpi) -> None:
     assert all(sum(each.values()) == pytest.approx(seconds, abs=0.01) for each in spent)
     assert sum(part["share"] or 0.0 for part in summary["where"]) == pytest.approx(1.0, abs=0.02)
     assert printed[0].startswith(f"mean of 2 CPU workers, {seconds:.1f} s of the script: computing ")
-    assert printed[1].startswith("the least is worker ")
+    assert printed[1].startswith("least: worker ")
     assert [line.split(": ")[0] for line in printed[2:]] == ["time"] + ["change"] * (len(printed) - 3)
 
 
