@@ -55,6 +55,7 @@ class MadeUpJob:
         self.names = [str(worker.name) for worker in self.plan.workers]
         self.workers: dict[str, Any] = {}
         self.plugins: dict[str, Any] = {}
+        self.tasks: dict[str, Any] = {}
         self.task_prefixes: dict[str, Any] = {}
         self.transition_counter = 0
         self.deaths: list[tuple[float, Any]] = []
@@ -75,7 +76,15 @@ class MadeUpJob:
         """A worker arrives."""
         node = int(name.partition("-")[0])
         address = f"tls://10.0.{node // 250}.{node % 250 + 1}:{next(self._ports)}"
-        self.workers[address] = SimpleNamespace(name=name, nthreads=1, memory_limit=64 * GIB, metrics={})
+        self.workers[address] = SimpleNamespace(
+            name=name,
+            nthreads=1,
+            memory_limit=64 * GIB,
+            metrics={},
+            processing={},
+            executing={},
+            last_seen=self.now,
+        )
         self.recorder.add_worker(self, address)
 
     def kill(self, name: str) -> None:
@@ -91,6 +100,8 @@ class MadeUpJob:
 
     def second(self, tasks: int) -> None:
         """A second of the job."""
+        for _ in range(tasks):
+            self.recorder.transition("key", "released", "waiting")
         self.now += 1.0
         for number, state in enumerate(self.workers.values()):
             wave = 0.5 + 0.5 * math.sin(self.now / 60 + number)

@@ -183,7 +183,7 @@ async def _serve(options: Options, settings: SchedulerSettings, pipe: Any) -> in
     http_port = scheduler.http_server.port if dashboard else None
     if not dashboard:
         report_no_server(scheduler)
-    _record(scheduler, from_start=options.report is not None)
+    _record(scheduler, from_start=options.recorded)
     pipe.send((Answer.SCHEDULER_UP, scheduler.address, http_port, scheduler.id))
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()

@@ -106,7 +106,7 @@ class ClientEnd:
         # own, is called first.
         before_finalize(self.finish)
         self._monitor.start()
-        if options.report is not None:
+        if options.recorded:
             self._make_reporter()
 
     def close(self) -> None:
@@ -247,10 +247,11 @@ class ClientEnd:
 
     def _begin_report(self, *, fetch: bool) -> None:
         """Make the report while the cluster ends, if the user wants one."""
-        path = self.member.joined.options.report
-        if self._reporter is not None and path is not None:
+        if self._reporter is not None and self.member.joined.options.recorded:
             lost = self.member.ending.lost is not None
-            self._reporter.begin(path, self._outcome(), fetch=fetch and not lost, lost=lost)
+            self._reporter.begin(
+                self.member.joined.options.report, self._outcome(), fetch=fetch and not lost, lost=lost
+            )
 
     def _finish_report(self) -> None:
         if self._reporter is not None:

@@ -21,6 +21,7 @@ from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.view.report_data import ReportedJob, assemble
 from dask_gpu_mpi.view.report_page import is_page, write_report
+from dask_gpu_mpi.view.report_summary import printed
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
@@ -54,15 +55,15 @@ class Reporter:
         self._record: Mapping[str, Any] | None = None
         #: Whether the scheduler has answered when it was asked last; and whether that was before it was shut down.
         self._answered = self._was_last = False
-        self._writing: concurrent.futures.Future[None] | None = None
+        self._writing: concurrent.futures.Future[list[str]] | None = None
         self._asking = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="dask_gpu_mpi report", daemon=True)
         self._thread.start()
         self._submit(self._connected)
-        if joined.options.report is not None:
+        if joined.options.recorded:
             self._submit(self._refresh)
-            if is_page(joined.options.report):
+            if joined.options.report is not None and is_page(joined.options.report):
                 self._loop.call_soon_threadsafe(self._loop.call_later, PREPARING, _prepare)
 
     def _run(self) -> None:
@@ -134,8 +135,11 @@ class Reporter:
         self._was_last = self._answered and (last or self._was_last)
         return self._answered
 
-    def begin(self, path: str, outcome: Outcome, *, fetch: bool, lost: bool = False) -> None:
-        """Begin to make the report and to write it; `fetch`: ask the scheduler before; `lost`: there is none any more."""
+    def begin(self, path: str | None, outcome: Outcome, *, fetch: bool, lost: bool = False) -> None:
+        """Begin to make the report, and to write it if there is a path.
+
+        `fetch`: ask the scheduler before; `lost`: there is none any more.
+        """
         if lost:
             self._answered = False
         if fetch and not self.fetch():
@@ -148,10 +152,15 @@ class Reporter:
                 f"warning: the scheduler did not answer within {ASKING:g} s at the end; the report {has}. Fix: let the script "
                 "end when the scheduler has no work left"
             )
-        self._writing = self._submit(self._write, path, self._job(outcome))
+        summary = self._joined.options.summary
+        self._writing = self._submit(self._write, path, self._job(outcome), summary)
 
-    async def _write(self, path: str, job: ReportedJob) -> None:
-        write_report(path, assemble(job, self._record))
+    async def _write(self, path: str | None, job: ReportedJob, summary: bool = False) -> list[str]:
+        """Write the file, if there is to be one; the lines to print, if there are to be some."""
+        data = assemble(job, self._record)
+        if path is not None:
+            write_report(path, data)
+        return printed(data) if summary else []
 
     def _job(self, outcome: Outcome) -> ReportedJob:
         joined = self._joined
@@ -182,17 +191,18 @@ class Reporter:
         if writing is None:
             return
         try:
-            self.wait(writing)
+            for line in self.wait(writing):
+                say(line)
         except Exception as error:
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             say(
                 f"warning: the report could not be written: {reason}. Fix: another file or format by --report"
             )
 
-    def wait(self, writing: concurrent.futures.Future[None]) -> None:
-        """Wait until it is written; raises why it is not."""
+    def wait(self, writing: concurrent.futures.Future[list[str]]) -> list[str]:
+        """Wait until it is written; raises why it is not. Returns the lines to print."""
         try:
-            writing.result(WRITING)
+            return writing.result(WRITING)
         except concurrent.futures.TimeoutError:
             raise TimeoutError(f"not within {WRITING:g} s") from None
 

@@ -116,8 +116,9 @@ def start(
         return member, None
     announce(joined, time.monotonic() - started)
     if not has_client:
-        if joined.options.report is not None:
-            say("warning: report: no effect without a script. Fix: give a script, or leave it out")
+        if joined.options.recorded:
+            name = "summary" if joined.options.report is None else "report"
+            say(f"warning: {name}: no effect without a script. Fix: give a script, or leave it out")
         announce_waiting(options)
         return member, None
     end = ClientEnd(member, started, on_signal)

@@ -208,6 +208,9 @@ class Options:
         "File with what the job has done: FILE.html is one page for a browser (needs bokeh), FILE.json its figures. "
         "Written on the client rank when the script ends, however it ends.",
         ("--report",), topic="Dashboard, logs and report")
+    summary: bool = option("bool", False,
+        "Whether the job's output ends with the report's summary: were the GPUs busy, where did the time go, what to change.",
+        ("--summary/--no-summary",), topic="Dashboard, logs and report")
     scheduler_file: str | None = option("path", None,
         "File by which others find the scheduler and its credentials: written, or "
         "read with --no-scheduler.",
@@ -231,6 +234,11 @@ class Options:
     warnings: tuple[str, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the job's work is recorded from the start."""
+        return self.report is not None or self.summary
 
     @property
     def grace(self) -> float:

@@ -143,7 +143,7 @@ class Relay:
 
     def _report_ready(self) -> None:
         self._timeline.lap("start workers")
-        steps = self._timeline.take() if self._options.report is not None else []
+        steps = self._timeline.take() if self._options.recorded else []
         self._channels.send(COORDINATOR, Kind.READY, steps)
 
 

@@ -13,7 +13,7 @@ import math
 import random
 import time
 from array import array
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -266,8 +266,110 @@ class Transfers:
         return [[sender[0], receiver[0], *sums] for (sender, receiver), sums in self._pairs.items()]
 
 
+# How each worker has spent its time, in seconds that are added up over its threads.
+
+#: Gaps between tasks of one worker that are remembered, and the least of them in seconds.
+MOST_GAPS, LEAST_GAP = 64, 1e-4
+#: Threads of one worker whose last task is remembered: each task that secedes leaves a new one behind.
+MOST_THREADS = 1_024
+
+
+class Occupation:
+    """The sums of one worker, over all its processes.
+
+    Tasks that have ended tell when they computed, and when the worker fetched data for them. It fetches while other tasks
+    compute, so a thread has waited for data only if it did nothing else: in the gap before its next task. The data may be
+    noted on a later task that needs them as well, so gaps are kept for a while.
+
+    >>> worker = Occupation()
+    >>> fetch, compute = ({"action": a, "start": b, "stop": e} for a, b, e in (("transfer", 0, 3), ("compute", 4, 6)))
+    >>> worker.came(0.0, threads=1)
+    >>> worker.finished("thread", [fetch, compute])
+    >>> worker.finished("thread", [{**fetch, "start": 4, "stop": 7}, {**compute, "start": 8, "stop": 9}])
+    >>> worker.computing, worker.transfer
+    (3.0, 4.0)
+    """
+
+    def __init__(self) -> None:
+        #: By tasks that have ended: computing; and waiting, with no task, for data of other workers or from disk.
+        self.computing = self.transfer = self.disk = 0.0
+        #: With a task, by the scheduler's account: a thread for each, as far as there are threads. And all the time it was there.
+        self.assigned = self.present = 0.0
+        #: Of the tasks that run now, since each began.
+        self.running = 0.0
+        self._threads = self._tasks = 0
+        self._since = 0.0
+        self._came: float | None = None
+        self._ends: dict[Any, float] = {}
+        self._gaps: list[tuple[float, float]] = []
+
+    def came(self, now: float, *, threads: int) -> None:
+        """A process of the worker is there."""
+        self._threads, self._tasks, self._since, self._came = threads, 0, now, now
+        self._ends.clear()
+        self._gaps.clear()
+
+    def gone(self, now: float) -> None:
+        """It is gone, and its tasks with it."""
+        self.has_tasks(now, 0)
+        self.computing, self.running = self.computing + self.running, 0.0
+        self.present += now - (now if self._came is None else self._came)
+        self._came = None
+
+    def has_tasks(self, now: float, tasks: int) -> None:
+        """From now on it has so many tasks."""
+        self.assigned += min(self._tasks, self._threads) * max(0.0, now - self._since)
+        self._tasks, self._since = tasks, now
+
+    def finished(self, thread: Any, startstops: Sequence[Mapping[str, Any]]) -> None:
+        """A task has ended."""
+        computed = [each for each in startstops if each["action"] == "compute"]
+        if computed:
+            begin = min(each["start"] for each in computed)
+            since = self._ends.get(thread, begin if self._came is None else self._came)
+            if begin - since > LEAST_GAP:
+                self._gaps = [*self._gaps[1 - MOST_GAPS :], (since, begin)]
+            if len(self._ends) > MOST_THREADS:
+                self._ends.clear()
+            self._ends[thread] = max(each["stop"] for each in computed)
+            self.computing += sum(max(0.0, each["stop"] - each["start"]) for each in computed)
+        for each in startstops:
+            if each["action"] == "transfer":
+                self.transfer += self._waited(each["start"], each["stop"])
+            elif each["action"] == "disk-read":
+                self.disk += self._waited(each["start"], each["stop"])
+
+    def _waited(self, start: float, stop: float) -> float:
+        """Seconds of this time in which a thread had nothing else to do, from the last gap to the first; they count once."""
+        waited = 0.0
+        for place in reversed(range(len(self._gaps))):
+            begin, end = self._gaps[place]
+            if stop - start < LEAST_GAP or end <= start:
+                break
+            low, high = max(start, begin), min(stop, end)
+            if high > low:
+                waited += high - low
+                rest = ((begin, low), (high, end))
+                self._gaps[place : place + 1] = [gap for gap in rest if gap[1] - gap[0] > LEAST_GAP]
+                stop = low
+        return waited
+
+    def sums(self, now: float) -> dict[str, float]:
+        """The sums until now."""
+        self.has_tasks(now, self._tasks)
+        return {
+            "present": self.present + (0.0 if self._came is None else now - self._came),
+            "assigned": self.assigned,
+            "computing": self.computing + self.running,
+            "transfer": self.transfer,
+            "disk": self.disk,
+        }
+
+
 # The plugin.
 
+#: States of a task that is still to run, or runs.
+UNFINISHED = ("waiting", "queued", "processing", "no-worker")
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
 #: Arrivals and departures of workers, and prefixes of tasks, that are kept.
@@ -301,6 +403,12 @@ class Recorder(SchedulerPlugin):
         #: By name.
         self._workers: dict[str, dict[str, Any]] = {}
         self._events: deque[tuple[float, str, str, str]] = deque(maxlen=MOST_EVENTS)
+        #: By name.
+        self._occupations: defaultdict[str, Occupation] = defaultdict(Occupation)
+        #: Tasks that are not finished; since when there are some, the first such time and the last; and seconds with some.
+        self._unfinished = sum(task.state in UNFINISHED for task in scheduler.tasks.values())
+        self._busy_since = self._busy_first = self._busy_last = self._since if self._unfinished else None
+        self._busy = 0.0
         for address in list(scheduler.workers):
             self.add_worker(scheduler, address)
 
@@ -333,6 +441,13 @@ class Recorder(SchedulerPlugin):
             for quantity, value in values.items():
                 if value > peaks.get(quantity, -1.0):
                     peaks[quantity] = value
+            occupation = self._occupations[name]
+            occupation.has_tasks(now, len(state.processing))
+            heard = max(0.0, now - state.last_seen)
+            running = [
+                seconds + heard for task, seconds in state.executing.items() if task in state.processing
+            ]
+            occupation.running = sum(running)
         if last or self._series.due(now):
             self._series.add(now, rows)
 
@@ -352,6 +467,7 @@ class Recorder(SchedulerPlugin):
             "starts": 1 if known is None else known["starts"] + 1,
         }
         self._stream.restarted(name)
+        self._occupations[name].came(self._clock(), threads=state.nthreads)
         self._events.append(
             (self._clock(), "worker started" if known is None else "worker restarted", name, "")
         )
@@ -359,10 +475,15 @@ class Recorder(SchedulerPlugin):
     def remove_worker(self, scheduler: Any, worker: str, *, stimulus_id: str = "", **kwargs: Any) -> None:
         """A worker has gone; the stimulus says why."""
         name, _ = self._names.get(worker, (worker, ""))
+        self._occupations[name].gone(self._clock())
         self._events.append((self._clock(), "worker gone", name, _reason(stimulus_id)))
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """A task has changed its state: those that have run are noted."""
+        if (start in UNFINISHED) != (finish in UNFINISHED):
+            self._has_unfinished(1 if finish in UNFINISHED else -1)
+        if finish == "processing" and (task := self._scheduler.tasks.get(key)) and task.processing_on:
+            self._has_tasks(task.processing_on.address)
         if start != "processing" or finish not in ("memory", "erred"):
             return
         failed = finish == "erred"
@@ -374,6 +495,8 @@ class Recorder(SchedulerPlugin):
         prefix = key_split(key)
         if prefix in self._sizes or len(self._sizes) < MOST_PREFIXES:
             self._sizes[prefix] = self._sizes.get(prefix, 0) + (kwargs.get("nbytes") or 0)
+        self._has_tasks(kwargs["worker"])
+        self._occupations[receiver[0]].finished(kwargs.get("thread"), startstops)
         self._stream.add(receiver[0], kwargs.get("thread"), prefix, startstops, failed=failed)
         for each in startstops:
             if "source" in each and each["action"] == "transfer":
@@ -382,15 +505,37 @@ class Recorder(SchedulerPlugin):
                     sender, receiver, int(each.get("nbytes", 0)), max(0.0, each["stop"] - each["start"])
                 )
 
+    def _has_tasks(self, address: str) -> None:
+        """Note how many tasks a worker has; those that another one has stolen from it are noted with the next sample."""
+        if (state := self._scheduler.workers.get(address)) is not None and address in self._names:
+            self._occupations[self._names[address][0]].has_tasks(self._clock(), len(state.processing))
+
+    def _has_unfinished(self, more: int) -> None:
+        self._unfinished = max(0, self._unfinished + more)
+        now = self._clock()
+        if self._unfinished and self._busy_since is None:
+            self._busy_since = now
+            self._busy_first = now if self._busy_first is None else self._busy_first
+        elif not self._unfinished and self._busy_since is not None:
+            self._busy += now - self._busy_since
+            self._busy_since, self._busy_last = None, now
+
     # -- the answer ---------------------------------------------------------------------------------------------
 
     def record(self) -> dict[str, Any]:
         """All of it, as plain data of bounded size."""
         self._try_sample(last=True)
-        scheduler = self._scheduler
+        scheduler, now = self._scheduler, self._clock()
+        open_since = self._busy_since
         return {
             "since": self._since,
-            "until": self._clock(),
+            "until": now,
+            "busy": {
+                "first": self._busy_first,
+                "last": self._busy_last if open_since is None else now,
+                "seconds": self._busy + (0.0 if open_since is None else now - open_since),
+            },
+            "seconds": {name: each.sums(now) for name, each in self._occupations.items()},
             "from_start": self._from_start,
             "alive": [self._names[address][0] for address in scheduler.workers],
             "workers": list(self._workers.values()),

@@ -7,7 +7,7 @@ import math
 import platform
 import re
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.view.heartbeat import ACTIONS
+from dask_gpu_mpi.view.report_summary import summarize
 
 # Leaves secrets out of what is shown or passed on.
 
@@ -171,6 +172,7 @@ def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, An
         "start": _start(job),
         "record": None if record is None else _record(record, job),
     }
+    data["summary"] = summarize(data)
     scrubbed: dict[str, Any] = scrub(data)
     return scrubbed
 
@@ -186,28 +188,12 @@ def versions() -> dict[str, str]:
     return found
 
 
-def warned_at_start(data: Mapping[str, Any]) -> list[str]:
-    """Warnings of the options, the plan and the start."""
-    return list(data["warnings"])
-
-
-def warned_in_run(data: Mapping[str, Any]) -> list[str]:
-    """Warnings of the scheduler's process while the script ran."""
-    return [
-        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
-    ]
-
-
-#: The lines of the page's first screen. Each rule is a function of the report's data, and has no lines if all is well.
-RULES: tuple[Callable[[Mapping[str, Any]], list[str]], ...] = (warned_at_start, warned_in_run)
-
-
-def summary(data: Mapping[str, Any]) -> str:
+def headline(data: Mapping[str, Any]) -> str:
     """The job in one line.
 
     >>> plan = {"workers": [{"device": "GPU-1,GPU-2"}], "hosts": [{}], "world_size": 2}
     >>> job = {"ended_after": 62.25, "how": "the script ended", "exit_code": 0}
-    >>> summary({"plan": plan, "job": job, "record": None})
+    >>> headline({"plan": plan, "job": job, "record": None})
     '1 worker on 1 host, 2 GPUs, 2 ranks; 62.2 s; the script ended, exit code 0'
     """
     plan, job, record = data["plan"], data["job"], data["record"]
@@ -268,6 +254,11 @@ def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
         "from_start": record["from_start"],
         "since": _seconds(offset),
         "until": _seconds(record["until"] - began),
+        "busy": {
+            "first": _after(record["busy"]["first"], began),
+            "last": _after(record["busy"]["last"], began),
+            "seconds": _seconds(record["busy"]["seconds"]),
+        },
         "transitions": record["transitions"],
         "alive": list(record["alive"]),
         "workers": [
@@ -276,6 +267,9 @@ def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
                 "host": hosts[worker["name"]],
                 "device_memory": devices.get(worker["name"], []),
                 "peaks": dict(record["peaks"].get(worker["name"], {})),
+                "seconds": {
+                    name: _seconds(value) for name, value in record["seconds"][worker["name"]].items()
+                },
             }
             for worker in record["workers"]
         ],
@@ -344,6 +338,10 @@ def _numbers(packed: bytes) -> list[float | int | None]:
         None if not math.isfinite(value) else int(value) if value == int(value) else float(f"{value:.7g}")
         for value in array("f", packed)
     ]
+
+
+def _after(at: float | None, began: float) -> float | None:
+    return None if at is None else _seconds(at - began)
 
 
 def _seconds(value: float) -> float:

@@ -20,7 +20,8 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import format_bytes, natural
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
-from dask_gpu_mpi.view.report_data import RULES, SCHEMA, summary
+from dask_gpu_mpi.view.report_data import SCHEMA, headline
+from dask_gpu_mpi.view.report_summary import CALLED, SHARES
 
 TEMPLATE = Path(__file__).with_name("report.html")
 #: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
@@ -93,13 +94,31 @@ def page(data: Mapping[str, Any]) -> str:
         data,
         **tabs,
         began_at=time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(data["job"]["began"])),
-        summary=summary(data),
-        found=[line for rule in RULES for line in rule(data)],
+        headline=headline(data),
+        bars=_bars(data["summary"]),
+        called=CALLED,
         picture=base64.b64encode(svg).decode(),
         figures={tab: [html for name, html in elements.items() if name.split("-")[0] == tab] for tab in tabs},
         bokeh=Resources("inline", components=["bokeh"]).render(),
         script=script,
     )
+
+
+def _bars(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of the first screen: the mean, and the workers that computed least; those after them are behind a switch."""
+    rows = sorted(
+        summary["workers"], key=lambda worker: (worker["kind"] != summary["kind"], worker["computing"])
+    )
+    mean = {**summary["mean"], "name": "mean", "host": ""} if rows else {}
+    return [
+        {
+            "name": row["name"],
+            "host": row["host"],
+            "gpu": None if row["gpu"] is None else f"{100 * row['gpu']:.0f} %",
+            "parts": [(name, CALLED[name], round(100 * row[name], 1)) for name in SHARES if row[name]],
+        }
+        for row in ([mean] if len(rows) > 1 else []) + rows[:MOST_ROWS]
+    ]
 
 
 def _start(start: Mapping[str, Any]) -> dict[str, Any]:

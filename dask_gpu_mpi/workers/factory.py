@@ -225,7 +225,7 @@ def make_worker(plan: WorkerPlan, start: Start, options: Options, scratch: str) 
         "dashboard_address": "127.0.0.1:0",
         "death_timeout": max(options.startup_timeout, start.limit),
     }
-    plugins = [*plugins_of(plan, options.log_directory, records=options.report is not None)]
+    plugins = [*plugins_of(plan, options.log_directory, records=options.recorded)]
     if is_cuda_worker(cls) or issubclass(cls, distributed.Nanny):  # others run in this process
         plugins += _ucx_plugin(plan, start)
     if is_cuda_worker(cls):

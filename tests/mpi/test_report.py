@@ -117,7 +117,7 @@ def test_the_page_of_a_job_in_a_browser(mpirun: Mpi) -> None:
     with browser() as chromium:
         tabs = {tab.title: tab for tab in chromium.open(job.directory / "report.html")}
     assert tuple(tabs) == TABS
-    assert "the script called sys.exit (exit code 3)" in tabs["Overview"].text
+    assert "the script called sys.exit (exit code 3)" in tabs["Plan & options"].text
     for title, count in (
         ("Start-up", 1),
         ("Memory & spill", 3),

@@ -17,6 +17,8 @@ from source_texts import has_shape
 
 #: Errors and warnings that have neither a fix nor what was expected, by words of them, and why.
 WITHOUT_FIX = {
+    "least: worker {name} on {host}": "an answer of the report",
+    "the scheduler has no record of the workers": "the page's line about the scheduler has the reason",
     "(before the script)": "click's text says what it expects",
     "Option {start} requires an argument.": "click's own text, word for word",
     "SIGINT came before the start": "the user has ended the job",

@@ -10,7 +10,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.view.report_data import MOST_RANKS, ReportedJob, assemble, summary, versions
+from dask_gpu_mpi.view.report_data import MOST_RANKS, ReportedJob, assemble, headline, versions
 from support import ROOT
 from support.mocks.inputs import gpu, one_host, plan
 from support.mocks.snapshots import made_up
@@ -55,7 +55,7 @@ def test_it_is_json_and_every_field_is_documented() -> None:
 def test_without_a_scheduler() -> None:
     data = assemble(job(how="the cluster was lost: x", exit_code=1), None)
     assert data["record"] is None
-    assert summary(data) == "1 worker on 1 host, 1 GPU, 1 rank; 10.5 s; the cluster was lost: x, exit code 1"
+    assert headline(data) == "1 worker on 1 host, 1 GPU, 1 rank; 10.5 s; the cluster was lost: x, exit code 1"
 
 
 def test_times_are_after_the_begin_and_hosts_have_names() -> None:

@@ -118,6 +118,7 @@ TABS = (
     "Task prefixes",
     "Transfers",
     "Events",
+    "Plan & options",
 )
 #: Of a tab: its figures with the length of each of their sources, and its text.
 LOOK = """

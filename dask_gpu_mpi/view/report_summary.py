@@ -1,0 +1,442 @@
+"""The summary of a report: were the GPUs busy, where did the time go, what to change (docs/report.md).
+
+Pure functions of the report's data. `RULES` is the list of those that say what to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.base.text import format_bytes, natural
+from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
+
+Data = Mapping[str, Any]
+
+#: How a worker spends the script's time. The shares of one worker add up to 1.
+SHARES = ("computing", "data", "tasks", "idle", "absent")
+#: How lines call them.
+CALLED = {
+    "computing": "computing",
+    "data": "waiting for data",
+    "tasks": "waiting for tasks",
+    "idle": "idle",
+    "absent": "not there",
+}
+#: The part of the time in which a worker has a task, and neither computes nor waits for data.
+SCHEDULER = "scheduler and its messages"
+#: Prefixes of tasks that are listed.
+MOST_PREFIXES = 5
+
+# From where on a rule speaks. Shares are of the script's time.
+
+#: Seconds of the script, and bytes of data: less than this is no reason to change anything.
+LEAST_SECONDS, LEAST_BYTES = 5.0, 256 << 20
+#: Waiting for the scheduler, for data, for tasks; no task at all.
+MOST_SCHEDULER, MOST_DATA, MOST_WAITING, MOST_IDLE = 0.15, 0.15, 0.15, 0.3
+#: Seconds of tasks that are short.
+SHORT_TASK = 0.1
+#: A task that takes so many times the mean of its prefix, and this share of the script's time, is a straggler.
+STRAGGLER, STRAGGLER_SHARE = 4.0, 0.1
+#: Use of the GPUs, while their workers compute for this share.
+LEAST_GPU_USE, COMPUTING = 0.2, 0.4
+
+
+def summarize(data: Data) -> dict[str, Any]:
+    """The answers: figures, and for each question its lines; no figures if the scheduler has no record."""
+    usage = _usage(data)
+    data = {**data, "summary": usage}
+    return {
+        **usage,
+        "lines": {
+            "busy": _busy_lines(usage),
+            "where": _where_lines(usage),
+            "change": [line for rule in RULES for line in rule(data)],
+        },
+    }
+
+
+def printed(data: Data) -> list[str]:
+    """The summary as the job's output ends with it."""
+    lines = data["summary"]["lines"]
+    return [
+        *(f"summary: {line}" for line in lines["busy"]),
+        f"summary: time: {'; '.join(lines['where']) or 'not known'}",
+        *(f"summary: change: {line}" for line in lines["change"] or ["nothing was found"]),
+    ]
+
+
+# -- were the GPUs busy, and where did the time go -------------------------------------------------------------
+
+
+def _usage(data: Data) -> dict[str, Any]:
+    """The share of each worker, their mean, and what the time of all went into."""
+    record = data["record"]
+    usage: dict[str, Any] = {"seconds": 0.0, "threads": 0, "kind": None, "worst": None}
+    usage |= {"mean": {}, "workers": [], "where": []}
+    if record is None or not record["workers"]:
+        return usage
+    begin = max(record["since"], data["job"]["ready_after"])
+    usage["seconds"] = seconds = round(max(record["until"] - begin, 0.001), 3)
+    kinds = {str(worker["name"]): worker["kind"] for worker in data["plan"]["workers"]}
+    usage["workers"] = workers = [
+        {**_shares(worker, record, begin, seconds), "kind": kinds.get(worker["name"], "cpu")}
+        for worker in sorted(record["workers"], key=lambda worker: natural(worker["name"]))
+    ]
+    # CPU workers of a job with GPUs are not what the question is about
+    usage["kind"] = "gpu" if any(worker["kind"] == "gpu" for worker in workers) else "cpu"
+    asked = [worker for worker in workers if worker["kind"] == usage["kind"]]
+    usage["threads"] = sum(worker["threads"] for worker in asked)
+    usage["mean"] = _mean(asked)
+    usage["worst"] = min(asked, key=lambda worker: worker["computing"])["name"]
+    usage["where"] = _where(
+        data, _mean(workers), begin, seconds, sum(worker["threads"] for worker in workers)
+    )
+    return usage
+
+
+def _shares(worker: Data, record: Data, begin: float, seconds: float) -> dict[str, Any]:
+    """Of one worker. A thread with a task that neither computes nor waits for data waits for the scheduler and its messages."""
+    spent, threads = worker["seconds"], max(1, worker["threads"])
+    of_all = seconds * threads
+    computing = min(1.0, spent["computing"] / of_all)
+    waits = (spent["transfer"] + spent["disk"]) / of_all
+    data = min(1.0 - computing, waits)
+    scheduler = min(1.0 - computing - data, max(0.0, spent["assigned"] / of_all - computing - data))
+    rest = 1.0 - computing - data - scheduler
+    absent = min(rest, max(0.0, 1.0 - spent["present"] / seconds))
+    idle = min(rest - absent, max(0.0, 1.0 - record["busy"]["seconds"] / seconds))
+    use = [
+        value
+        for place in range(MOST_GPUS)
+        for at, value in zip(
+            record["series"]["times"],
+            record["series"]["workers"].get(worker["name"], {}).get(of_gpu("gpu", place), ()),
+            strict=False,
+        )
+        if value is not None and at >= begin
+    ]
+    shares = {
+        "computing": computing,
+        "data": data,
+        "tasks": rest - absent - idle + scheduler,
+        "idle": idle,
+        "absent": absent,
+        "scheduler": scheduler,
+        "disk": data * spent["disk"] / of_all / waits if waits else 0.0,
+        "gpu": sum(use) / len(use) / 100 if use else None,
+    }
+    return {
+        "name": worker["name"],
+        "host": worker["host"],
+        "threads": threads,
+        **{name: None if share is None else round(share, 4) for name, share in shares.items()},
+    }
+
+
+def _mean(workers: Sequence[Data]) -> dict[str, Any]:
+    """The mean share of some workers, each as often as it has threads."""
+    mean = {}
+    for name in (*SHARES, "scheduler", "disk", "gpu"):
+        known = [(worker[name], worker["threads"]) for worker in workers if worker[name] is not None]
+        threads = sum(number for _, number in known)
+        mean[name] = round(sum(share * number for share, number in known) / threads, 4) if known else None
+    return mean
+
+
+def _where(data: Data, mean: Data, begin: float, seconds: float, threads: int) -> list[dict[str, Any]]:
+    """Parts of the script's time, as a mean of all threads of workers, the largest first; and the start before it."""
+    record = data["record"]
+    by_prefix = {each["name"]: each["seconds"].get("compute", 0.0) for each in record["prefixes"]}
+    # those that still run, or have run before the record, are not in both
+    of_all = max(sum(by_prefix.values()), mean["computing"] * seconds * threads)
+    largest = sorted(by_prefix, key=lambda name: -by_prefix[name])[:MOST_PREFIXES]
+    parts = {f"tasks: {name}": mean["computing"] * by_prefix[name] / of_all for name in largest if of_all}
+    parts |= {
+        "other and unfinished tasks": mean["computing"] - sum(parts.values()),
+        "transfers": mean["data"] - mean["disk"],
+        "reading spilled data": mean["disk"],
+        SCHEDULER: mean["scheduler"],
+        "too few tasks": mean["tasks"] - mean["scheduler"],
+        "workers not there": mean["absent"],
+    }
+    first, last = record["busy"]["first"], record["busy"]["last"]
+    before = seconds if first is None else min(seconds, max(0.0, first - begin))
+    after = 0.0 if last is None else max(0.0, begin + seconds - last)
+    of_idle = {"no task yet": before, "no more tasks": after}
+    of_idle["no tasks between"] = max(0.0, seconds * mean["idle"] - before - after)
+    scale = mean["idle"] / (sum(of_idle.values()) or 1.0)
+    parts |= {name: value * scale for name, value in of_idle.items()}
+    found = [
+        {"what": what, "share": round(share, 4), "seconds": round(share * seconds, 3)}
+        for what, share in sorted(parts.items(), key=lambda part: -part[1])
+        if share >= 0.0005
+    ]
+    return [
+        *found,
+        {
+            "what": "start of the cluster, before the script",
+            "share": None,
+            "seconds": data["job"]["ready_after"],
+        },
+    ]
+
+
+def _busy_lines(usage: Data) -> list[str]:
+    if not usage["workers"]:
+        return ["the scheduler has no record of the workers"]
+    mean, kind = usage["mean"], usage["kind"]
+    workers = [worker for worker in usage["workers"] if worker["kind"] == kind]
+    of = f"{counted(len(workers), f'{kind.upper()} worker')}, {usage['seconds']:.1f} s of the script"
+    lines = [f"mean of {of}: {_in_words(mean)}"]
+    if len(workers) > 1:
+        worst = next(worker for worker in workers if worker["name"] == usage["worst"])
+        lines.append(f"least: worker {worst['name']} on {worst['host']}: {_in_words(worst)}")
+    return lines
+
+
+def _in_words(shares: Data) -> str:
+    """The shares of a worker or of the mean.
+
+    >>> _in_words({"computing": 0.5, "data": 0.25, "tasks": 0.25, "idle": 0.0, "absent": 0.0, "gpu": 0.42})
+    'computing 50 %, waiting for data 25 %, waiting for tasks 25 %, idle 0 %; GPU in use 42 %'
+    """
+    parts = [
+        f"{CALLED[name]} {_percent(shares[name])}" for name in SHARES if shares[name] or name != "absent"
+    ]
+    return ", ".join(parts) + ("" if shares["gpu"] is None else f"; GPU in use {_percent(shares['gpu'])}")
+
+
+def _where_lines(usage: Data) -> list[str]:
+    return [
+        f"{part['what']}: {part['seconds']:.1f} s"
+        + ("" if part["share"] is None else f", {_percent(part['share'])}")
+        for part in usage["where"]
+        if part["share"] is None or part["share"] >= 0.01
+    ]
+
+
+# -- what to change --------------------------------------------------------------------------------------------
+
+
+def warned_at_start(data: Data) -> list[str]:
+    """Warnings of the options, the plan and the start."""
+    return list(data["warnings"])
+
+
+def warned_in_run(data: Data) -> list[str]:
+    """Warnings of the scheduler's process while the script ran."""
+    return [
+        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
+    ]
+
+
+def script_alone(data: Data) -> list[str]:
+    """The script works, and its cluster has no task."""
+    summary = data["summary"]
+    if (
+        not _long_enough(summary)
+        or summary["mean"]["idle"] < MOST_IDLE
+        or not data["record"]["tasks"]["seen"]
+    ):
+        return []
+    parts = {part["what"]: part["seconds"] for part in summary["where"]}
+    told = ", ".join(
+        f"{parts[name]:.1f} s {when}"
+        for name, when in (
+            ("no task yet", "before the first task"),
+            ("no tasks between", "between tasks"),
+            ("no more tasks", "after the last"),
+        )
+        if parts.get(name, 0.0) >= 0.05
+    )
+    return [
+        f"the script had no task for the workers for {_percent(summary['mean']['idle'])} of its time: {told}. Fix: compute "
+        "several results with one dask.compute(), leave results on the workers (persist), or use fewer workers"
+    ]
+
+
+def too_few_tasks(data: Data) -> list[str]:
+    """Workers wait for tasks while others work: a last round that is not full, fewer partitions than workers, one long task."""
+    summary = data["summary"]
+    if not _long_enough(summary):
+        return []
+    mean, threads = summary["mean"], summary["threads"]
+    lacking = mean["tasks"] - mean["scheduler"]
+    if lacking < MOST_WAITING:
+        return []
+    waited = f"workers waited for tasks for {_percent(lacking)} of the script's time"
+    prefixes = {each["name"]: each for each in data["record"]["prefixes"] if each["tasks"]}
+    by_time = {name: each["seconds"].get("compute", 0.0) for name, each in prefixes.items()}
+    if by_time and by_time[largest := max(by_time, key=lambda name: by_time[name])] >= 0.5 * sum(
+        by_time.values()
+    ):
+        tasks, seconds = prefixes[largest]["tasks"], by_time[largest]
+        longest, usual = _longest(data["record"]["tasks"], largest), seconds / tasks
+        if longest >= STRAGGLER * usual and longest >= STRAGGLER_SHARE * summary["seconds"]:
+            return [
+                f"one task of {largest!r} took {_time(longest)}, the mean of {tasks} is {_time(usual)}; {waited}. "
+                "Fix: partitions of equal size (repartition), or smaller ones"
+            ]
+        idle = -tasks % threads
+        # else it explains little of the time
+        if 2 * idle * usual >= lacking * summary["seconds"] * threads:
+            when = "at the end" if tasks > threads else "all the time"
+            return [
+                f"{counted(tasks, 'task')} of {largest!r} for {_units(data)}: {idle} idle {when}; {waited}. Fix: a multiple "
+                f"of {threads} partitions, or many more than {threads}"
+            ]
+    return [
+        f"{waited}: fewer tasks could run than there were {_units(data)}. Fix: more and smaller partitions, or fewer workers"
+    ]
+
+
+def short_tasks(data: Data) -> list[str]:
+    """Tasks that are too short for the scheduler."""
+    summary = data["summary"]
+    if not _long_enough(summary) or not (tasks := data["record"]["tasks"]["seen"]):
+        return []
+    parts = {part["what"]: part["share"] for part in summary["where"]}
+    scheduler = parts.get(SCHEDULER, 0.0)
+    computing = sum(worker["computing"] * worker["threads"] for worker in summary["workers"])
+    length = computing * summary["seconds"] / tasks
+    if scheduler < MOST_SCHEDULER or length > SHORT_TASK:
+        return []
+    mean = computing / sum(worker["threads"] for worker in summary["workers"])
+    return [
+        f"{tasks:,} tasks of {_time(length)}: {_percent(scheduler / (scheduler + mean))} of the time for them is the "
+        "scheduler's and its messages'. Fix: larger partitions or chunks, or several items in each task"
+    ]
+
+
+def waited_for_data(data: Data) -> list[str]:
+    """Workers wait for data of other workers."""
+    summary = data["summary"]
+    if not _long_enough(summary) or summary["mean"]["data"] - summary["mean"]["disk"] < MOST_DATA:
+        return []
+    rows = data["record"]["transfers"]["rows"]
+    size, number = sum(row["bytes"] for row in rows), sum(row["count"] for row in rows)
+    told = f"{format_bytes(size)} in {counted(number, 'transfer')}" if size else counted(number, "transfer")
+    return [
+        f"workers waited for data of others for {_percent(summary['mean']['data'] - summary['mean']['disk'])} of the script's "
+        f"time: {told}. Fix: fewer shuffles and joins, columns selected before them, or a faster transport (docs/transports.md)"
+    ]
+
+
+def uneven_data(data: Data) -> list[str]:
+    """One worker holds most of the results."""
+    if not _long_enough(data["summary"]):
+        return []
+    held = {
+        name: columns["managed"]
+        for name, columns in data["record"]["series"]["workers"].items()
+        if "managed" in columns
+    }
+    totals = [sum(filter(None, values)) for values in zip(*held.values(), strict=True)]
+    if len(held) < 2 or max(totals, default=0) < LEAST_BYTES:
+        return []
+    at = totals.index(max(totals))
+    largest = max(held, key=lambda name: held[name][at] or 0)
+    share = (held[largest][at] or 0) / totals[at]
+    if share < min(0.8, 3 / len(held)):
+        return []
+    return [
+        f"one of {len(held)} workers ({largest}) held {_percent(share)} of the data: {format_bytes(int(held[largest][at]))} of "
+        f"{format_bytes(int(totals[at]))}, after {data['record']['series']['times'][at]:.0f} s. Fix: read partitions "
+        "on the workers instead of sending them, or client.rebalance()"
+    ]
+
+
+def spilled(data: Data) -> list[str]:
+    """Data that did not fit."""
+    if not _long_enough(data["summary"]):
+        return []
+    lines = []
+    for quantity, where, limit in (
+        ("spilled", "to disk", "memory_limit"),
+        ("gpu_spilled", "from GPUs", "device_memory_limit"),
+        ("cudf_spilled", "from GPUs by cuDF", "rmm_pool_size"),
+    ):
+        peaks = [worker["peaks"].get(quantity, 0) for worker in data["record"]["workers"]]
+        if sum(peaks) < LEAST_BYTES:
+            continue
+        disk = data["summary"]["mean"]["disk"]
+        read = f"; workers waited {_percent(disk)} of the script's time to read it" if disk >= 0.01 else ""
+        lines.append(
+            f"{format_bytes(int(sum(peaks)))} spilled {where} (sum of the peaks of {sum(map(bool, peaks))} of "
+            f"{counted(len(peaks), 'worker')}){read}. Fix: smaller partitions, or a larger limit ({limit})"
+        )
+    return lines
+
+
+def unused_gpus(data: Data) -> list[str]:
+    """Tasks run, but hardly on the GPUs."""
+    summary = data["summary"]
+    if not _long_enough(summary) or summary["mean"]["gpu"] is None:
+        return []
+    use, computing = summary["mean"]["gpu"], summary["mean"]["computing"]
+    if use > LEAST_GPU_USE or computing < COMPUTING:
+        return []
+    return [
+        f"GPUs were in use for {_percent(use)} of the time, while tasks computed for {_percent(computing)}. Fix: check that the "
+        "tasks use the GPU (CuPy, cuDF), and give each more data"
+    ]
+
+
+#: Each is a function of the report's data, with its lines; none if all is well.
+RULES: tuple[Callable[[Data], list[str]], ...] = (
+    warned_at_start,
+    warned_in_run,
+    script_alone,
+    too_few_tasks,
+    short_tasks,
+    waited_for_data,
+    uneven_data,
+    spilled,
+    unused_gpus,
+)
+
+
+def _long_enough(summary: Data) -> bool:
+    return bool(summary["workers"]) and float(summary["seconds"]) >= LEAST_SECONDS
+
+
+def _longest(tasks: Data, prefix: str) -> float:
+    """Seconds of the longest task of a prefix: the sample has the longest of all."""
+    places = zip(tasks["name"], tasks["action"], tasks["length"], strict=True)
+    return max(
+        (
+            float(length)
+            for name, action, length in places
+            if tasks["names"][name] == prefix and tasks["actions"][action] == "compute"
+        ),
+        default=0.0,
+    )
+
+
+def _units(data: Data) -> str:
+    """The threads that run tasks, in words."""
+    threads, kind = data["summary"]["threads"], data["summary"]["kind"]
+    if any(worker["threads"] > 1 for worker in data["summary"]["workers"] if worker["kind"] == kind):
+        return counted(threads, "thread")
+    return counted(threads, "GPU" if kind == "gpu" else "worker")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _time(seconds: float) -> str:
+    """A duration of a task.
+
+    >>> _time(0.0031), _time(2.51), _time(61)
+    ('3 ms', '2.5 s', '61 s')
+    """
+    return (
+        f"{1e3 * seconds:.0f} ms"
+        if seconds < 1
+        else f"{seconds:.1f} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+    )

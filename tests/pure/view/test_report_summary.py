@@ -1,0 +1,167 @@
+"""The summary of recorded jobs: shares of workers, and the rules that a real job on this machine can't show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dask_gpu_mpi.view.recorder import MOST_GAPS, Occupation
+from dask_gpu_mpi.view.report_summary import printed, summarize, too_few_tasks, uneven_data
+from support.mocks.snapshots import made_up
+
+GIB = 2**30
+
+
+def did(action: str, start: float, stop: float) -> dict[str, Any]:
+    return {"action": action, "start": start, "stop": stop}
+
+
+def test_data_that_come_while_a_task_runs_cost_nothing() -> None:
+    worker = Occupation()
+    worker.came(0.0, threads=1)
+    worker.finished(1, [did("compute", 0.0, 5.0)])
+    worker.finished(1, [did("transfer", 1.0, 6.0), did("transfer", 1.0, 5.5), did("compute", 7.0, 8.0)])
+    assert (worker.computing, worker.transfer) == (6.0, 1.0)
+
+
+def test_data_that_are_noted_on_a_later_task_count_for_the_gap_in_which_they_came() -> None:
+    worker = Occupation()
+    worker.came(0.0, threads=1)
+    worker.finished(1, [did("disk-read", 2.0, 3.0), did("compute", 3.0, 4.0)])
+    worker.finished(1, [did("transfer", 0.0, 2.5), did("compute", 4.0, 5.0)])
+    assert (worker.computing, worker.transfer, worker.disk) == (2.0, 2.0, 1.0)
+
+
+def test_gaps_are_bounded() -> None:
+    worker = Occupation()
+    worker.came(0.0, threads=1)
+    for number in range(10 * MOST_GAPS):
+        worker.finished(1, [did("compute", number + 0.5, number + 1.0)])
+    worker.finished(1, [did("transfer", 0.0, 1e6), did("compute", 1e6, 1e6)])
+    assert worker.transfer == pytest.approx(0.5 * (MOST_GAPS - 1) + 1e6 - 10 * MOST_GAPS)
+
+
+def test_a_lost_worker_has_computed_until_then() -> None:
+    worker = Occupation()
+    worker.came(10.0, threads=2)
+    worker.has_tasks(11.0, 1)
+    worker.running = 3.0
+    worker.gone(15.0)
+    worker.came(20.0, threads=2)
+    assert worker.sums(25.0) == {
+        "present": 10.0,
+        "assigned": 4.0,
+        "computing": 3.0,
+        "transfer": 0.0,
+        "disk": 0.0,
+    }
+
+
+def recorded(**changes: Any) -> dict[str, Any]:
+    """A minute of four GPU workers that compute for 54 s of it, with some of its figures changed."""
+    data: dict[str, Any] = made_up(1, 4, 60, 0).report()
+    record = data["record"]
+    data["warnings"], record["warnings"] = [], []
+    seconds = record["until"] - data["job"]["ready_after"]
+    record["busy"] = {"first": data["job"]["ready_after"], "last": record["until"], "seconds": seconds}
+    record["tasks"] = {**record["tasks"], "seen": 240}
+    record["prefixes"] = [
+        {
+            "name": "fit",
+            "tasks": 240,
+            "failed": 0,
+            "seconds": {"compute": 4 * 54.0},
+            "bytes": 0,
+            "longest_running": 0,
+        }
+    ]
+    spent = {"present": seconds, "assigned": 55.0, "computing": 54.0, "transfer": 0.0, "disk": 0.0}
+    for worker in record["workers"]:
+        columns = record["series"]["workers"][worker["name"]]
+        columns["gpu"] = [90] * len(columns["gpu"])
+        columns["managed"] = [GIB] * len(columns["managed"])
+        worker["peaks"] = {}
+        worker["seconds"] = {**spent, **changes}
+    return data
+
+
+def changes(data: dict[str, Any]) -> list[str]:
+    found: list[str] = summarize(data)["lines"]["change"]
+    return found
+
+
+def test_a_good_job() -> None:
+    data = recorded()
+    summary = summarize(data)
+    assert summary["lines"]["change"] == []
+    assert summary["kind"] == "gpu"
+    assert summary["mean"]["computing"] == pytest.approx(54 / summary["seconds"], abs=1e-4)
+    assert summary["mean"]["gpu"] == 0.9
+    assert sum(part["share"] or 0.0 for part in summary["where"]) == pytest.approx(1.0, abs=0.003)
+    assert printed({"summary": summary})[-1] == "summary: change: nothing was found"
+
+
+def test_gpus_that_the_tasks_do_not_use() -> None:
+    data = recorded()
+    for columns in data["record"]["series"]["workers"].values():
+        columns["gpu"] = [8] * len(columns["gpu"])
+    (line,) = changes(data)
+    assert line.startswith("GPUs were in use for 8 % of the time, while tasks computed for 88 %. Fix: ")
+
+
+def test_gpus_that_spill() -> None:
+    data = recorded(transfer=0.0, disk=5.0)
+    for worker in data["record"]["workers"]:
+        worker["peaks"] = {"gpu_spilled": 10 * GIB}
+    (line,) = changes(data)
+    assert line.startswith(
+        "40.00 GiB spilled from GPUs (sum of the peaks of 4 of 4 workers); workers waited 8 % of"
+    )
+    assert line.endswith("Fix: smaller partitions, or a larger limit (device_memory_limit)")
+
+
+def test_a_last_round_with_idle_gpus() -> None:
+    data = recorded(computing=45.0, assigned=45.0)
+    data["record"]["tasks"]["seen"] = 6
+    data["record"]["prefixes"][0].update(tasks=6, seconds={"compute": 4 * 45.0})
+    (line,) = changes(data)
+    assert line.startswith("6 tasks of 'fit' for 4 GPUs: 2 idle at the end; workers waited for tasks for 2")
+
+
+@pytest.mark.parametrize(("largest", "told"), [(6 * GIB, True), (2 * GIB, False)])
+def test_one_worker_that_holds_most_of_the_data(largest: int, told: bool) -> None:
+    data = recorded()
+    columns = data["record"]["series"]["workers"]
+    columns["0-1"]["managed"] = [largest] * len(columns["0-1"]["managed"])
+    columns["0-2"]["managed"] = columns["0-3"]["managed"] = [GIB // 2] * len(columns["0-1"]["managed"])
+    found = changes(data)
+    assert bool(found) == told
+    assert not told or found[0].startswith(
+        "one of 4 workers (0-1) held 75 % of the data: 6.00 GiB of 8.00 GiB, after "
+    )
+
+
+def test_cpu_workers_do_not_dilute_the_share_of_gpus() -> None:
+    data = recorded()
+    data["plan"] = {"workers": [{**worker, "kind": "gpu"} for worker in data["plan"]["workers"]]}
+    data["plan"]["workers"][0]["kind"] = "cpu"
+    data["record"]["workers"][0]["seconds"]["computing"] = 0.0
+    summary = summarize(data)
+    assert (summary["threads"], summary["worst"]) == (3, "0-1")
+    assert summary["lines"]["busy"][0].startswith("mean of 3 GPU workers")
+
+
+def test_without_a_record_nothing_is_known() -> None:
+    data = {**recorded(), "record": None}
+    summary = summarize(data)
+    assert summary["lines"] == {
+        "busy": ["the scheduler has no record of the workers"], "where": [], "change": []
+    }  # fmt: skip
+
+
+def test_a_short_script_is_left_alone() -> None:
+    data = recorded()
+    data["record"]["until"] = data["job"]["ready_after"] + 3.0
+    data = {**data, "summary": summarize(data)}
+    assert too_few_tasks(data) == uneven_data(data) == []
