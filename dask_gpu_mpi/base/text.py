@@ -148,8 +148,8 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
         number = -1.0
     if not 0 <= number < math.inf:
         raise OptionError(
-            f"memory_limit: invalid value {_shown(limit)} (expected bytes such as '4GB', a fraction of the host's memory, 'auto' "
-            "or 0)"
+            f"memory_limit: invalid value {_shown(limit)}",
+            expected="bytes such as '4GB', a fraction of the host's memory, 'auto' or 0",
         )
     return number if 0 < number <= 1 else int(number)
 

@@ -22,11 +22,11 @@ from dask_gpu_mpi.check.coordinator import (
     RankTest,
 )
 from dask_gpu_mpi.check.kernel import run_kernels
-from dask_gpu_mpi.check.observations import observe, without_rank
-from dask_gpu_mpi.check.report import Evidence, Finding, Report, split_fix
+from dask_gpu_mpi.check.observations import observe, of_rank
+from dask_gpu_mpi.check.report import Evidence, Finding, Report
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.ucx import UcxTrial
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.signals import Signals
@@ -37,8 +37,6 @@ from dask_gpu_mpi.startup.exchange import FLUSH, until_over
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.startup.start_context import ALIVE, Patience, StartContext
-
-__all__ = ["CheckingRank", "run_check"]
 
 #: Beyond `REPORT_TIMEOUT`.
 PATIENCE = Patience(watchdog=3.0 - ALIVE, others=4.0)
@@ -108,13 +106,13 @@ def run_check(
         report_only(options, context)
     rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     library = mpi.Get_library_version()
-    problems: list[tuple[str, str]] = []
+    problems: list[Problem] = []
     try:
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
         if size == 1:  # each rank is a world of its own
             return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
-        problems.append(("launcher", without_rank(str(error))))
+        problems.append(of_rank(error.problem, "launcher"))
     with context.ending_in_order(None):
         try:
             channels = context.meet(None)
@@ -158,7 +156,7 @@ class CheckingRank:
         self._ucx: UcxTrial | None = None
         self._ucx_address_sent = False
 
-    def register(self, library: str, problems: Sequence[tuple[str, str]]) -> None:
+    def register(self, library: str, problems: Sequence[Problem]) -> None:
         """Send rank 0 what this rank observes."""
         options, channels, context = self._options, self._channels, self._context
         observed = observe(
@@ -230,7 +228,7 @@ def _report(channels: Channels, evidence: Evidence, started: float, show: Callab
 def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:
     """The report of a rank that has no connection to the others."""
     if not silent:
-        finding = Finding("error", "launcher", *split_fix(str(error), "see above"))
+        finding = Finding.of("error", "launcher", error.problem, "see above")
         show(Report(Evidence(size=0), (finding,)))
     return 1
 

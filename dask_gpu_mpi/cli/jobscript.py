@@ -21,7 +21,7 @@ from dask_gpu_mpi.cli.options import (
     resolve_texts,
     usable,
 )
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import Option
@@ -145,7 +145,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
     """
     if system not in SCRIPTED:
         raise OptionError(
-            f"command line: unknown batch system {show(system)} (expected one of {', '.join(SCRIPTED)})"
+            f"command line: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
         )
     values: dict[str, Any] = _configured()
     for name, value in given.items():
@@ -163,15 +163,15 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
         if values.get(name) is None:
             option = JOB_OPTIONS[name]
             raise OptionError(
-                f"command line: {option.flags[0]} is missing (expected {option.expected or 'a number'})"
+                f"command line: {option.flags[0]} is missing", expected=option.expected or "a number"
             )
     hours, minutes, seconds = map(int, values.pop("time").split(":"))
     values["ranks_per_node"] = values.get("ranks_per_node") or 1
     for name in ("ranks_per_node", "gpus_per_node"):
         if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
-                f"(expected at most {_LARGEST} in the whole job)"
+                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
+                expected=f"at most {_LARGEST} in the whole job",
             )
     job = JobRequest(
         system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
@@ -191,7 +191,7 @@ def _configured() -> dict[str, Any]:
     section = config.get("gpu-mpi.jobscript", None) or {}
     if not isinstance(section, Mapping):
         raise OptionError(
-            f"configuration gpu-mpi.jobscript: invalid value {show(section)} (expected names and values)"
+            f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
         )
     values: dict[str, Any] = {}
     for key, value in section.items():
@@ -228,9 +228,11 @@ def _check_workers(job: JobRequest) -> None:
     plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
+        why = plan.warnings[0] if plan.warnings else Problem("see dask-gpu-mpi plan")
         raise InputError(
             f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} nodes: "
-            f"{plan.warnings[0] if plan.warnings else 'see dask-gpu-mpi plan'}"
+            f"{why.text}",
+            fix=why.fix,
         )
     for warning in plan.warnings:
-        say(warning)
+        say(str(warning))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvml import own_contexts
@@ -41,7 +41,7 @@ class Inventory:
     #: ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
     visible: str | None
     #: What a person should know, each one line.
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
     #: CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
@@ -95,7 +95,9 @@ def take_inventory(
         try:
             gpus = visible_gpus(environ, nvml)
         except InputError as error:
-            raise InputError(f"rank {rank} of {world_size} on {host}: {error}") from error
+            raise InputError(
+                replace(error.problem, where=f"rank {rank} of {world_size} on {host}")
+            ) from error
     return Inventory(
         rank=rank,
         world_size=world_size,
@@ -110,8 +112,12 @@ def take_inventory(
         contexts=own_contexts() if look_for_gpus else (),
         # Without the rank, so that the ranks of a host report it once together.
         warnings=tuple(
-            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "
-            "the job"
+            Problem(
+                f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name})",
+                fix="reset it or leave the node out of the job",
+                what="GPUs",
+                hosts=(host,),
+            )
             for gpu in gpus
             if not gpu.uuid
         ),

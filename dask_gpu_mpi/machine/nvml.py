@@ -67,14 +67,15 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
         if _code(error) in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, UNKNOWN):
             return ()
         raise InputError(
-            f"NVML does not start: {error}. Fix: repair the NVIDIA driver of this node, leave the node out of the job, or set "
-            "CUDA_VISIBLE_DEVICES='' to do without GPUs"
+            f"NVML does not start: {error}",
+            fix="repair the NVIDIA driver of this node, leave the node out of the job, or set CUDA_VISIBLE_DEVICES='' to "
+            "do without GPUs",
         ) from error
     try:
         return tuple(_list(nvml, os.getpid() if own_pid is None else own_pid))
     except nvml.NVMLError as error:
         raise InputError(
-            f"NVML can't count the GPUs: {error}. Fix: leave this node out of the job"
+            f"NVML can't count the GPUs: {error}", fix="leave this node out of the job"
         ) from error
     finally:
         with contextlib.suppress(nvml.NVMLError):
@@ -122,7 +123,7 @@ def _import_nvml() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise InputError(f"can't import pynvml ({error}). Fix: pip install nvidia-ml-py") from error
+        raise InputError(f"can't import pynvml ({error})", fix="pip install nvidia-ml-py") from error
     return pynvml
 
 

@@ -122,8 +122,8 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)}). "
-                "Fix: name each GPU once"
+                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)})",
+                fix="name each GPU once",
             )
         chosen[key] = entry
         found.append(gpu)
@@ -140,16 +140,19 @@ def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) 
             fits = [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
     else:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r} (expected an index or a GPU-... or MIG-... UUID; "
-            f"{_listed(devices)}). Fix: correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r}",
+            expected=f"an index or a GPU-... or MIG-... UUID; {_listed(devices)}",
+            fix="correct the variable or unset it",
         )
     if len(fits) > 1:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)}). Fix: give more of the UUID"
+            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)})",
+            fix="give more of the UUID",
         )
     if not fits:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)}). Fix: correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)})",
+            fix="correct the variable or unset it",
         )
     return fits[0]
 

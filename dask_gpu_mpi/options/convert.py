@@ -150,7 +150,10 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
     except _Unexpected as error:
         expected = str(error) or _expected(setting)
     kind = "" if value is None or isinstance(value, str) else f"{type(value).__name__}; "
-    raise OptionError(f"{origin}: invalid value {show(value)} ({kind}expected {expected})")
+    found = f"{origin}: invalid value {show(value)}"
+    raise (
+        OptionError(f"{found} ({kind}expected {expected})") if kind else OptionError(found, expected=expected)
+    )
 
 
 def _refuse_endless(setting: Setting, value: Any) -> None:

@@ -25,7 +25,8 @@ def import_config() -> Any:
         MemoryError,
     ) as error:  # the latter of a variable that is nested too deeply
         raise InputError(
-            f"Dask's configuration can't be read: {' '.join(str(error).split())}. Fix: correct or remove that file"
+            f"Dask's configuration can't be read: {' '.join(str(error).split())}",
+            fix="correct or remove that file",
         ) from None
     return dask.config
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
 __all__ = ["DASHBOARD_ADDRESS", "OPTIONS", "Kind", "Option", "Options", "Setting", "Source"]
@@ -228,7 +229,7 @@ class Options:
         cli=False, config=False)
     # fmt: on
     #: Warnings for the user, to be printed once, on rank 0.
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
 

@@ -87,13 +87,15 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
         if not start and rest.lower() in OPTIONS:
             # Dask reads it as another key of its own, which nobody uses.
             raise OptionError(
-                f"environment {variable}: no effect. Fix: two underscores after MPI, DASK_GPU_MPI__{rest}"
+                f"environment {variable}: no effect", fix=f"two underscores after MPI, DASK_GPU_MPI__{rest}"
             )
     config = import_config()
     register_defaults()
     section = config.get("gpu-mpi", {}) or {}
     if not isinstance(section, Mapping):
-        raise OptionError(f"configuration gpu-mpi: invalid value {show(section)} (expected names and values)")
+        raise OptionError(
+            f"configuration gpu-mpi: invalid value {show(section)}", expected="names and values"
+        )
     for key, value in section.items():
         if key == "jobscript":
             continue  # a section of its own: cli/jobscript
@@ -112,6 +114,6 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
             raise OptionError(f"{origin}: unknown option{suggest(name, spelling, spelling.__getitem__)}")
         if not OPTIONS[name].config:
             raise OptionError(
-                f"{origin}: {name} can't be configured. Fix: set it in the program or on the command line"
+                f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin

@@ -168,12 +168,9 @@ def check_device_memory(
     free = f"{gpu.free} bytes ({format_bytes(gpu.free)})" if gpu.free >= 0 else "unknown"
     raise OptionError(
         f"worker_options: {option} of worker {worker.name} on {worker.host}{others} is {text}: GPU {gpu.index} ({gpu.uuid}) "
-        f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}"
-        + (
-            f" (expected {fits!r} at most)"
-            if fits
-            else ". Fix: end what uses this GPU, or leave the option out"
-        )
+        f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}",
+        expected=f"{fits!r} at most" if fits else "",
+        fix="" if fits else "end what uses this GPU, or leave the option out",
     )
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.errors import PlacementError, Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
@@ -94,8 +94,8 @@ def divide_gpus(
         groups.setdefault(frozenset(gpu.uuid for gpu in rank.gpus), []).append(rank)
     if sum(len(seen) for seen in groups) != len(frozenset().union(*groups)):
         raise PlacementError(
-            f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)} "
-            "(expected the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task)"
+            f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)}",
+            expected="the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task",
         )
     divided: dict[int, list[tuple[Gpu, ...]]] = {rank.rank: [] for rank in ranks}
     for seen, members in groups.items():
@@ -138,15 +138,16 @@ def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], ea
     if left := len(gpus) % each:
         raise PlacementError(
             f"{who} {len(gpus)} GPU(s), of which groups of {each} (gpus_per_worker, --gpus-per-worker) would leave {left} "
-            f"without a worker (expected a multiple of {each}). Fix: let the ranks of a host see all its GPUs, choose some with "
-            f"{VISIBLE_DEVICES}, or set another number"
+            "without a worker",
+            expected=f"a multiple of {each}",
+            fix=f"let the ranks of a host see all its GPUs, choose some with {VISIBLE_DEVICES}, or set another number",
         )
     # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
     slices = [gpu for gpu in gpus if gpu.parent]
     if slices:
         raise PlacementError(
-            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most. "
-            f"Fix: gpus_per_worker=1 (--gpus-per-worker 1) instead of {each}, or whole GPUs"
+            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most",
+            fix=f"gpus_per_worker=1 (--gpus-per-worker 1) instead of {each}, or whole GPUs",
         )
 
 
@@ -222,7 +223,7 @@ def _match(
     return {number: place for place, held in enumerate(holding) for number in held}
 
 
-def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[str]]:
+def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[Problem]]:
     """The GPU that the scheduler's process sees, and a warning if there is none.
 
     Dask's scheduler unpickles graphs, and those of cuDF hold objects of a GPU. It makes a CUDA context when the first such graph
@@ -245,11 +246,10 @@ def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, 
     effect = "graphs that hold GPU objects, as those of cuDF do, fail there"
     if not rank.gpus:
         fix = "choose a rank that sees a GPU with scheduler_rank (--scheduler-rank)"
-        return "", [f"{where} sees no GPU: {effect}. Fix: {fix}"]
+        return "", [Problem(f"{where} sees no GPU: {effect}", fix=fix)]
     usable = [gpu for gpu in rank.gpus if not (gpu.exclusive and (gpu.uuid in busy or gpu.processes))]
     if not usable:
         fix = "set the GPUs to the default compute mode (nvidia-smi -c 0), or leave one without a worker"
-        return "", [
-            f"{where} has no GPU, as one process alone may use each (compute mode): {effect}. Fix: {fix}"
-        ]
+        found = f"{where} has no GPU, as one process alone may use each (compute mode): {effect}"
+        return "", [Problem(found, fix=fix)]
     return min(usable, key=lambda gpu: (gpu.uuid in busy, bool(gpu.processes))).uuid, []

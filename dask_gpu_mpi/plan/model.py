@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 
 __all__ = ["HostPlan", "Planned", "Role", "WorkerPlan"]
@@ -83,4 +84,4 @@ class Planned(Protocol):
     @property
     def workers(self) -> tuple[WorkerPlan, ...]: ...  # noqa: D102
     @property
-    def warnings(self) -> tuple[str, ...]: ...  # noqa: D102
+    def warnings(self) -> tuple[Problem, ...]: ...  # noqa: D102

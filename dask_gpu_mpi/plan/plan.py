@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
 from dask_gpu_mpi.plan.nodes import roles, summary
 from dask_gpu_mpi.plan.table import host_blocks
@@ -31,8 +32,8 @@ class Plan:
         In the order of their lowest ranks.
     workers : tuple of WorkerPlan
         In the order of ranks; of one rank GPU workers first.
-    warnings : tuple of str
-        What the user should know, each one line.
+    warnings : tuple of Problem
+        What is unusual; each is one line when it is printed.
     scheduler_device : str
         UUID of the GPU that the scheduler's process sees, empty if none: it unpickles graphs, and those of cuDF hold GPU objects.
     """
@@ -43,7 +44,7 @@ class Plan:
     client: Role
     hosts: tuple[HostPlan, ...]
     workers: tuple[WorkerPlan, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     scheduler_device: str = ""
 
     @cached_property
@@ -99,7 +100,7 @@ class Plan:
                 }
                 for worker in self.workers
             ],
-            "warnings": list(self.warnings),
+            "warnings": [str(warning) for warning in self.warnings],
         }
 
     def table(self) -> str:

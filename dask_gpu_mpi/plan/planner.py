@@ -121,8 +121,9 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
     if options.worker_kind == "gpu":
         names = fold_names(host.name for host in hosts if host.working)
         raise PlacementError(
-            f"GPU workers are asked for, but none of the ranks that take workers sees a GPU "
-            f"({ranks_text(rank.rank for rank in working)} on {names}). Fix: ask the batch system for GPUs, "
-            f"check {VISIBLE_DEVICES}, or take CPU workers with worker_class (--worker-class distributed.Nanny)"
+            "GPU workers are asked for, but none of the ranks that take workers sees a GPU "
+            f"({ranks_text(rank.rank for rank in working)} on {names})",
+            fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or take CPU workers with worker_class "
+            "(--worker-class distributed.Nanny)",
         )
     return False

@@ -61,7 +61,7 @@ def hypothetical_job(
         ("memory-per-node", memory_per_node, 1),
     ):
         if number < least:
-            raise OptionError(f"--{option}: invalid value {number} (expected at least {least})")
+            raise OptionError(f"--{option}: invalid value {number}", expected=f"at least {least}")
     for option, number, most in (
         ("ranks-per-node", ranks_per_node, MOST_RANKS),
         ("gpus-per-node", gpus_per_node, MOST_RANKS),
@@ -69,10 +69,12 @@ def hypothetical_job(
     ):
         if nodes * number > most:
             raise OptionError(
-                f"--nodes {nodes} --{option} {number}: too many (expected at most {most} in all). Fix: plan a part of the job"
+                f"--nodes {nodes} --{option} {number}: too many",
+                expected=f"at most {most} in all",
+                fix="plan a part of the job",
             )
     if visible not in ("all", "per-rank"):
-        raise OptionError(f"--visible: invalid value {visible!r} (expected all or per-rank)")
+        raise OptionError(f"--visible: invalid value {visible!r}", expected="all or per-rank")
 
     cpus = tuple(range(cpus_per_node))
     half = (cpus_per_node + 1) // 2

@@ -8,6 +8,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
 from dask_gpu_mpi.base.text import format_bytes, parse_memory_limit
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
@@ -34,25 +35,27 @@ class _Draft:
 
 def plan_workers(
     hosts: Sequence[Host], options: Options, on_gpus: bool, asked: Mapping[int, Mapping[str, Any]]
-) -> tuple[list[WorkerPlan], list[str]]:
+) -> tuple[list[WorkerPlan], list[Problem]]:
     """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
-    distant: list[str] = []
+    distant: list[tuple[str, str]] = []
     limits = []
     for host in hosts:
         drafts = (_on_gpus(host, options) if on_gpus else _on_cpus(host, options)) + _added(host, options)
         each = worker_limit(limit, host.memory, len(drafts))
         limits.append((host.name, each, len(drafts), host.memory))
-        distant += [draft.distant for draft in drafts if draft.distant]
+        distant += [(host.name, draft.distant) for draft in drafts if draft.distant]
         workers += _finish(host, drafts, options, each, asked)
     warnings = excess_warnings(limits)
     if distant:
-        warnings.insert(
-            0,
+        problem = Problem(
             "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
-            f"{name_some(distant)}. Fix: let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
+            f"{name_some([place for _, place in distant])}",
+            fix="let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
+            hosts=tuple(dict.fromkeys(host for host, _ in distant)),
         )
+        warnings.insert(0, problem)
     # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
@@ -145,7 +148,7 @@ def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     return int(limit * memory) if isinstance(limit, float) else limit
 
 
-def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[str]:
+def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[Problem]:
     """Warn of hosts whose workers' limits add up to more than there is, which the user may want: one line for hosts alike.
 
     Parameters
@@ -155,15 +158,18 @@ def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[str]:
 
     Examples
     --------
-    >>> excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)])
-    ['on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are']
+    >>> print(*excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)]))
+    on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are
     """
     alike: dict[tuple[int, int, int], list[str]] = {}
     for name, limit, workers, memory in hosts:
         alike.setdefault((limit, workers, memory), []).append(name)
     return [
-        f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
-        f"the {format_bytes(memory)} there are"
+        Problem(
+            f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
+            f"the {format_bytes(memory)} there are",
+            hosts=tuple(names),
+        )
         for (limit, workers, memory), names in alike.items()
         if 0 < memory < limit * workers
     ]

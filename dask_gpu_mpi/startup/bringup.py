@@ -23,7 +23,7 @@ from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check
@@ -313,11 +313,11 @@ def _try(inspect_this: Callable[[], Found]) -> Found | Failure:
     except DaskGpuMpiError as error:
         return Failure.of(error)
     except OSError as error:
-        return Failure(
-            f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
-            "of the job",
-            1,
+        problem = Problem(
+            f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+            fix="leave it out of the job",
         )
+        return Failure(problem, 1)
 
 
 def _cross_check(context: StartContext, rank: int, size: int) -> None:

@@ -76,8 +76,9 @@ def until_over(
                 return outcome
         elif time.monotonic() > context.deadline + context.patience.others:
             error = StartupError(
-                f"rank 0: no response before {context.deadline_name}. Fix: inspect the node of rank 0 (is that rank stopped, the "
-                "node down?), or leave that node out of the job",
+                f"no response before {context.deadline_name}",
+                where="rank 0",
+                fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
                 reported=channels.rank != 1,
             )
             error.fatal = True

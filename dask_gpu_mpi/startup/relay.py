@@ -10,7 +10,7 @@ from typing import Any
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.dashboard_link import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
@@ -50,7 +50,7 @@ def scheduler_settings(
         config=config,
         token=token,
         device=device,
-        facts=replace(facts, warnings=(*options.warnings, *facts.warnings)),
+        facts=replace(facts, warnings=(*map(str, options.warnings), *facts.warnings)),
         records=options.report is not None,
         gpu_by_default=options.default_workers == "gpu",
     )
@@ -151,19 +151,19 @@ class Relay:
         elif kind == Answer.FAILED:
             self._fail(Failure(*payload))
         elif kind == Answer.SCHEDULER_ENDED:
-            text = (
-                f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output above, "
-                "or its log file (--log-directory); out of memory, most often"
+            ended = Problem(
+                f"the scheduler's process ended while the workers started (exit code {payload[0]})",
+                fix="read its output above, or its log file (--log-directory); out of memory, most often",
             )
-            self._fail(Failure(text, 1))
+            self._fail(Failure(ended, 1))
         elif kind in (Answer.WORKER_ENDED, Answer.WORKERS_ENDED):
             self.early.append(Event(None, kind, payload))
         elif kind == Answer.LOST:
-            text = (
-                f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
-                "memory, most often"
+            lost = Problem(
+                f"the agent of this rank ended while the workers started ({payload[0]})",
+                fix="read its output above; out of memory, most often",
             )
-            self._fail(Failure(text, 1))
+            self._fail(Failure(lost, 1))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)

@@ -84,7 +84,7 @@ def import_worker_class(value: str | type) -> type:
         raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(near)}")
     found = getattr(module, name)
     if not isinstance(found, type):
-        raise OptionError(f"{where} is a {type(found).__name__} (expected a class)")
+        raise OptionError(f"{where} is a {type(found).__name__}", expected="a class")
     return found
 
 

@@ -150,7 +150,7 @@ def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> 
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
-                f"{where}: {name!r} is set by dask_gpu_mpi. Fix: use the option {SET_ELSEWHERE[name]}"
+                f"{where}: {name!r} is set by dask_gpu_mpi", fix=f"use the option {SET_ELSEWHERE[name]}"
             )
     below = options.get("worker_class")
     next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
@@ -196,7 +196,7 @@ def _texts(name: str, value: Any, origin: str) -> list[Any]:
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, list)) for item in value):
         return list(value)
     raise OptionError(
-        f"{origin}: invalid value {show(value)} of type {type(value).__name__} (expected a list of texts)"
+        f"{origin}: invalid value {show(value)} of type {type(value).__name__}", expected="a list of texts"
     )
 
 
@@ -217,7 +217,8 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
     raise OptionError(
-        f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'
+        f"{origin}: invalid value {show(value)}",
+        expected='names and numbers, such as {"FOO": 1} or "FOO=1 BAR=2"',
     )
 
 
@@ -233,7 +234,7 @@ def _check_together(options: Mapping[str, Any], where: str) -> None:
     """Refuse options of CUDAWorker that exclude each other, or that have no effect without another."""
     for one, other in EXCLUDE:
         if options.get(one) and options.get(other):
-            raise OptionError(f"{where}: {one} and {other} exclude each other (expected one of them)")
+            raise OptionError(f"{where}: {one} and {other} exclude each other", expected="one of them")
     for name, others in NEEDS.items():
         if options.get(name) and not any(options.get(other) for other in others):
             raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")

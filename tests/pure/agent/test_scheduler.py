@@ -25,6 +25,7 @@ from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
 
 SETTINGS = SchedulerSettings("127.0.0.1", 0, "tcp", True, "127.0.0.1:0", {"probe": 1}, "token")
@@ -354,7 +355,9 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
 
     told = asyncio.run(run())
     os.close(ended)
-    assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
+    assert told == (
+        answer if up else (Answer.FAILED, Problem("the scheduler's process ended before it listened"), 1)
+    )
     assert ends == ([3] if up else [])
     assert clients == ([1] if up else [])
 
