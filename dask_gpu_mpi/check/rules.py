@@ -169,7 +169,7 @@ FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
     "system, or in a container image",
     "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-    "cuda": f"run {INSPECT_COMMAND} on that node: the driver must be loaded, and as new as the CUDA that is installed "
+    "cuda": f"run {INSPECT_COMMAND} on that node: the driver has to be loaded, and as new as the CUDA that is installed "
     "(dask-gpu-mpi[cuda12] or [cuda13])",
     "wrong": LEAVE_OUT,
     "late": f"run {INSPECT_COMMAND} on that node; {LEAVE_OUT}",

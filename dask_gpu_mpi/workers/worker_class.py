@@ -28,7 +28,7 @@ __all__ = [
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: Where dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (
-    "Fix: pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
+    "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
     "worker_class (--worker-class) distributed.Nanny"
 )
 KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
@@ -54,7 +54,7 @@ def import_worker_class(value: str | type) -> type:
     where = f"worker_class {show(value)}"
     module_name, _, name = value.rpartition(".")
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
-    fix = f". {NO_DASK_CUDA}" if of_dask_cuda else ""
+    fix = NO_DASK_CUDA if of_dask_cuda else ""
     if not module_name:
         known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
         near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
@@ -64,19 +64,20 @@ def import_worker_class(value: str | type) -> type:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise OptionError(
-                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing{fix}"
+                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing",
+                fix=fix,
             ) from error
         if of_dask_cuda and error.name == "dask_cuda":
             raise OptionError(
-                f"{where}: GPU workers need dask-cuda, which is not installed here{fix}"
+                f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
-        hint = _hint(
-            difflib.get_close_matches(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
-        )
-        raise OptionError(f"{where}: there is no module {error.name!r}{hint}") from None
+        near = difflib.get_close_matches(value, KNOWN_CLASSES)
+        expected = "a module of this environment, or on PYTHONPATH"
+        raise OptionError(f"{where}: there is no module {error.name!r}{_hint(near, expected)}") from None
     except Exception as error:  # a module may raise anything while it is imported
         raise OptionError(
-            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}{fix}"
+            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            fix=fix,
         ) from error
     if not hasattr(module, name):
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]

@@ -90,7 +90,7 @@ def test_ranks_of_a_host_see_its_gpus_together() -> None:
 
 
 def test_gpus_that_cannot_be_looked_at() -> None:
-    problem = Problem("NVML does not start: Unknown Error", what="GPUs")
+    problem = Problem("NVML does not start: Unknown Error", fix="mend the NVIDIA driver", what="GPUs")
     findings = bad(evidence(observed(0), observed(1, inventory=None, problems=(problem,))))
     assert [(one.what, one.level, one.ranks) for one in findings] == [("GPUs", "error", (1,))]
     assert findings[0].fix == "mend the NVIDIA driver"
