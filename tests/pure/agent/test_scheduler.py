@@ -157,8 +157,8 @@ def test_a_scheduler_that_does_not_start(
     assert code == 1
     assert (answer[0], answer[2]) == (Answer.FAILED, exit_code)
     begin, _, end = text.partition(".*")
-    assert answer[1].startswith(begin)
-    assert end in answer[1]
+    assert str(answer[1]).startswith(begin)
+    assert end in str(answer[1])
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_a_dashboard_of_another_node(error: OSError, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("distributed.Scheduler", refused)
     code, answer = served(replace(SETTINGS, dashboard_address="h9:8787"))
     assert (code, answer[0], answer[2]) == (1, Answer.FAILED, 2)
-    assert answer[1].startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
+    assert str(answer[1]).startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
 
 
 class Pages:

@@ -253,7 +253,7 @@ def test_an_order_that_can_not_be_read(bench: Bench) -> None:
 
     told, *_ = bench.run((Order.JOINED, None), then=send)
     assert told[0] == Answer.FAILED
-    assert "the agent can't read its orders: ModuleNotFoundError" in told[1]
+    assert "the agent can't read its orders: ModuleNotFoundError" in str(told[1])
     assert told[2] == 1
 
 
