@@ -24,8 +24,6 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 
-__all__ = ["UcxOrder", "UcxPairs", "UcxPeer", "UcxResult", "UcxTrial"]
-
 #: Bytes that are sent.
 _SIZE = 1 << 20
 _MOST_LETTERS = 200

@@ -6,8 +6,6 @@ from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
-__all__ = ["import_config", "is_configured"]
-
 
 def import_config() -> Any:
     """Import `dask.config`, which reads the configuration.

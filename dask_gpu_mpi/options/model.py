@@ -9,8 +9,6 @@ from typing import Any, Literal
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
 
-__all__ = ["DASHBOARD_ADDRESS", "OPTIONS", "Kind", "Option", "Options", "Setting", "Source"]
-
 #: What an option's value may be:
 #:
 #: - ``path``: a text or `os.PathLike`;

@@ -14,8 +14,6 @@ from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
 from dask_gpu_mpi.options.rules import settle
 
-__all__ = ["register_defaults", "resolve"]
-
 
 def register_defaults() -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""

@@ -13,18 +13,6 @@ from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.plan.model import HostPlan
 
-__all__ = [
-    "Host",
-    "existing_contexts",
-    "gpus_in_use",
-    "gpus_without_worker",
-    "group_by_host",
-    "name_some",
-    "ranks_without_gpu",
-    "refuse_gpus_in_use",
-    "refuse_machine_with_two_names",
-]
-
 
 @dataclass
 class Host:

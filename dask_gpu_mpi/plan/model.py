@@ -8,8 +8,6 @@ from typing import Literal, Protocol
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 
-__all__ = ["HostPlan", "Planned", "Role", "WorkerPlan"]
-
 
 @dataclass(frozen=True)
 class Role:

@@ -13,8 +13,6 @@ from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
 from dask_gpu_mpi.plan.nodes import roles, summary
 from dask_gpu_mpi.plan.table import host_blocks
 
-__all__ = ["Plan"]
-
 
 @dataclass(frozen=True)
 class Plan:

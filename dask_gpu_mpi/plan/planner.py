@@ -27,8 +27,6 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.roles import choose_roles, in_order, reserved_ranks
 from dask_gpu_mpi.plan.workers import plan_workers
 
-__all__ = ["make_plan"]
-
 
 def make_plan(
     inventories: Iterable[Inventory],

@@ -10,8 +10,6 @@ from dask_gpu_mpi.errors import PlacementError, world_too_small
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 
-__all__ = ["choose_roles", "default_client", "expected_client", "in_order", "reserved_ranks"]
-
 
 def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
     """Sort the inventories by rank; a missing, double or foreign one is a PlacementError."""

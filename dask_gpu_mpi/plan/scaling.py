@@ -23,16 +23,6 @@ from dask_gpu_mpi.options.dask_config import import_config, is_configured
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = [
-    "BACKLOG",
-    "CONNECT",
-    "configured_keys",
-    "connection_settings",
-    "start_delay",
-    "start_limit",
-    "workers_per_core",
-]
-
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
 #: distributed's defaults (2026.7), in seconds and in connections.

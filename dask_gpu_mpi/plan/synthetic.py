@@ -7,8 +7,6 @@ from typing import Literal
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.inventory import Gpu, Inventory
 
-__all__ = ["NODE_MEMORY", "hypothetical_job"]
-
 GPU_MEMORY = 80 * 1024**3
 #: Bytes of memory of each node by default, for ``plan --nodes`` and for the plan that `jobscript` checks alike.
 NODE_MEMORY = 512 * 1024**3

@@ -17,8 +17,6 @@ from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cor
 from dask_gpu_mpi.plan.hosts import Host, name_some
 from dask_gpu_mpi.plan.model import WorkerPlan
 
-__all__ = ["excess_warnings", "plan_workers", "worker_limit"]
-
 
 @dataclass(frozen=True)
 class _Draft:

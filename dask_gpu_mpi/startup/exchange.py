@@ -20,8 +20,6 @@ from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, Channels, Event, Kind
 from dask_gpu_mpi.startup.start_context import StartContext
 
-__all__ = ["FLUSH", "Progress", "report_to_all", "until_over"]
-
 #: Seconds for the last messages of a command or a start to leave.
 FLUSH = 2.0
 

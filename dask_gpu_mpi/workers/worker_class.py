@@ -14,17 +14,6 @@ from collections.abc import Iterator
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import show
 
-__all__ = [
-    "TAKEN",
-    "accepted_options",
-    "import_worker_class",
-    "is_cuda_worker",
-    "is_dasks",
-    "sets_itself",
-    "tasks_run_in_agent",
-    "worker_class_for",
-]
-
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: Where dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (

@@ -22,8 +22,6 @@ from dask_gpu_mpi.workers.worker_class import (
     sets_itself,
 )
 
-__all__ = ["options_for", "read_worker_options"]
-
 #: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
 SET_ELSEWHERE = {
     "name": "name (--name) for a prefix",
