@@ -80,24 +80,9 @@ PAYLOADS: Mapping[str, Any] = {
 class CheckCoordinator(FailureCoordinator):
     """See the module's text; the outcome is the `Evidence`.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    options : Options
-        Those of rank 0.
-    plan : callable
-        As in `startup.coordinator.Job`.
-    kernel : bool
-        Whether to run a kernel on each GPU.
-    expect_gpus : int or None
-        GPUs that each node must have; None: as many as the batch system has allocated.
-    send : callable
-        ``send(rank, kind, payload)``.
-    started : float
-        When MPI was started (``time.monotonic()``).
-    hosts : mapping
-        Host of each rank.
+    `options` are those of rank 0; `plan` is as in `startup.coordinator.Job`; `kernel`: whether to run a kernel on each GPU;
+    `expect_gpus`: GPUs that each node must have (None: as many as the batch system has allocated); `send(rank, kind,
+    payload)`; `started`: when MPI was started (``time.monotonic()``); `hosts`: host of each rank.
     """
 
     def __init__(

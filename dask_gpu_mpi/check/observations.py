@@ -90,16 +90,8 @@ def observe(
 ) -> Observations:
     """Inspect this rank's node.
 
-    Parameters
-    ----------
-    library : str
-        Name and version of the MPI library.
-    problems : sequence
-        What is known to be wrong already.
-    on_step : callable
-        Is told each step before it begins: any of them may hang.
-    has_client : bool
-        Whether the job is to run a script.
+    `library` is the name and version of the MPI library. `problems` are those that are known already. `on_step` is called
+    with each step before it begins, since any of them may hang.
     """
     found = list(problems)
     inventory: Inventory | None = None

@@ -51,28 +51,10 @@ def run_check(
     expect_gpus: int | None = None,
     has_client: bool = True,
 ) -> int:
-    """Check this allocation.
+    """Check this allocation; the exit code, the same on all ranks. `show` prints the report, on one rank.
 
-    Parameters
-    ----------
-    options : Options or InputError
-        Of the job, or why they can't be used.
-    kernel, expect_gpus
-        As in `CheckCoordinator`.
-    show : callable
-        Takes the report, on one rank.
-    has_client : bool
-        Whether the job is to run a script.
-
-    Returns
-    -------
-    int
-        The exit code, the same on all ranks.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The options can't be used, on all ranks; or rank 0 does not respond.
+    Raises a DaskGpuMpiError on all ranks if the options can't be used (`options` is then the error), or if rank 0 does not
+    respond. `has_client`: whether the job is to run a script. The others are as in `CheckCoordinator`.
     """
     environ, host = os.environ, socket.gethostname()
     for name in ("psutil", "pynvml"):

@@ -108,31 +108,10 @@ class _Unexpected(Exception):
 
 
 def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
-    """Check a value and bring it into the one form of its kind.
+    """Check a value and bring it into the one form of its kind: a str, int, float (seconds), bool, dict, class or None.
 
-    Parameters
-    ----------
-    setting : Setting
-        What is set.
-    value : Any
-        What it is set to.
-    origin : str
-        Where it is set, for the message: ``"keyword nthreads"``.
-    source : {"keyword", "command line", "configuration"}
-        Whether texts are read.
+    `origin` is the place where it is set, for the OptionError: ``"keyword nthreads"``. From a keyword no text is read.
 
-    Returns
-    -------
-    Any
-        A str, int, float (seconds), bool, dict, class or None.
-
-    Raises
-    ------
-    OptionError
-        The value is of the wrong type, or out of bounds.
-
-    Examples
-    --------
     >>> nthreads = Setting("nthreads", "int", minimum=1)
     >>> convert(nthreads, "4", "command line: --nthreads", "command line")
     4

@@ -8,13 +8,7 @@ from dask_gpu_mpi.errors import InputError
 
 
 def import_config() -> Any:
-    """Import `dask.config`, which reads the configuration.
-
-    Raises
-    ------
-    InputError
-        One of its files is malformed.
-    """
+    """Import `dask.config`, which reads the configuration; an InputError if one of its files is malformed."""
     try:
         import dask.config
     except (

@@ -26,22 +26,10 @@ def register_defaults() -> None:
 
 
 def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command line"]) -> Options:
-    """Combine what the user has set: keyword or command line first, then environment, Dask's YAML, defaults.
+    """Combine what the user has set: keyword or command line first (`given`), then environment, Dask's YAML, defaults.
 
-    Parameters
-    ----------
-    given : Mapping
-        What the user has set, by Python name, and nothing else.
-    source : {"keyword", "command line"}
-        Where `given` comes from.
+    An OptionError if an option is unknown, of the wrong type, or contradicts another; it is about the first one found.
 
-    Raises
-    ------
-    OptionError
-        An option is unknown, of the wrong type, or contradicts another. The first one found is named.
-
-    Examples
-    --------
     >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
     >>> options.nthreads, options.protocol, options.security
     (2, 'tcp', False)

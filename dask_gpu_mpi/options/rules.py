@@ -24,23 +24,10 @@ SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 def settle(
     values: dict[str, Any], origins: dict[str, str], given: frozenset[str], source: Source
 ) -> tuple[Problem, ...]:
-    """Make the options agree, in place; returns warnings for the user.
+    """Make the options agree, in place; the warnings for the user. An OptionError if two contradict each other.
 
-    Parameters
-    ----------
-    values : dict
-        Every option by name; ``nanny`` and ``exclusive_workers`` are removed.
-    origins : dict
-        For each option that is set, where.
-    given : frozenset of str
-        Names of those that are set in the program or on the command line.
-    source : {"keyword", "command line"}
-        Which of the two.
-
-    Raises
-    ------
-    OptionError
-        Two options contradict each other.
+    `values` has every option by name (``nanny`` and ``exclusive_workers`` are removed), `origins` the place where each is
+    set, if it is; `given` are those that are set in the program or on the command line, which `source` tells apart.
     """
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)

@@ -24,30 +24,11 @@ def hypothetical_job(
 ) -> tuple[Inventory, ...]:
     """Make the inventories of a hypothetical job on alike hosts ``h1`` to ``hN``.
 
-    Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of
-    the cores and half of the GPUs each.
+    Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of the cores and
+    half of the GPUs each. With `visible` "all" every rank sees all GPUs of its host (as with ``--gpus-per-node``), with
+    "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. An
+    OptionError if a number is too small or too large.
 
-    Parameters
-    ----------
-    nodes, ranks_per_node : int
-        Hosts, and ranks on each; at least 1.
-    gpus_per_node : int
-        GPUs of each host; 0 for none.
-    visible : {"all", "per-rank"}
-        Whether every rank sees all GPUs of its host (as with ``--gpus-per-node``), or a part of its own (as
-        with ``--gpus-per-task``), the first ranks one more where they do not divide evenly.
-    cpus_per_node : int
-        Cores of each host; at least 1.
-    memory_per_node : int
-        Bytes of memory of each host; at least 1.
-
-    Raises
-    ------
-    OptionError
-        A number is too small, there are too many of something in all, or `visible` is unknown.
-
-    Examples
-    --------
     >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """

@@ -127,17 +127,9 @@ def _finish(
 def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     """Give the memory limit of each worker of a host, in bytes; 0: none.
 
-    Parameters
-    ----------
-    limit : int, float or None
-        Bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it).
-    memory : int
-        Bytes that the job may use on the host; 0: unknown.
-    workers : int
-        Workers of the host, over all ranks.
+    `limit` is bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it); `memory`
+    is what the job may use on the host (0: unknown), and `workers` are those of all its ranks.
 
-    Examples
-    --------
     >>> worker_limit(None, 1000, 4), worker_limit(0.5, 1000, 4), worker_limit(300, 1000, 4), worker_limit(None, 0, 4)
     (250, 500, 300, 0)
     """
@@ -149,13 +141,8 @@ def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
 def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[Problem]:
     """Warn of hosts whose workers' limits add up to more than there is, which the user may want: one line for hosts alike.
 
-    Parameters
-    ----------
-    hosts : iterable of tuple
-        Name, limit of each worker, number of workers, and memory (0: unknown) of each host.
+    For each host: name, limit of each worker, number of workers, and memory (0: unknown).
 
-    Examples
-    --------
     >>> print(*excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)]))
     on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are
     """

@@ -37,17 +37,9 @@ class Serving(Protocol):
 def until_over(
     channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Serving | None
 ) -> Any:
-    """Serve the start until it is over.
+    """Serve the start until it is over; raises the one report.
 
-    Returns
-    -------
-    object
-        On rank 0 the outcome of its coordinator; on the others what that has sent them: a `Cluster`, or an exit code.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The one report.
+    The result is the outcome of the coordinator on rank 0; elsewhere what that has sent: a `Cluster`, or an exit code.
     """
     progress = Progress(context.started)
     signalled: Failure | None = None
@@ -132,15 +124,7 @@ NAMED = 8
 
 
 class Progress:
-    """Shows who is still awaited.
-
-    Parameters
-    ----------
-    started : float
-        Time of the start, seconds.
-    stream : file, optional
-        Default: standard error.
-    """
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
 
     def __init__(self, started: float, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -156,14 +140,7 @@ class Progress:
     def show(self, now: float, ready: int, planned: int | None, hosts: Sequence[str]) -> None:
         """Print how many workers are ready, and which hosts are awaited; nothing while it is too early for another line.
 
-        Parameters
-        ----------
-        now : float
-            Time, seconds.
-        ready, planned : int, int or None
-            Workers; None while there is no plan.
-        hosts : sequence of str
-            Those that are awaited; ``""`` for a rank whose host is not known.
+        `planned` is None while there is no plan; of `hosts`, ``""`` is a rank whose host is not known.
         """
         if now < self._next:
             return

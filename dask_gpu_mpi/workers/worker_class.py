@@ -24,15 +24,8 @@ KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 
 
 def import_worker_class(value: str | type) -> type:
-    """Import a class of workers from its dotted path; a class is returned as it is.
+    """Import a class of workers from its dotted path; a class is returned as it is. An OptionError if that can't be done.
 
-    Raises
-    ------
-    OptionError
-        There is no such module or no such class in it, it can't be imported, or it is no class.
-
-    Examples
-    --------
     >>> import_worker_class("distributed.Nany")
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
@@ -133,15 +126,8 @@ TAKEN = {
 def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
     """The names of all options of a class, those that it passes on included; None: it takes everything.
 
-    Parameters
-    ----------
-    worker_class : type
-        Any class.
-    next_class : type, optional
-        What a Nanny starts instead of `distributed.Worker`.
+    `next_class` is what a Nanny starts instead of `distributed.Worker`.
 
-    Examples
-    --------
     >>> from distributed import Nanny
     >>> accepted = accepted_options(Nanny)
     >>> "preload_nanny" in accepted, "lifetime" in accepted, "rmm_pool_size" in accepted

@@ -80,28 +80,12 @@ EXCLUDE = (
 def read_worker_options(
     worker_class: str | type, options: Mapping[str, Any], *, where: str
 ) -> dict[str, Any]:
-    """Check and read the options for a class, each value once, before anything starts.
+    """Check and read the options for a class, each value once, before anything starts; `where` is for the OptionError.
 
     A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. A class of
-    somebody else's gets its options as they are.
+    somebody else's gets its options as they are; one that takes ``**kwargs`` takes everything. For ``"auto"`` the plan
+    chooses CUDAWorker or Nanny, and one of them must accept the options.
 
-    Parameters
-    ----------
-    worker_class : str or type
-        CUDAWorker, Nanny, Worker, or any other class, which may be given by its path; one that takes ``**kwargs`` and is none of
-        these takes everything. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
-    options : Mapping
-        The user's ``worker_options``.
-    where : str
-        Where they were set, for the message.
-
-    Raises
-    ------
-    OptionError
-        The class can't be imported; or an option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
-
-    Examples
-    --------
     >>> from distributed import Nanny
     >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
     {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
