@@ -44,27 +44,27 @@ _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 # fmt: off
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
-    Option("nodes", "int", None, "Nodes.", ("--nodes", "-N"), minimum=1),
-    Option("gpus_per_node", "int", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
-    Option("ranks_per_node", "int", None, "MPI ranks on each node; one is enough. Default: 1.",
+    Option("int", "nodes", None, "Nodes.", ("--nodes", "-N"), minimum=1),
+    Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
+    Option("int", "ranks_per_node", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("cpus_per_node", "int", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
-    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
+    Option("int", "cpus_per_node", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
+    Option("str", "time", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
            expected="HH:MM:SS above zero, such as 01:30:00"),
-    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
-    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
-    Option("launcher", "choice", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
+    Option("str", "account", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
+    Option("str", "queue", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
+    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
-    Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
+    Option("str", "mpi", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
            ("--mpi",), pattern=r"[A-Za-z0-9_]+", expected="a name such as pmix or pmi2"),
-    Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
-    Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
-    Option("scratch", "path", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
+    Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
+    Option("path", "container", None, "Apptainer image to run in.", ("--container",)),
+    Option("path", "scratch", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
-    Option("modules", "str", None, "Module to load.", ("--module",)),
-    Option("directives", "str", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
+    Option("str", "modules", None, "Module to load.", ("--module",)),
+    Option("str", "directives", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
            pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
 )}
 # fmt: on

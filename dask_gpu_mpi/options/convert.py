@@ -112,7 +112,7 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
 
     `origin` is the place where it is set, for the OptionError: ``"keyword nthreads"``. From a keyword no text is read.
 
-    >>> nthreads = Setting("nthreads", "int", minimum=1)
+    >>> nthreads = Setting("int", minimum=1)
     >>> convert(nthreads, "4", "command line: --nthreads", "command line")
     4
     >>> convert(nthreads, 0, "keyword nthreads", "keyword")

@@ -33,8 +33,6 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 class Setting:
     """What a value may be: of an option, or of a worker option whose type is known."""
 
-    #: Of an option the Python keyword; the configuration key is the same with ``-`` for ``_``.
-    name: str
     kind: Kind
     #: What a ``choice`` may be.
     choices: tuple[str, ...] = field(default=(), kw_only=True)
@@ -58,6 +56,8 @@ class Setting:
 class Option(Setting):
     """One option: its name, what it may be, and where it may be set."""
 
+    #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
+    name: str
     #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
@@ -254,10 +254,10 @@ class Options:
 # fmt: off
 #: Names that set another option: `rules.settle` turns them into the layout and the class of the workers.
 _SYNONYMS = (
-    Option("exclusive_workers", "bool", None,
+    Option("bool", "exclusive_workers", None,
         "dask-mpi's name for --layout exclusive and --layout shared.",
         ("--exclusive-workers/--inclusive-workers",), topic="As in dask-mpi", config=False),
-    Option("nanny", "bool", None,
+    Option("bool", "nanny", None,
         "Deprecated: use --worker-class distributed.Nanny or distributed.Worker.",
         ("--nanny/--no-nanny",), topic="As in dask-mpi", config=False),
 )
@@ -265,6 +265,6 @@ _SYNONYMS = (
 
 #: All options by name, in the order of ``--help-all``.
 OPTIONS: Mapping[str, Option] = {
-    **{each.name: Option(each.name, **each.metadata) for each in fields(Options) if each.metadata},
+    **{each.name: Option(name=each.name, **each.metadata) for each in fields(Options) if each.metadata},
     **{each.name: each for each in _SYNONYMS},
 }

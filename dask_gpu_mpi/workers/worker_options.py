@@ -10,7 +10,7 @@ from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.model import Kind, Setting
+from dask_gpu_mpi.options.model import Setting
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
 from dask_gpu_mpi.workers.worker_class import (
     CUDA_WORKER,
@@ -34,25 +34,22 @@ SET_ELSEWHERE = {
 }
 
 
-def _settings(kind: Kind, *names: str, minimum: int | None = None) -> dict[str, Setting]:
-    return {name: Setting(name, kind, minimum=minimum, nullable=True) for name in names}
-
-
-#: Types, where they are beyond doubt. Sizes of device memory may be fractions too, or dask-cuda's "auto" and "default".
-TYPES: dict[str, Setting] = {
-    **_settings("int", "nthreads", minimum=1),
-    **_settings("int", "cudf_spill_stats", minimum=0),
-    **_settings("memory", "memory_limit", *DEVICE_SIZES),
-    **_settings(
-        "bool", "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard"
+#: Names of options by type, if that is beyond doubt. Sizes of device memory may be fractions too, or "auto" and "default".
+_BY_TYPE: dict[Setting, tuple[str, ...]] = {
+    Setting("int", minimum=1, nullable=True): ("nthreads",),
+    Setting("int", minimum=0, nullable=True): ("cudf_spill_stats",),
+    Setting("memory", nullable=True): ("memory_limit", *DEVICE_SIZES),
+    Setting("bool", nullable=True): (
+        "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard",
+        "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm",
+        "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler",
     ),
-    **_settings("bool", "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"),
-    **_settings("bool", "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler"),
-    **_settings("duration", "death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
-    **_settings("path", "local_directory", "rmm_log_directory", "pid_file"),
-    **_settings("str", "interface", "host"),
-    **_settings("json", "env", "config"),
-}
+    Setting("duration", nullable=True): ("death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
+    Setting("path", nullable=True): ("local_directory", "rmm_log_directory", "pid_file"),
+    Setting("str", nullable=True): ("interface", "host"),
+    Setting("json", nullable=True): ("env", "config"),
+}  # fmt: skip
+TYPES = {name: setting for setting, names in _BY_TYPE.items() for name in names}
 #: Options that are lists of texts; a single text is meant as a list of one (CUDAWorker would iterate it by character).
 LISTS = frozenset({"preload", "preload_nanny"})
 #: Lists whose single text has commas, as LocalCUDACluster reads it.
