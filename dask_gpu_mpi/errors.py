@@ -1,10 +1,12 @@
-"""The exceptions of dask_gpu_mpi: one hierarchy, each with the exit code that it stands for.
+"""What is wrong, as data (`Problem`), and the exceptions that carry it: one hierarchy, each with its exit code.
 
 Exit codes: 2 for input that can't be used (options, placement, launcher, missing library), 1 for a cluster that
-could not start or was lost. Every message says what was found, what was needed, and how to mend it.
+could not start or was lost. Every problem says what was found, what was expected, and how to correct it.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 __all__ = [
     "ClusterLostError",
@@ -15,6 +17,7 @@ __all__ = [
     "MpiMissingError",
     "OptionError",
     "PlacementError",
+    "Problem",
     "SpmdError",
     "SpmdTimeoutError",
     "StartupError",
@@ -23,27 +26,67 @@ __all__ = [
 ]
 
 
+@dataclass(frozen=True)
+class Problem:
+    """What is wrong, or unusual: of an error, a warning, or a line of `check`. It becomes text when it is printed.
+
+    >>> print(Problem("no GPU", expected="4", fix="reset it", where="rank 1 of 2 on h1"))
+    rank 1 of 2 on h1: no GPU (expected 4). Fix: reset it
+    """
+
+    found: str
+    expected: str = ""
+    fix: str = ""
+    #: The rank that it is about, and its host, if they stand before the text.
+    where: str = ""
+    #: The line of `check` that it belongs to; empty: any.
+    what: str = ""
+    #: The ranks and the hosts that it concerns; empty: the job.
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """All of it but the fix."""
+        where = f"{self.where}: " if self.where else ""
+        return f"{where}{self.found}{f' (expected {self.expected})' if self.expected else ''}"
+
+    def __str__(self) -> str:
+        return f"{self.text}. Fix: {self.fix}" if self.fix else self.text
+
+
 class DaskGpuMpiError(Exception):
     """Base of every error that this package raises.
 
     Attributes
     ----------
+    problem : Problem
+        What the message says, as data.
     exit_code : int
-        What the process exits with when nobody catches the error.
+        The exit code of a process in which nobody catches the error.
     reported : bool
         True once the message has been printed on rank 0: nobody prints it again.
     fatal : bool
-        True where some ranks can't be reached: MPI can't be left in an orderly way, the job has to be aborted.
+        True if some ranks can't be reached: MPI can't be left in an orderly way, and the job has to be aborted.
     of_script : bool
-        True where the cause is in the script: uncaught, it is shown with its traceback, as any error of the script's.
+        True if the cause is in the script: uncaught, it is shown with its traceback, as any error of the script's.
     """
 
     exit_code: int = 1
     fatal: bool = False
     of_script: bool = False
 
-    def __init__(self, message: str, *, reported: bool = False) -> None:
-        super().__init__(message)
+    def __init__(
+        self,
+        found: str | Problem,
+        *,
+        expected: str = "",
+        fix: str = "",
+        where: str = "",
+        reported: bool = False,
+    ) -> None:
+        self.problem = found if isinstance(found, Problem) else Problem(found, expected, fix, where)
+        super().__init__(str(self.problem))
         self.reported = reported
 
 
@@ -97,8 +140,8 @@ class SpmdError(DaskGpuMpiError):
     host : str or None
         Host name of its node, or its address.
     died : tuple of int
-        The ranks whose workers have died, first or after the failure. Where there are any they are the cause, as a rule: NCCL and
-        Gloo fail in the other members, at times before the cluster misses the worker.
+        The ranks whose workers have died, first or after the failure. If there are any, they are usually the cause: NCCL and
+        Gloo fail in the other members, sometimes before the cluster misses the worker.
     """
 
     of_script = True
@@ -129,7 +172,7 @@ class GangCancelledError(DaskGpuMpiError):
     of_script = True
 
 
-def world_too_small(message: str) -> WorldTooSmallException:
+def world_too_small(found: str | Problem, *, fix: str = "") -> WorldTooSmallException:
     """Make the exception that both ``except`` clauses catch, ours and dask-mpi's.
 
     dask-mpi imports Dask, which takes a second, so it is only imported here, where the error is raised.
@@ -140,4 +183,4 @@ def world_too_small(message: str) -> WorldTooSmallException:
         pass
 
     Both.__name__ = Both.__qualname__ = "WorldTooSmallException"
-    return Both(message)
+    return Both(found, fix=fix)

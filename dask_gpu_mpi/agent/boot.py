@@ -19,7 +19,7 @@ from dask_gpu_mpi.base.signals import NUMBERS, Action, die_with_parent, install,
 from dask_gpu_mpi.base.streams import flush, open_missing, print_by_line, raise_descriptor_limit
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import UNCONFIGURED
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.network.ucx import install_hooks, load_library
 
 #: What distributed imports, in steps of some hundredths of a second, so that the line that the agent waits for waits no longer.
@@ -89,9 +89,9 @@ def main(reply: int, *, gpus: int, parent: int) -> None:
         pass  # the rank is gone
     except BaseException as error:
         code = 1
-        failed: tuple[object, ...] = (Answer.FAILED, f"{type(error).__name__}: {error}", 1)
+        failed: tuple[object, ...] = (Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
         if isinstance(error, DaskGpuMpiError):
-            failed = (Answer.FAILED, str(error), error.exit_code, type(error).__name__)
+            failed = (Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         with contextlib.suppress(OSError):
             write_frame(reply, failed)
     finally:

@@ -96,8 +96,9 @@ def _agent_environ(environ: Mapping[str, str]) -> dict[str, str]:
     configured = loaded.get(_PRE_SPAWN_KEY, None) if loaded is not None else None
     if not isinstance(configured or {}, Mapping):
         raise InputError(
-            f"configuration {_PRE_SPAWN_KEY}: invalid value {str(configured)[:40]!r} (expected names and values). "
-            "Fix: correct or remove it"
+            f"configuration {_PRE_SPAWN_KEY}: invalid value {str(configured)[:40]!r}",
+            expected="names and values",
+            fix="correct or remove it",
         )
     wanted = {
         key: str(value) for key, value in {**PRE_SPAWN, **(configured or {})}.items() if value is not None

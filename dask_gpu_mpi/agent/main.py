@@ -98,8 +98,8 @@ def run(
         hooks.join(HOOKS)
         if hooks.is_alive():  # nothing that is forked may have half of them
             raise DaskGpuMpiError(
-                f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s. Fix: have the environment on a faster file "
-                "system or in a container image, or choose --protocol tls"
+                f"UCX has not put its hooks into CUDA's library within {HOOKS:g} s",
+                fix="have the environment on a faster file system or in a container image, or choose --protocol tls",
             )
         timeline.lap("wait for UCX's hooks")
     reader = FrameReader(control)
@@ -123,7 +123,7 @@ def run(
             gc.enable()
             timeline.lap("fork")
         except DaskGpuMpiError as error:
-            write_frame(reply, (Answer.FAILED, str(error), error.exit_code, type(error).__name__))
+            write_frame(reply, (Answer.FAILED, error.problem, error.exit_code, type(error).__name__))
             return
         if look is not None:  # threads are allowed now; inside the driver it may hang
             threading.Thread(target=collect, args=(look,), name="look", daemon=True).start()
@@ -183,7 +183,9 @@ def _configure(options: Options, dask_config: dict[str, Any]) -> tuple[str, Opti
     worker_options = read_worker_options(options.worker_class, options.worker_options, where="worker_options")
     needs_ucx = options.protocol.moves_device_memory or options.worker_ucx is WorkerUcx.ALL
     if needs_ucx and (missing := missing_ucx(device_memory=False)):
-        raise InputError(f"protocol 'ucx': {missing}; or leave protocol (--protocol) out")
+        raise InputError(
+            f"protocol 'ucx': {missing.text}", fix=f"{missing.fix}; or leave protocol (--protocol) out"
+        )
     if options.protocol.moves_device_memory:
         dask.config.set(connection_config(options.worker_options) | transfer_config())
         with away_from_here():

@@ -23,6 +23,7 @@ from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, listen_where_
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.reachability import is_elsewhere
@@ -73,7 +74,7 @@ class SchedulerProcess:
             try:
                 message = self._pipe.recv()
             except (EOFError, OSError):
-                message = (Answer.FAILED, "the scheduler's process ended before it listened", 1)
+                message = (Answer.FAILED, Problem("the scheduler's process ended before it listened"), 1)
             loop.remove_reader(self._pipe.fileno())
             answered.set_result(message)
 
@@ -246,25 +247,30 @@ def _warn_of_end(config: dict[str, Any]) -> None:
 
 def _failure(
     error: BaseException, options: Options, settings: SchedulerSettings, *, of_dashboard: bool
-) -> tuple[Answer, str, int]:
+) -> tuple[Answer, Problem, int]:
     while error.__cause__ is not None:
         error = error.__cause__
     if of_dashboard and is_elsewhere(error):
         return (
             Answer.FAILED,
-            f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, where "
-            "the scheduler runs (expected an address of that node). Fix: leave the option out, or give the port alone "
-            "(':8787'), for all addresses of the node",
+            Problem(
+                f"dashboard_address (--dashboard-address): {options.dashboard_address!r} is not on {socket.gethostname()}, "
+                "where the scheduler runs",
+                expected="an address of that node",
+                fix="leave the option out, or give the port alone (':8787'), for all addresses of the node",
+            ),
             2,
         )
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         return (
             Answer.FAILED,
-            f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there. Fix: choose "
-            "another port with scheduler_port (--scheduler-port), or leave it out for any free port",
+            Problem(
+                f"port {options.scheduler_port} at {settings.listen} is in use: the scheduler can't listen there",
+                fix="choose another port with scheduler_port (--scheduler-port), or leave it out for any free port",
+            ),
             2,
         )
-    return (Answer.FAILED, f"the scheduler did not start: {type(error).__name__}: {error}", 1)
+    return (Answer.FAILED, Problem(f"the scheduler did not start: {type(error).__name__}: {error}"), 1)
 
 
 async def _attach_dashboard(scheduler: Any) -> None:

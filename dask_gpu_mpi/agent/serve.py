@@ -13,7 +13,7 @@ from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSet
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
@@ -142,7 +142,9 @@ class Agent:
         try:
             orders = self._reader.read(0.0)
         except Exception as error:  # a class that can't be imported here, for example
-            self.answer(Answer.FAILED, f"the agent can't read its orders: {type(error).__name__}: {error}", 1)
+            self.answer(
+                Answer.FAILED, Problem(f"the agent can't read its orders: {type(error).__name__}: {error}"), 1
+            )
         for order in orders:
             self._carry_out(*order)
         if self._reader.eof:
@@ -175,10 +177,10 @@ class Agent:
         try:
             await action
         except DaskGpuMpiError as error:
-            self.answer(Answer.FAILED, str(error), error.exit_code, type(error).__name__)
+            self.answer(Answer.FAILED, error.problem, error.exit_code, type(error).__name__)
         except Exception as error:
             logger.debug("the agent failed", exc_info=True)
-            self.answer(Answer.FAILED, f"{type(error).__name__}: {error}", 1)
+            self.answer(Answer.FAILED, Problem(f"{type(error).__name__}: {error}"), 1)
 
     async def _start_scheduler(self, settings: SchedulerSettings) -> None:
         self.answer(*await self._scheduler.start(self._options, settings))

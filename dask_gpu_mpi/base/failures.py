@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dask_gpu_mpi import errors
 from dask_gpu_mpi.base.streams import say
@@ -11,12 +11,11 @@ from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,
+    Problem,
     StartupError,
     WorldTooSmallException,
     world_too_small,
 )
-
-__all__ = ["Failure", "one_report", "report_error"]
 
 #: Failures that one report spells out; it counts the others.
 MOST_PARTS = 6
@@ -28,31 +27,28 @@ class Failure:
 
     >>> from dask_gpu_mpi.errors import OptionError
     >>> failure = Failure.of(OptionError("--nthreads: invalid value 'x'"))
-    >>> failure
-    Failure(text="--nthreads: invalid value 'x'", exit_code=2, kind='OptionError', of_a_rank=False)
+    >>> (failure.exit_code, failure.kind)
+    (2, 'OptionError')
     >>> failure.error(reported=True)
     OptionError("--nthreads: invalid value 'x'")
     """
 
-    #: One line.
-    text: str
+    problem: Problem
     #: 2 for input, 1 for the rest.
     exit_code: int
-    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same text share a part of the
+    #: Name of its class in `dask_gpu_mpi.errors`; empty: the exit code decides. Ranks with the same problem share a part of the
     #: report, whatever the class.
     kind: str = field(default="", compare=False)
-    #: The text is about the rank, so the report must name it.
-    of_a_rank: bool = False
 
     @classmethod
     def of(cls, error: DaskGpuMpiError) -> Failure:
         """The failure that carries `error`."""
-        return cls(str(error), error.exit_code, type(error).__name__)
+        return cls(error.problem, error.exit_code, type(error).__name__)
 
     def error(self, *, reported: bool) -> DaskGpuMpiError:
         """The exception that it was made of, so that every rank raises the same."""
         small = self.kind == WorldTooSmallException.__name__
-        made = world_too_small(self.text) if small else self._class()(self.text)
+        made = world_too_small(self.problem) if small else self._class()(self.problem)
         if made.exit_code != self.exit_code:  # that of a signal
             made.exit_code = self.exit_code
         made.reported = reported
@@ -66,42 +62,36 @@ class Failure:
 
 
 def one_report(failures: Mapping[int, Failure], hosts: Mapping[int, str], size: int) -> Failure:
-    """Combine the failures of several ranks: ranks with the same text share a part.
+    """Combine the failures of some of `size` ranks; those with the same problem share a part. `hosts` may lack some ranks.
 
-    Parameters
-    ----------
-    failures : mapping
-        By rank.
-    hosts : mapping
-        Host of each rank, as far as it is known.
-    size : int
-        Number of ranks.
-
-    Examples
-    --------
-    >>> full = Failure("/tmp is full", 1)
-    >>> one_report({1: full, 2: full, 3: Failure("no GPU", 2)}, {1: "n1", 2: "n2"}, 4).text
+    >>> full = Failure(Problem("/tmp is full"), 1)
+    >>> one_report({1: full, 2: full, 3: Failure(Problem("no GPU"), 2)}, {1: "n1", 2: "n2"}, 4).problem.text
     'ranks 1-2 of 4 on n1, n2: /tmp is full; rank 3 of 4: no GPU'
     """
     ranks_of: dict[Failure, list[int]] = {}
+    of_ranks = set[Failure]()
     for rank, failure in sorted(failures.items()):
-        ranks_of.setdefault(failure, []).append(rank)
-    parts = []
+        alike = replace(failure, problem=replace(failure.problem, ranks=()))
+        ranks_of.setdefault(alike, []).append(rank)
+        if failure.problem.ranks:
+            of_ranks.add(alike)
+    problems = []
     for failure, ranks in ranks_of.items():
-        # A failure of all ranks names none, and some texts begin with their rank.
-        all_alike = len(ranks) == size and not failure.of_a_rank
-        if all_alike or failure.text.startswith("rank"):
-            parts.append(failure.text)
-            continue
-        named = sorted({hosts[rank] for rank in ranks if rank in hosts})
-        where = f" on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}" if named else ""
-        parts.append(f"{ranks_text(ranks)} of {size}{where}: {failure.text}")
-    if len(parts) > MOST_PARTS:
-        parts[MOST_PARTS:] = [f"and {len(parts) - MOST_PARTS} more failures of this kind"]
+        problem = failure.problem
+        # A failure of all ranks names none, unless it is about each of them; and some have their place already.
+        if not problem.where and (len(ranks) < size or failure in of_ranks):
+            named = sorted({hosts[rank] for rank in ranks if rank in hosts})
+            on = f" on {', '.join(named[:4])}{' and others' if len(named) > 4 else ''}" if named else ""
+            problem = replace(problem, where=f"{ranks_text(ranks)} of {size}{on}")
+        problems.append(problem)
+    parts = [str(problem) for problem in problems[:MOST_PARTS]]
+    if len(problems) > MOST_PARTS:
+        parts.append(f"and {len(problems) - MOST_PARTS} more failures of this kind")
     codes = {failure.exit_code for failure in ranks_of}
     code = codes.pop() if len(codes) == 1 else 1
     kinds = {failure.kind for failure in failures.values()}
-    return Failure("; ".join(parts), code, _kind_of_all(kinds))
+    whole = problems[0] if len(problems) == 1 else Problem("; ".join(parts))
+    return Failure(whole, code, _kind_of_all(kinds))
 
 
 def _kind_of_all(kinds: set[str]) -> str:

@@ -184,7 +184,7 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
         number = -1.0
     if not 0 <= number < math.inf:
         raise OptionError(
-            f"memory_limit: invalid value {repr(limit)[:60]} (expected bytes such as '4GB', a fraction of the host's memory, "
-            "'auto' or 0)"
+            f"memory_limit: invalid value {repr(limit)[:60]}",
+            expected="bytes such as '4GB', a fraction of the host's memory, 'auto' or 0",
         )
     return number if 0 < number <= 1 else int(number)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dask_gpu_mpi.errors import Problem
+
 
 @dataclass(frozen=True)
 class Release:
@@ -40,12 +42,12 @@ TESTED = {
 }
 
 
-def untested(versions: Mapping[str, str]) -> list[str]:
+def untested(versions: Mapping[str, str]) -> list[Problem]:
     """Warnings about installed versions (by distribution) outside of the tested range, which includes patch releases.
 
-    >>> untested({"distributed": "2026.9.0"})
-    ['distributed 2026.9.0 is newer than the versions this package is tested with (expected 2025.9.1 to 2026.8). \
-Fix: if something fails, install one of these']
+    >>> print(*untested({"distributed": "2026.9.0"}))
+    distributed 2026.9.0 is newer than the versions this package is tested with (expected 2025.9.1 to 2026.8). \
+Fix: if something fails, install one of these
     >>> untested({"distributed": "2026.8.1", "dask-cuda": "26.10.0"})
     []
     """
@@ -57,19 +59,22 @@ Fix: if something fails, install one of these']
             continue
         newer = numbers[:2] > _numbers(newest)[:2]
         if newer or numbers < _numbers(oldest):
-            found.append(
-                f"{name} {version} is {'newer' if newer else 'older'} than the versions this package is tested with (expected "
-                f"{oldest} to {newest}). Fix: if something fails, install one of these"
+            age = "newer" if newer else "older"
+            problem = Problem(
+                f"{name} {version} is {age} than the versions this package is tested with",
+                expected=f"{oldest} to {newest}",
+                fix="if something fails, install one of these",
             )
+            found.append(problem)
     return found
 
 
-def pin_warnings(versions: Mapping[str, str], requirements: Iterable[str]) -> list[str]:
+def pin_warnings(versions: Mapping[str, str], requirements: Iterable[str]) -> list[Problem]:
     """A warning if the installed distributed does not match dask-cuda, by the requirements of rapids-dask-dependency.
 
-    >>> pin_warnings({"distributed": "2026.8.0", "dask-cuda": "26.6.0"}, ["dask==2026.1.1", "distributed==2026.1.1"])
-    ["distributed 2026.8.0 does not match dask-cuda 26.6.0 (expected distributed==2026.1.1). \
-Fix: pip install 'distributed==2026.1.1'"]
+    >>> print(*pin_warnings({"distributed": "2026.8.0", "dask-cuda": "26.6.0"}, ["dask==2026.1.1", "distributed==2026.1.1"]))
+    distributed 2026.8.0 does not match dask-cuda 26.6.0 (expected distributed==2026.1.1). \
+Fix: pip install 'distributed==2026.1.1'
     """
     from packaging.requirements import Requirement
 
@@ -79,10 +84,10 @@ Fix: pip install 'distributed==2026.1.1'"]
                 versions["distributed"], prereleases=True
             ):
                 text = f"distributed{requirement.specifier}"
-                return [
-                    f"distributed {versions['distributed']} does not match dask-cuda {versions['dask-cuda']} (expected {text}). "
-                    f"Fix: pip install '{text}'"
-                ]
+                found = (
+                    f"distributed {versions['distributed']} does not match dask-cuda {versions['dask-cuda']}"
+                )
+                return [Problem(found, expected=text, fix=f"pip install '{text}'")]
     return []
 
 

@@ -16,7 +16,7 @@ from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Evidence, Outcome
 from dask_gpu_mpi.check.ucx import UcxOrder, UcxPairs, UcxPeer, UcxResult
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_IN_CHECK, Node
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx
@@ -24,16 +24,6 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator, MakePlan, Phase, addresses_of, plan_of
 from dask_gpu_mpi.startup.messages import Event, Kind, Registration
 from dask_gpu_mpi.startup.reachability import ReachabilityTest, choose_transport
-
-__all__ = [
-    "OBSERVE_TIMEOUT",
-    "PAYLOADS",
-    "REPORT_TIMEOUT",
-    "CheckCoordinator",
-    "CheckKind",
-    "RankResult",
-    "RankTest",
-]
 
 #: Seconds after the start of MPI: until all ranks must have connected and sent what they observe, and until the report.
 OBSERVE_TIMEOUT, REPORT_TIMEOUT = 10.0, 15.0
@@ -90,24 +80,9 @@ PAYLOADS: Mapping[str, Any] = {
 class CheckCoordinator(FailureCoordinator):
     """See the module's text; the outcome is the `Evidence`.
 
-    Parameters
-    ----------
-    size : int
-        Number of ranks.
-    options : Options
-        Those of rank 0.
-    plan : callable
-        As in `startup.coordinator.Job`.
-    kernel : bool
-        Whether to run a kernel on each GPU.
-    expect_gpus : int or None
-        GPUs that each node must have; None: as many as the batch system has allocated.
-    send : callable
-        ``send(rank, kind, payload)``.
-    started : float
-        When MPI was started (``time.monotonic()``).
-    hosts : mapping
-        Host of each rank.
+    `options` are those of rank 0; `plan` is as in `startup.coordinator.Job`; `kernel`: whether to run a kernel on each GPU;
+    `expect_gpus`: GPUs that each node must have (None: as many as the batch system has allocated); `send(rank, kind,
+    payload)`; `started`: when MPI was started (``time.monotonic()``); `hosts`: host of each rank.
     """
 
     def __init__(
@@ -199,7 +174,7 @@ class CheckCoordinator(FailureCoordinator):
         try:
             addresses = addresses_of([*observations.values()])
         except InputError as error:
-            self._evidence = replace(self._evidence, network_problem=str(error))
+            self._evidence = replace(self._evidence, network_problem=error.problem)
             self._begin_tests(now)
             return
         self._evidence = replace(self._evidence, address=addresses[head])
@@ -208,15 +183,15 @@ class CheckCoordinator(FailureCoordinator):
         self.phase, self.deadline = Phase.REACH, now + LISTEN_TIMEOUT
         self._test.listen(head, observations[head].host, nodes, addresses, dashboard=True)
 
-    def _make_plan(self, observations: Mapping[int, Observations]) -> tuple[Plan | None, str]:
+    def _make_plan(self, observations: Mapping[int, Observations]) -> tuple[Plan | None, Problem | None]:
         """The plan, or why there is none; neither if a rank has no inventory, which has a finding of its own."""
         found = [observed for observed in observations.values() if observed.inventory is not None]
         if len(found) < self.size:
-            return None, ""
+            return None, None
         try:
-            return plan_of(found, self._plan), ""
+            return plan_of(found, self._plan), None
         except DaskGpuMpiError as error:
-            return None, str(error)
+            return None, error.problem
 
     def _begin_tests(self, now: float) -> None:
         """Have each rank run a kernel on the GPUs of its workers, and connect to the scheduler's address and to other nodes.

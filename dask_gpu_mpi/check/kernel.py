@@ -21,8 +21,6 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 
-__all__ = ["KernelResult", "run_kernels"]
-
 _SIZE = 1 << 20
 _MOST_LETTERS = 200
 #: What the child prints once it has read all that it needs from the file system.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import platform
-import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from dask_gpu_mpi.errors import DaskGpuMpiError
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, gpu_health, sees_none
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
@@ -21,16 +20,6 @@ from dask_gpu_mpi.sites.batch import gpus_on_node
 from dask_gpu_mpi.startup.coordinator import shared_options
 from dask_gpu_mpi.startup.messages import Registration
 from dask_gpu_mpi.startup.reachability import ucx_ability
-
-__all__ = [
-    "MPI_LIBRARY",
-    "NOT_INSTALLED",
-    "PYTHON",
-    "Observations",
-    "allocated_gpus",
-    "observe",
-    "without_rank",
-]
 
 PYTHON, MPI_LIBRARY = "Python", "MPI library"
 #: In place of a version.
@@ -81,8 +70,8 @@ class Observations(Registration):
     driver: str = ""
     #: Uncorrected memory errors since the last reset of the GPU, by UUID; without GPUs that do not count them.
     ecc: Mapping[str, int] | None = None
-    #: What can't be used, as (line of the table, text).
-    problems: tuple[tuple[str, str], ...] = ()
+    #: What can't be used; `Problem.what` is its line in the table.
+    problems: tuple[Problem, ...] = ()
     #: GPUs that the batch system has allocated on this node; 0: unknown, or the rank is to use none.
     allocated_gpus: int = 0
 
@@ -93,23 +82,15 @@ def observe(
     options: Options,
     environ: Mapping[str, str],
     library: str,
-    problems: Sequence[tuple[str, str]],
+    problems: Sequence[Problem],
     on_step: Callable[[str], None],
     *,
     has_client: bool = True,
 ) -> Observations:
     """Inspect this rank's node.
 
-    Parameters
-    ----------
-    library : str
-        Name and version of the MPI library.
-    problems : sequence
-        What is known to be wrong already.
-    on_step : callable
-        Is told each step before it begins: any of them may hang.
-    has_client : bool
-        Whether the job is to run a script.
+    `library` is the name and version of the MPI library. `problems` are those that are known already. `on_step` is called
+    with each step before it begins, since any of them may hang.
     """
     found = list(problems)
     inventory: Inventory | None = None
@@ -121,9 +102,9 @@ def observe(
         if inventory.gpus:
             driver, ecc = gpu_health(inventory.gpus)
     except DaskGpuMpiError as error:
-        found.append(("GPUs", without_rank(str(error))))
+        found.append(of_rank(error.problem, "GPUs"))
     except OSError as error:
-        found.append(("host", f"could not inspect this node ({type(error).__name__}: {error})"))
+        found.append(Problem(f"could not inspect this node ({type(error).__name__}: {error})", what="host"))
     directory = local_directory(options.local_directory)
     on_step(f"inspecting the local directory {directory!r}")
     scratch = inspect_scratch(directory, None if options.local_directory else environ.get("TMPDIR"))
@@ -148,13 +129,9 @@ def observe(
     )
 
 
-def without_rank(text: str) -> str:
-    """Take away the rank that a message begins with: the report names it, so that ranks with the same problem share a line.
-
-    >>> without_rank("rank 1 of 4 on n07: no GPU")
-    'no GPU'
-    """
-    return re.sub(r"^rank \d+( of \d+)?( on \S+| \(\S+\))?: ", "", text)
+def of_rank(problem: Problem, what: str) -> Problem:
+    """The problem of a rank as the report has it, which adds the rank: ranks with the same problem share a line."""
+    return replace(problem, where="", what=what)
 
 
 def allocated_gpus(environ: Mapping[str, str]) -> int:

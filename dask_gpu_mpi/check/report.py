@@ -12,6 +12,7 @@ from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_byt
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.reachability import Lost, Node, Reach
@@ -45,6 +46,13 @@ class Finding:
     #: The hosts of these ranks.
     hosts: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls, level: Level, what: str, problem: Problem, default_fix: str = "", ranks: tuple[int, ...] = ()
+    ) -> Finding:
+        """The line of a problem."""
+        return cls(level, what, problem.text, problem.fix or default_fix, ranks)
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -69,9 +77,9 @@ class Evidence:
     steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     plan: Plan | None = None
     #: Why there is no plan.
-    plan_problem: str = ""
+    plan_problem: Problem | None = None
     #: Why no addresses could be chosen.
-    network_problem: str = ""
+    network_problem: Problem | None = None
     scheduler_rank: int = 0
     #: The address of the scheduler; port 0: any.
     address: str = ""
@@ -142,26 +150,12 @@ class Report:
         return int(self.level == "error")
 
 
-def split_fix(text: str, default: str) -> tuple[str, str]:
-    """Split a message before its fix; `default` if it has none.
-
-    >>> split_fix("--interface: unknown network 'ib9' (expected eth0; lo). Fix: choose eth0", "")
-    ("--interface: unknown network 'ib9' (expected eth0; lo)", 'choose eth0')
-    >>> split_fix("no GPU", "leave the node out")
-    ('no GPU', 'leave the node out')
-    """
-    found, _, fix = text.rpartition(" Fix: ")
-    if not found and "(expected " not in text:  # the former shape: "found; fix"
-        found, _, fix = text.rpartition("; ")
-    return (found.removesuffix("."), fix) if found else (text, default)
-
-
 def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Finding]:
     """The problems that ranks observed."""
     for rank, observed in evidence.observations.items():
-        for line, text in observed.problems:
-            if line == what:
-                yield Finding("error", what, *split_fix(text, default_fix), (rank,))
+        for problem in observed.problems:
+            if problem.what == what:
+                yield Finding.of("error", what, problem, default_fix, (rank,))
 
 
 def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, ranks_text
 from dask_gpu_mpi.check.observations import Observations
-from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, merge, problems, split_fix
+from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, merge, problems
 from dask_gpu_mpi.check.version_rules import check_known_issues, check_versions
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
@@ -20,18 +20,6 @@ from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, Reach, count_pairs
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.sites.slurm import GPUS_ON_NODE
 from dask_gpu_mpi.startup.reachability import choose_transport
-
-__all__ = [
-    "apply_rules",
-    "check_clocks",
-    "check_gpus",
-    "check_kernels",
-    "check_network",
-    "check_node_pairs",
-    "check_ports",
-    "check_scratch",
-    "check_transport",
-]
 
 
 def apply_rules(evidence: Evidence) -> tuple[Finding, ...]:
@@ -69,12 +57,11 @@ def check_ranks(evidence: Evidence) -> Iterator[Finding]:
 def check_placement(evidence: Evidence) -> Iterator[Finding]:
     """The plan and its warnings."""
     if evidence.plan_problem:
-        yield Finding("error", "placement", *split_fix(evidence.plan_problem, "correct the options"))
+        yield Finding.of("error", "placement", evidence.plan_problem, "correct the options")
     elif evidence.plan is not None:
-        of_gpus = {warning for inventory in evidence.inventories for warning in inventory.warnings}
         for warning in evidence.plan.warnings:
-            if warning not in of_gpus:  # the GPUs' own lines have these
-                yield Finding("warning", "placement", *split_fix(warning, ""))
+            if warning.what != "GPUs":  # which has lines of its own
+                yield Finding.of("warning", "placement", warning)
         kinds = [worker.kind for worker in evidence.plan.workers]
         workers = [counted(kinds.count(kind), f"{kind.upper()} worker") for kind in ("gpu", "cpu")]
         yield Finding("ok", "placement", ", ".join(workers))
@@ -122,7 +109,7 @@ def _unhealthy(evidence: Evidence) -> Iterator[Finding]:
         if observed.inventory is None:
             continue
         for warning in observed.inventory.warnings:
-            yield Finding("error", "GPUs", *split_fix(warning, LEAVE_OUT), (rank,))
+            yield Finding.of("error", "GPUs", warning, LEAVE_OUT, (rank,))
         for gpu in observed.inventory.gpus:
             count = (observed.ecc or {}).get(gpu.uuid, 0)
             if count and gpu.uuid not in seen:
@@ -180,7 +167,7 @@ FIXES = {
     "slow": "run check again, now that these files are in the node's page cache; or keep the environment on a faster file "
     "system, or in a container image",
     "import": "pip install dask-gpu-mpi[cuda12] or dask-gpu-mpi[cuda13], to match your driver",
-    "cuda": f"run {INSPECT_COMMAND} on that node: the driver must be loaded, and as new as the CUDA that is installed "
+    "cuda": f"run {INSPECT_COMMAND} on that node: the driver has to be loaded, and as new as the CUDA that is installed "
     "(dask-gpu-mpi[cuda12] or [cuda13])",
     "wrong": LEAVE_OUT,
     "late": f"run {INSPECT_COMMAND} on that node; {LEAVE_OUT}",
@@ -258,7 +245,7 @@ def check_network(evidence: Evidence) -> Iterator[Finding]:
     """All ranks must reach the scheduler's address."""
     if evidence.network_problem:
         fix = "choose another with interface (--interface)"
-        yield Finding("error", "network", *split_fix(evidence.network_problem, fix))
+        yield Finding.of("error", "network", evidence.network_problem, fix)
     if evidence.listening is None or evidence.listening.error:
         return
     scheduler = f"the scheduler's rank {evidence.scheduler_rank} on {evidence.host(evidence.scheduler_rank)}"
@@ -423,14 +410,14 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
             evidence.worker_ucx, evidence.plan, evidence.abilities
         )
     except InputError as refused:
-        yield Finding("error", "transport", *split_fix(str(refused), FIX))
+        yield Finding.of("error", "transport", refused.problem, FIX)
         return
     if chosen is WorkerUcx.OFF:
-        if line:
-            yield Finding("warning", "transport", *split_fix(line, FIX))
+        if line.found:
+            yield Finding.of("warning", "transport", line, FIX)
         return
     if warning:
-        yield Finding("warning", "transport", *split_fix(warning, FIX))
+        yield Finding.of("warning", "transport", warning, FIX)
     results = {rank: test.ucx for rank, test in evidence.tests.items() if test.ucx is not None}
     failed = False
     for rank, result in results.items():

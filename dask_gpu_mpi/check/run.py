@@ -24,11 +24,11 @@ from dask_gpu_mpi.check.coordinator import (
     RankTest,
 )
 from dask_gpu_mpi.check.kernel import run_kernels
-from dask_gpu_mpi.check.observations import observe, without_rank
-from dask_gpu_mpi.check.report import Evidence, Finding, Report, split_fix
+from dask_gpu_mpi.check.observations import observe, of_rank
+from dask_gpu_mpi.check.report import Evidence, Finding, Report
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.check.ucx import UcxTrial
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, LauncherError, Problem, StartupError
 from dask_gpu_mpi.mpi import launcher_check
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.options.model import Options
@@ -38,8 +38,6 @@ from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.messages import COORDINATOR, Channels, Event, Kind
 from dask_gpu_mpi.startup.reachability import Connecting
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
-
-__all__ = ["CheckingRank", "run_check"]
 
 #: Beyond `REPORT_TIMEOUT`.
 PATIENCE = Patience(watchdog=3.0 - ALIVE, others=4.0)
@@ -54,28 +52,10 @@ def run_check(
     expect_gpus: int | None = None,
     has_client: bool = True,
 ) -> int:
-    """Check this allocation.
+    """Check this allocation; the exit code, the same on all ranks. `show` prints the report, on one rank.
 
-    Parameters
-    ----------
-    options : Options or InputError
-        Of the job, or why they can't be used.
-    kernel, expect_gpus
-        As in `CheckCoordinator`.
-    show : callable
-        Takes the report, on one rank.
-    has_client : bool
-        Whether the job is to run a script.
-
-    Returns
-    -------
-    int
-        The exit code, the same on all ranks.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The options can't be used, on all ranks; or rank 0 does not respond.
+    Raises a DaskGpuMpiError on all ranks if the options can't be used (`options` is then the error), or if rank 0 does not
+    respond. `has_client`: whether the job is to run a script. The others are as in `CheckCoordinator`.
     """
     environ, host = os.environ, socket.gethostname()
     for name in ("psutil", "pynvml"):
@@ -109,13 +89,13 @@ def run_check(
         report_only(options, context)
     rank, size = mpi.COMM_WORLD.Get_rank(), mpi.COMM_WORLD.Get_size()
     library = mpi.Get_library_version()
-    problems: list[tuple[str, str]] = []
+    problems: list[Problem] = []
     try:
         launcher_check.cross_check(environ, size, rank, host, library=library)
     except LauncherError as error:
         if size == 1:  # each rank is a world of its own
             return _alone(error, launcher_check.wait_for_rank_0_to_report(environ), show)
-        problems.append(("launcher", without_rank(str(error))))
+        problems.append(of_rank(error.problem, "launcher"))
     with context.ending_in_order(None):
         try:
             channels = context.meet(None)
@@ -159,7 +139,7 @@ class CheckingRank:
         self._ucx: UcxTrial | None = None
         self._ucx_address_sent = False
 
-    def register(self, library: str, problems: Sequence[tuple[str, str]]) -> None:
+    def register(self, library: str, problems: Sequence[Problem]) -> None:
         """Send rank 0 what this rank observes."""
         options, channels, context = self._options, self._channels, self._context
         observed = observe(
@@ -231,7 +211,7 @@ def _report(channels: Channels, evidence: Evidence, started: float, show: Callab
 def _alone(error: DaskGpuMpiError, silent: bool, show: Callable[[Report], None]) -> int:
     """The report of a rank that has no connection to the others."""
     if not silent:
-        finding = Finding("error", "launcher", *split_fix(str(error), "see above"))
+        finding = Finding.of("error", "launcher", error.problem, "see above")
         show(Report(Evidence(size=0), (finding,)))
     return 1
 

@@ -24,8 +24,6 @@ from dask_gpu_mpi.base.signals import die_with_parent
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 
-__all__ = ["UcxOrder", "UcxPairs", "UcxPeer", "UcxResult", "UcxTrial"]
-
 #: Bytes that are sent.
 _SIZE = 1 << 20
 _MOST_LETTERS = 200
@@ -65,17 +63,7 @@ class UcxResult:
 
 
 class UcxTrial:
-    """A child that tries UCX, and is killed at the deadline.
-
-    Parameters
-    ----------
-    order : UcxOrder
-        What to try.
-    environ : mapping
-        Of the rank; the child gets it without the launcher's variables.
-    seconds : float
-        Until the result.
-    """
+    """A child that tries UCX by `order`, in the rank's environment without the launcher's variables; killed after `seconds`."""
 
     def __init__(self, order: UcxOrder, environ: Mapping[str, str], seconds: float) -> None:
         self._seconds = seconds
@@ -154,13 +142,8 @@ class UcxTrial:
 class UcxPairs:
     """Which nodes try UCX with which others, kept by rank 0: each with the next one, in a ring, as the workers of a job do.
 
-    Parameters
-    ----------
-    hosts : mapping
-        The host of each rank that tries, one of each node.
+    `hosts`: the host of each rank that tries, one of each node.
 
-    Examples
-    --------
     >>> pairs = UcxPairs({0: "h1", 2: "h2"})
     >>> pairs.peers_of(0)
     1

@@ -15,8 +15,6 @@ from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.report import Evidence, Finding
 from dask_gpu_mpi.options.protocols import Protocol
 
-__all__ = ["KNOWN_BAD", "KnownBad", "check_known_issues", "check_versions", "known_bad"]
-
 #: In place of a specifier: the package is not installed.
 MISSING = "missing"
 
@@ -186,7 +184,6 @@ def check_known_issues(evidence: Evidence) -> Iterator[Finding]:
         for row in known_bad(observed.versions, circumstances)
     ]
     for rank, observed in evidence.observations.items():
-        for text in untested(observed.versions):
-            what, _, fix = text.partition(". Fix: ")
-            found.append(Finding("warning", "known versions", what, fix, (rank,)))
+        for problem in untested(observed.versions):
+            found.append(Finding.of("warning", "known versions", problem, ranks=(rank,)))
     yield from found or [Finding("ok", "known versions", "no version that is known to be bad")]

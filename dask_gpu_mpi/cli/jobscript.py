@@ -21,7 +21,7 @@ from dask_gpu_mpi.cli.options import (
     resolve_texts,
     usable,
 )
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import Option
@@ -44,27 +44,27 @@ _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
 # fmt: off
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
 JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
-    Option("nodes", "int", None, "Nodes.", ("--nodes", "-N"), minimum=1),
-    Option("gpus_per_node", "int", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
-    Option("ranks_per_node", "int", None, "MPI ranks on each node; one is enough. Default: 1.",
+    Option("int", "nodes", None, "Nodes.", ("--nodes", "-N"), minimum=1),
+    Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
+    Option("int", "ranks_per_node", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("cpus_per_node", "int", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
-    Option("time", "str", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
+    Option("int", "cpus_per_node", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
+    Option("str", "time", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
            expected="HH:MM:SS above zero, such as 01:30:00"),
-    Option("account", "str", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
-    Option("queue", "str", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
-    Option("launcher", "choice", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
+    Option("str", "account", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
+    Option("str", "queue", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
+    Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
-    Option("mpi", "str", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
+    Option("str", "mpi", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
            ("--mpi",), pattern=r"[A-Za-z0-9_]+", expected="a name such as pmix or pmi2"),
-    Option("setup", "path", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
-    Option("container", "path", None, "Apptainer image to run in.", ("--container",)),
-    Option("scratch", "path", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
+    Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
+    Option("path", "container", None, "Apptainer image to run in.", ("--container",)),
+    Option("path", "scratch", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
-    Option("modules", "str", None, "Module to load.", ("--module",)),
-    Option("directives", "str", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
+    Option("str", "modules", None, "Module to load.", ("--module",)),
+    Option("str", "directives", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
            pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
 )}
 # fmt: on
@@ -145,7 +145,7 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
     """
     if system not in SCRIPTED:
         raise OptionError(
-            f"command line: unknown batch system {show(system)} (expected one of {', '.join(SCRIPTED)})"
+            f"command line: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
         )
     values: dict[str, Any] = _configured()
     for name, value in given.items():
@@ -163,15 +163,15 @@ def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> Jo
         if values.get(name) is None:
             option = JOB_OPTIONS[name]
             raise OptionError(
-                f"command line: {option.flags[0]} is missing (expected {option.expected or 'a number'})"
+                f"command line: {option.flags[0]} is missing", expected=option.expected or "a number"
             )
     hours, minutes, seconds = map(int, values.pop("time").split(":"))
     values["ranks_per_node"] = values.get("ranks_per_node") or 1
     for name in ("ranks_per_node", "gpus_per_node"):
         if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
-                f"(expected at most {_LARGEST} in the whole job)"
+                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
+                expected=f"at most {_LARGEST} in the whole job",
             )
     job = JobRequest(
         system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
@@ -191,7 +191,7 @@ def _configured() -> dict[str, Any]:
     section = config.get("gpu-mpi.jobscript", None) or {}
     if not isinstance(section, Mapping):
         raise OptionError(
-            f"configuration gpu-mpi.jobscript: invalid value {show(section)} (expected names and values)"
+            f"configuration gpu-mpi.jobscript: invalid value {show(section)}", expected="names and values"
         )
     values: dict[str, Any] = {}
     for key, value in section.items():
@@ -228,9 +228,11 @@ def _check_workers(job: JobRequest) -> None:
     plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
+        why = plan.warnings[0] if plan.warnings else Problem("see dask-gpu-mpi plan")
         raise InputError(
             f"{gpus - busy} of {gpus} GPUs would have no worker, with {job.ranks_per_node} ranks on each of {job.nodes} nodes: "
-            f"{plan.warnings[0] if plan.warnings else 'see dask-gpu-mpi plan'}"
+            f"{why.text}",
+            fix=why.fix,
         )
     for warning in plan.warnings:
-        say(warning)
+        say(str(warning))

@@ -201,7 +201,9 @@ def _launch(
         cwd = environ.get("PWD", "") if _is_here(environ.get("PWD", "")) else os.getcwd()
     except FileNotFoundError:
         raise InputError(
-            "launch: the working directory was deleted (expected one in which the ranks can start). Fix: cd to another"
+            "launch: the working directory was deleted",
+            expected="one in which the ranks can start",
+            fix="cd to another",
         ) from None
     library = ask_library(python_command(request, environ, sys.executable, cwd, ""), environ)
     found = find_launchers(environ, library, sys.executable, own=where.batch.launcher, named=launcher)
@@ -244,8 +246,8 @@ def _refuse_ranks(environ: dict[str, str]) -> None:
     launched = detect(environ)
     if launched is not None and (launched.size or 1) > 1:
         error = LauncherError(
-            f"launch: this is already rank {launched.rank} of {launched.size} of {launched.name}. Fix: `dask-gpu-mpi run` below "
-            "a launcher, or `dask-gpu-mpi launch` without one"
+            f"launch: this is already rank {launched.rank} of {launched.size} of {launched.name}",
+            fix="`dask-gpu-mpi run` below a launcher, or `dask-gpu-mpi launch` without one",
         )
         error.reported = not speaks(environ)
         raise error

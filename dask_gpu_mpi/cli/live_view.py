@@ -48,8 +48,9 @@ def check_terminal() -> None:
     """Raise an InputError if there is no terminal to draw on and to read keys from."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise InputError(
-            "top: standard input and output are no terminal that can be drawn on (expected a terminal with TERM set). Fix: run "
-            "it in a terminal (ssh -t, srun --pty), or print once with --once or --json"
+            "top: standard input and output are no terminal that can be drawn on",
+            expected="a terminal with TERM set",
+            fix="run it in a terminal (ssh -t, srun --pty), or print once with --once or --json",
         )
 
 
@@ -233,8 +234,9 @@ def find_cluster(scheduler_file: str | None) -> Target:
     configured = read_texts({"scheduler_file": scheduler_file}).scheduler_file
     if not configured:
         raise InputError(
-            "top: no cluster is known here (expected --scheduler-file FILE, or a process that a running job's script has "
-            "started). Fix: start the job with --scheduler-file FILE, and give top the same"
+            "top: no cluster is known here",
+            expected="--scheduler-file FILE, or a process that a running job's script has started",
+            fix="start the job with --scheduler-file FILE, and give top the same",
         )
     return read_scheduler_file(configured)
 

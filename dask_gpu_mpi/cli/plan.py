@@ -129,8 +129,8 @@ def _draw(plan: Plan, path: str) -> None:
         write(path, svg(plan).encode())
     except OSError as error:
         raise InputError(
-            f"command line: --svg {path!r} can't be written: {error.strerror}. Fix: name a file in a folder that is there "
-            "and that you may write"
+            f"command line: --svg {path!r} can't be written: {error.strerror}",
+            fix="name a file in a folder that is there and that you may write",
         ) from None
 
 

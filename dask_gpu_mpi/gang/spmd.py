@@ -84,25 +84,26 @@ def spmd(
     for name, value in (("timeout", timeout), ("start_timeout", start_timeout)):
         if value is not None and not (is_number(value) and 0 < value <= MOST_SECONDS):
             raise InputError(
-                f"spmd: {name}: invalid value {value!r} (expected seconds above 0, at most {MOST_SECONDS}, or None)"
+                f"spmd: {name}: invalid value {value!r}",
+                expected=f"seconds above 0, at most {MOST_SECONDS}, or None",
             )
     if not (is_number(grace) and 0 <= grace <= MOST_SECONDS):
         raise InputError(
-            f"spmd: grace: invalid value {grace!r} (expected seconds, 0 or more, at most {MOST_SECONDS})"
+            f"spmd: grace: invalid value {grace!r}", expected=f"seconds, 0 or more, at most {MOST_SECONDS}"
         )
     if workers is not None and (
         isinstance(workers, (str, bytes)) or not isinstance(workers, Collection) or not workers
     ):
         raise InputError(
-            f"spmd: workers: invalid value {workers!r} (expected a list of names or addresses, or None)"
+            f"spmd: workers: invalid value {workers!r}", expected="a list of names or addresses, or None"
         )
     names = None if workers is None else [str(worker) for worker in workers]
     if names is not None and len(set(names)) < len(names):
         raise InputError(
-            f"spmd: workers: {workers!r} has a worker twice (expected each once: a worker is one rank)"
+            f"spmd: workers: {workers!r} has a worker twice", expected="each once: a worker is one rank"
         )
     if not callable(fn):
-        raise InputError(f"spmd: fn: invalid value {fn!r} (expected a function)")
+        raise InputError(f"spmd: fn: invalid value {fn!r}", expected="a function")
     limits = {
         "workers": names,
         "timeout": timeout,
@@ -115,8 +116,9 @@ def spmd(
     # in a signal's handler, for which the other call waits
     if getattr(_thread, "calls", False):
         raise InputError(
-            "spmd: another call of this thread has not ended (expected one at a time in a thread). Fix: write a checkpoint in "
-            "the function itself, or call it in another thread"
+            "spmd: another call of this thread has not ended",
+            expected="one at a time in a thread",
+            fix="write a checkpoint in the function itself, or call it in another thread",
         )
     _thread.calls = True
     try:
@@ -243,7 +245,7 @@ class _Run:
 
     async def _scheduler(self, operation: Call, **content: Any) -> Any:
         if (scheduler := self.client.scheduler) is None:
-            raise ClusterLostError("spmd: its client was closed (expected close() when spmd has returned)")
+            raise ClusterLostError("spmd: its client was closed", expected="close() when spmd has returned")
         return await getattr(scheduler, operation)(gang=self._name, **content)
 
 

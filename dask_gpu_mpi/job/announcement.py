@@ -13,6 +13,7 @@ from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock
 from dask_gpu_mpi.base.versions import pin_warnings, untested
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
 from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options
@@ -156,9 +157,7 @@ def all_warnings(joined: Joined) -> tuple[str, ...]:
         *open_warnings(joined.cluster.address, options),
         *warn_of_ports(joined.environ),
         *_launcher_warnings(joined, one_host=len(plan.hosts) == 1),
-        *options.warnings,
-        *plan.warnings,
-        *version_warnings(gpus=gpus),
+        *map(str, (*options.warnings, *plan.warnings, *version_warnings(gpus=gpus))),
     )
 
 
@@ -189,7 +188,7 @@ def open_warnings(address: str, options: Options) -> list[str]:
     ]
 
 
-def version_warnings(*, gpus: bool) -> list[str]:
+def version_warnings(*, gpus: bool) -> list[Problem]:
     """Warnings about the Dask and, where there are GPU workers, the dask-cuda that are installed here."""
     from importlib.metadata import PackageNotFoundError, requires, version
 

@@ -262,8 +262,9 @@ def connect(scheduler_file: str | os.PathLike[str] | None = None, **kwargs: Any)
         address = dask.config.get("scheduler-address", None)
         if address is None:
             raise InputError(
-                "connect: this process has no cluster (expected a running job's script, or a process that it has started on its "
-                "node). Fix: start the job with --scheduler-file FILE, and call connect(FILE)"
+                "connect: this process has no cluster",
+                expected="a running job's script, or a process that it has started on its node",
+                fix="start the job with --scheduler-file FILE, and call connect(FILE)",
             )
         return Client(address, **kwargs)
     from dask_gpu_mpi.job.dask_client import client_with_link

@@ -39,9 +39,10 @@ def refuse_children() -> None:
     if launched is not None and is_child_of(int(rank)):
         size = "" if launched.size is None else f" of {launched.size}"
         raise InputError(
-            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already (expected once "
-            'per rank). Fix: put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each '
-            "child; a child may connect with a plain Client()"
+            f"initialize: called in a child process of rank {launched.rank}{size}, which has its cluster already",
+            expected="once per rank",
+            fix='put the script under `if __name__ == "__main__":`, since multiprocessing runs it again in each child; a '
+            "child may connect with a plain Client()",
         )
 
 

@@ -211,8 +211,9 @@ def _warn_of_cluster(kind: str, *, processes: bool) -> None:
     """Also LocalCUDACluster is a LocalCluster."""
     if processes and _runs_again():
         raise InputError(
-            f"{kind}: this job already has a cluster, and each worker of another would run this script again (expected `if "
-            '__name__ == "__main__":` around it). Fix: client = Client(), which connects to the job\'s cluster'
+            f"{kind}: this job already has a cluster, and each worker of another would run this script again",
+            expected='`if __name__ == "__main__":` around it',
+            fix="client = Client(), which connects to the job's cluster",
         )
     if kind not in _warned:
         _warned.add(kind)

@@ -74,8 +74,10 @@ class Walltime:
             install(number, self._on_signal)
         except ValueError:  # from `signal`
             raise InputError(
-                f"on_walltime: called in the thread {threading.current_thread().name!r}, while {signal.Signals(number).name} has "
-                "another handler (expected the main thread, which alone can change it). Fix: call it in the main thread"
+                f"on_walltime: called in the thread {threading.current_thread().name!r}, while "
+                f"{signal.Signals(number).name} has another handler",
+                expected="the main thread, which alone can change it",
+                fix="call it in the main thread",
             ) from None
 
     def check(self) -> None:

@@ -149,8 +149,8 @@ class Program:
         if not found:
             script = " (for a script leave -m out)" if self.text.endswith(".py") else ""
             raise InputError(
-                f"-m: no module named {self.text!r} ({_where()}; expected a module that Python can import). Fix: correct its "
-                f"name{script}, or set PYTHONPATH"
+                f"-m: no module named {self.text!r} ({_where()}; expected a module that Python can import)",
+                fix=f"correct its name{script}, or set PYTHONPATH",
             )
 
     def _check_path(self, commands: Collection[str]) -> None:
@@ -169,8 +169,8 @@ class Program:
         meant = difflib.get_close_matches(path, commands)
         hint = f"; or did you mean the command {meant[0]!r}, which comes before all options?" if meant else ""
         raise InputError(
-            f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py). Fix: give "
-            "its path after the options" + hint
+            f"script {path!r} {what} ({_where()}; expected a Python file, or a folder or zip file with __main__.py)",
+            fix=f"give its path after the options{hint}",
         )
 
     def prepare(self) -> None:

@@ -112,7 +112,7 @@ class Session:
         from dask_gpu_mpi.gang.spmd import spmd
 
         if self.closed:
-            raise InputError("spmd: the cluster of this session has ended (expected a session that is open)")
+            raise InputError("spmd: the cluster of this session has ended", expected="a session that is open")
         limits = {"workers": workers, "timeout": timeout, "start_timeout": start_timeout, "grace": grace}
         results: list[Any] = spmd(self._own_client(), fn, *args, **limits)  # type: ignore[arg-type]
         return results
@@ -166,7 +166,9 @@ class Session:
 
         if os.getpid() != self._end.owner:
             raise InputError(
-                "session.report: called in a process that the script has forked (expected the script's own). Fix: call it there"
+                "session.report: called in a process that the script has forked",
+                expected="the script's own",
+                fix="call it there",
             )
         path = os.fspath(path)
         joined = self._end.member.joined

@@ -129,14 +129,16 @@ def start(
 def _start_agent(environ: Mapping[str, str]) -> AgentProcess:
     if not sys.executable:
         raise InputError(
-            f"this process does not know where Python is: sys.executable is {sys.executable!r} (expected the path of a Python "
-            "program). Fix: set sys.executable before initialize()"
+            f"this process does not know where Python is: sys.executable is {sys.executable!r}",
+            expected="the path of a Python program",
+            fix="set sys.executable before initialize()",
         )
     try:
         return AgentProcess(environ)
     except OSError as error:
         raise StartupError(
-            f"could not start the agent of this rank ({error.strerror}). Fix: allow more files, processes, memory (ulimit -a)"
+            f"could not start the agent of this rank ({error.strerror})",
+            fix="allow more files, processes, memory (ulimit -a)",
         ) from error
 
 
@@ -177,8 +179,9 @@ def refuse_second() -> None:
     """
     if _member is not None and not (_member.leave_open and _member.ending.state.over):
         raise InputError(
-            "initialize or execute: called a second time in this job (expected once: one cluster at a time). Fix: remove this "
-            "call, or end the first cluster before it, with initialize(exit=False) and session.close()"
+            "initialize or execute: called a second time in this job",
+            expected="once: one cluster at a time",
+            fix="remove this call, or end the first cluster before it, with initialize(exit=False) and session.close()",
         )
 
 

@@ -74,8 +74,10 @@ def nvml_grace(timeout: float) -> float:
 def hangs(where: str) -> StartupError:
     """The StartupError for a rank (such as "rank 0 of 2 on host") whose NVML query timed out."""
     return StartupError(
-        f"{where}: NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node probably "
-        "hangs. Fix: reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
+        "NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node "
+        "probably hangs",
+        fix="reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs",
+        where=where,
     )
 
 

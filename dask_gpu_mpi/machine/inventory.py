@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts, visible_gpus
@@ -34,7 +34,7 @@ class Inventory:
     #: ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
     visible: str | None
     #: Each one line.
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
     #: CPU time of the rank's container, in cores; None: no quota.
@@ -61,7 +61,9 @@ def take_inventory(
         try:
             gpus = visible_gpus(environ, nvml)
         except InputError as error:
-            raise InputError(f"rank {rank} of {world_size} on {host}: {error}") from error
+            raise InputError(
+                replace(error.problem, where=f"rank {rank} of {world_size} on {host}")
+            ) from error
     return Inventory(
         rank=rank,
         world_size=world_size,
@@ -76,8 +78,12 @@ def take_inventory(
         contexts=own_contexts() if look_for_gpus else (),
         # without the rank, so that the ranks of a host share one line
         warnings=tuple(
-            f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "
-            "the job"
+            Problem(
+                f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name})",
+                fix="reset it or leave the node out of the job",
+                what="GPUs",
+                hosts=(host,),
+            )
             for gpu in gpus
             if not gpu.uuid
         ),

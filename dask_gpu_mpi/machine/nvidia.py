@@ -62,14 +62,15 @@ def list_gpus(nvml: Any = None, own_pid: int | None = None) -> tuple[Gpu, ...]:
         if _code(error) in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, UNKNOWN):
             return ()
         raise InputError(
-            f"NVML does not start: {error}. Fix: repair the NVIDIA driver of this node, leave the node out of the job, or set "
-            "CUDA_VISIBLE_DEVICES='' to do without GPUs"
+            f"NVML does not start: {error}",
+            fix="repair the NVIDIA driver of this node, leave the node out of the job, or set CUDA_VISIBLE_DEVICES='' to "
+            "do without GPUs",
         ) from error
     try:
         return tuple(_list(nvml, os.getpid() if own_pid is None else own_pid))
     except nvml.NVMLError as error:
         raise InputError(
-            f"NVML can't count the GPUs: {error}. Fix: leave this node out of the job"
+            f"NVML can't count the GPUs: {error}", fix="leave this node out of the job"
         ) from error
     finally:
         with contextlib.suppress(nvml.NVMLError):
@@ -105,7 +106,7 @@ def _import_nvml() -> Any:
     try:
         import pynvml
     except ImportError as error:
-        raise InputError(f"can't import pynvml ({error}). Fix: pip install nvidia-ml-py") from error
+        raise InputError(f"can't import pynvml ({error})", fix="pip install nvidia-ml-py") from error
     return pynvml
 
 
@@ -238,8 +239,8 @@ def parse_visible(value: str | None, devices: Sequence[Gpu]) -> tuple[Gpu, ...]:
         key = (gpu.uuid, gpu.index)
         if key in chosen:
             raise InputError(
-                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)}). "
-                "Fix: name each GPU once"
+                f"{VISIBLE_DEVICES}={value!r} names one GPU twice ({chosen[key]!r} and {entry!r}; {_listed(devices)})",
+                fix="name each GPU once",
             )
         chosen[key] = entry
         found.append(gpu)
@@ -254,16 +255,19 @@ def _find(entry: str, value: str, devices: Sequence[Gpu], found: Sequence[Gpu]) 
         fits = _by_uuid(entry, devices) or [gpu for gpu in devices if not gpu.uuid and gpu not in found][:1]
     else:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r} (expected an index or a GPU-... or MIG-... UUID; "
-            f"{_listed(devices)}). Fix: correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: invalid entry {entry!r}",
+            expected=f"an index or a GPU-... or MIG-... UUID; {_listed(devices)}",
+            fix="correct the variable or unset it",
         )
     if len(fits) > 1:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)}). Fix: give more of the UUID"
+            f"{VISIBLE_DEVICES}={value!r}: {entry!r} fits {len(fits)} GPUs ({_listed(devices)})",
+            fix="give more of the UUID",
         )
     if not fits:
         raise InputError(
-            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)}). Fix: correct the variable or unset it"
+            f"{VISIBLE_DEVICES}={value!r}: there is no GPU {entry!r} ({_listed(devices)})",
+            fix="correct the variable or unset it",
         )
     return fits[0]
 

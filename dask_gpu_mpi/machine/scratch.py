@@ -134,16 +134,16 @@ def make_scratch(path: str) -> None:
     parent = os.path.dirname(path)
     if wrong := name_error(parent):
         raise InputError(
-            f"the local directory {parent!r} can't be used: {wrong}. Fix: give another one with local_directory "
-            "(--local-directory)"
+            f"the local directory {parent!r} can't be used: {wrong}",
+            fix="give another one with local_directory (--local-directory)",
         )
     try:
         with located(path, make=True, follow=False) as (folder, name):
             os.mkdir(name, 0o700, dir_fd=folder)
     except OSError as error:
         raise InputError(
-            f"the local directory {parent!r} can't be written ({error.strerror}). "
-            "Fix: give a writable one of that node with local_directory (--local-directory)"
+            f"the local directory {parent!r} can't be written ({error.strerror})",
+            fix="give a writable one of that node with local_directory (--local-directory)",
         ) from None
 
 

@@ -169,8 +169,10 @@ def check_library(environ: Mapping[str, str], library_path: str, host: str) -> N
         launcher = f"{launched.name} ({launched.size_variable}={launched.size})"
         fix = _fix(launched, library)
     raise LauncherError(
-        f"{where} on {host}: the MPI library ({library_name(library)}) does not speak PMIx, and {launcher} offers nothing "
-        f"else: {_MISMATCH}. Fix: {fix}"
+        f"the MPI library ({library_name(library)}) does not speak PMIx, and {launcher} offers nothing "
+        f"else: {_MISMATCH}",
+        fix=fix,
+        where=f"{where} on {host}",
     )
 
 
@@ -189,8 +191,10 @@ def cross_check(
         tasks = number(environ, "SLURM_NTASKS") if "SLURM_JOB_ID" in environ else None
         if world_size == 1 and tasks is not None and tasks > 1:
             raise LauncherError(
-                f"rank {rank} on {host}: {singleton}: this process is none of the {tasks} tasks of the Slurm job "
-                f"(SLURM_NTASKS={tasks}). Fix: start it with srun, as in {_srun(library)} -n {tasks} python ..., or with mpirun"
+                f"{singleton}: this process is none of the {tasks} tasks of the Slurm job "
+                f"(SLURM_NTASKS={tasks})",
+                fix=f"start it with srun, as in {_srun(library)} -n {tasks} python ..., or with mpirun",
+                where=f"rank {rank} on {host}",
             )
         return
     inner = launched[0]
@@ -198,15 +202,17 @@ def cross_check(
         return
     if world_size == 1:
         raise LauncherError(
-            f"rank {inner.rank} of {inner.size} on {host}: {singleton} although {_launch(inner)}: {_MISMATCH}. "
-            f"Fix: {_fix(inner, library)}"
+            f"{singleton} although {_launch(inner)}: {_MISMATCH}",
+            fix=_fix(inner, library),
+            where=f"rank {inner.rank} of {inner.size} on {host}",
         )
     if not inner.launcher.sure or any(outer.size == world_size for outer in launched):
         # Variables of the daemon, or left over from a launcher around this one: MPI has found the right ones.
         return
     raise LauncherError(
-        f"rank {rank} on {host}: {mpi} started a world of {world_size} ranks although {_launch(inner)}: {_MISMATCH}. "
-        f"Fix: {_fix(inner, library)}"
+        f"{mpi} started a world of {world_size} ranks although {_launch(inner)}: {_MISMATCH}",
+        fix=_fix(inner, library),
+        where=f"rank {rank} on {host}",
     )
 
 

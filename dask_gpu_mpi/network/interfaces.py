@@ -73,8 +73,8 @@ def choose_addresses(
         addresses = {rank: _asked(rank, hosts[rank], interfaces[rank], asked.get(rank)) for rank in ranks}
         if len(set(hosts)) > 1 and any(address.startswith("127.") for address in addresses.values()):
             raise InputError(
-                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes. Fix: choose "
-                "one that reaches them with interface (--interface), or leave it out"
+                f"interface {next(iter(asked.values()))!r} is a loopback, but the job has {len(set(hosts))} nodes",
+                fix="choose one that reaches them with interface (--interface), or leave it out",
             )
         return next(iter(asked.values())), addresses
     if len(set(hosts)) == 1:
@@ -93,7 +93,8 @@ def choose_addresses(
             for rank in list(ranks)[:8]
         )
         raise InputError(
-            f"the nodes share no network: {seen}. Fix: name the interface to use with interface (--interface)"
+            f"the nodes share no network: {seen}",
+            fix="name the interface to use with interface (--interface)",
         )
     return None, {
         rank: next(i.address for i in _usable(interfaces[rank]) if i.network == network) for rank in ranks
@@ -110,8 +111,8 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
             else "has no interface option, although other ranks have one"
         )
         raise InputError(
-            f"rank {rank} on {host} {problem} (it has: {have}). Fix: choose one that every node has with interface "
-            "(--interface), or leave it out everywhere"
+            f"rank {rank} on {host} {problem} (it has: {have})",
+            fix="choose one that every node has with interface (--interface), or leave it out everywhere",
         )
     return found
 

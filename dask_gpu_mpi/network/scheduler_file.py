@@ -75,8 +75,8 @@ def write_scheduler_file(
         replace(path, json.dumps(content, indent=1).encode())
     except OSError as error:
         raise InputError(
-            f"the scheduler file {path!r} can't be written ({error.strerror}). Fix: give another path with scheduler_file "
-            "(--scheduler-file)"
+            f"the scheduler file {path!r} can't be written ({error.strerror})",
+            fix="give another path with scheduler_file (--scheduler-file)",
         ) from None
 
 
@@ -111,23 +111,26 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             raise ValueError(dashboard)
     except FileNotFoundError:
         raise InputError(
-            f"no scheduler file {name}. Fix: start the cluster with --scheduler-file first, and wait for the file"
+            f"no scheduler file {name}",
+            fix="start the cluster with --scheduler-file first, and wait for the file",
         ) from None
     except UntrustedFileError as error:
         raise InputError(f"the scheduler file {name} is not taken: {error}") from None
     except OSError as error:
         raise InputError(
-            f"the scheduler file {name} can't be read ({error.strerror}). Fix: a file that you may read"
+            f"the scheduler file {name} can't be read ({error.strerror})", fix="a file that you may read"
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InputError(
-            f'{name} is no scheduler file (expected JSON with an "address"). Fix: the file that the cluster has written '
-            "(--scheduler-file)"
+            f"{name} is no scheduler file",
+            expected='JSON with an "address"',
+            fix="the file that the cluster has written (--scheduler-file)",
         ) from None
     if "://127." in address and host != socket.gethostname():
         raise InputError(
             f"the cluster of {name} listens on {address} of host {host}, which can't be reached from "
-            f"{socket.gethostname()}. Fix: start it with an interface that others reach (--interface), or connect from {host}"
+            f"{socket.gethostname()}",
+            fix=f"start it with an interface that others reach (--interface), or connect from {host}",
         )
     return Target(address, config, dashboard)
 
@@ -160,8 +163,8 @@ def _target(options: Options) -> Target:
 
         if not dask.config.get("distributed.comm.tls.ca-file", None):
             raise InputError(
-                f"{address} requires certificates, and none are configured. Fix: use the cluster's scheduler file instead "
-                "(--scheduler-file), which carries them"
+                f"{address} requires certificates, and none are configured",
+                fix="use the cluster's scheduler file instead (--scheduler-file), which carries them",
             )
     return Target(address)
 
@@ -171,8 +174,9 @@ def _check_open_cluster(target: Target, options: Options) -> None:
     wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
     if wanted and options.scheduler_file:
         raise InputError(
-            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} asks for "
-            "encryption. Fix: start that cluster with TLS, or join it with --no-security on a network that you trust"
+            f"the cluster of {options.scheduler_file!r} is not encrypted ({target.address}), but {_origin(options)} asks "
+            "for encryption",
+            fix="start that cluster with TLS, or join it with --no-security on a network that you trust",
         )
     if options.protocol.encrypts:
         where = "this node" if "://127." in target.address else "the network"

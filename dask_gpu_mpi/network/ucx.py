@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import away_from_here, leave_directory
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.rules import SWITCHES
 
@@ -55,8 +55,8 @@ _DEVICE_MEMORY_EVENTS = 1 << 20 | 1 << 21
 HANDSHAKE_TIMEOUT = 60.0
 
 
-def missing_ucx(*, device_memory: bool) -> str:
-    """The reason why workers can't use UCX (RMM is for memory of GPUs), with the fix; empty: they can. Imports nothing."""
+def missing_ucx(*, device_memory: bool) -> Problem | None:
+    """The reason why workers can't use UCX (RMM is for memory of GPUs), with the fix; None: they can. Imports nothing."""
     from importlib.metadata import PackageNotFoundError, version
     from importlib.util import find_spec
 
@@ -64,21 +64,21 @@ def missing_ucx(*, device_memory: bool) -> str:
         if find_spec(name) is None:
             package = name.replace("_", "-")
             extras = "'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]'"
-            return f"{package} is not installed. Fix: pip install {extras}, to match the driver"
+            return Problem(f"{package} is not installed", fix=f"pip install {extras}, to match the driver")
     for name in LIBUCX:
         with contextlib.suppress(PackageNotFoundError):
             found = version(name)
             if tuple(map(int, re.findall(r"[0-9]+", found)[:2])) >= LIBUCX_LIMIT:
-                return f"UCXX does not work with {name} {found}. Fix: pip install '{name}<1.22'"
-    return ""
+                return Problem(f"UCXX does not work with {name} {found}", fix=f"pip install '{name}<1.22'")
+    return None
 
 
 @dataclass(frozen=True)
 class UcxAbility:
     """Whether the workers of a rank can use UCX together with TLS."""
 
-    #: The reason why they can't; empty: they can, or need not.
-    obstacle: str = ""
+    #: The reason why they can't; None: they can, or need not.
+    obstacle: Problem | None = None
     #: The reason why it does not lead to other nodes; empty: it does.
     between_nodes: str = ""
     #: The user's setting by which it opens a TCP port; empty: it opens none.
@@ -190,8 +190,8 @@ def configured_numbers() -> dict[str, Any]:
         configured = dask.config.get(f"{section}.environment", None) or {}
         if not isinstance(configured, Mapping):
             raise InputError(
-                f"configuration: {section}.environment is {str(configured)[:40]!r} (expected names and values, such as "
-                "rndv-thresh: 8192)"
+                f"configuration: {section}.environment is {str(configured)[:40]!r}",
+                expected="names and values, such as rndv-thresh: 8192",
             )
         for key, value in configured.items():
             if isinstance(value, (bool, int, float)):
@@ -320,7 +320,8 @@ def import_ucx_in_thread() -> None:
     """
     if not leave_directory() and os.path.lexists("ucx.conf"):
         raise InputError(
-            "the file ucx.conf in the working directory may be anyone's. Fix: remove it, or use UCX_CONFIG_DIR"
+            "the file ucx.conf in the working directory may be anyone's",
+            fix="remove it, or use UCX_CONFIG_DIR",
         )
     import_ucx()
 

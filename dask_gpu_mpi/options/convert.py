@@ -108,32 +108,11 @@ class _Unexpected(Exception):
 
 
 def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
-    """Check a value and bring it into the one form of its kind.
+    """Check a value and bring it into the one form of its kind: a str, int, float (seconds), bool, dict, class or None.
 
-    Parameters
-    ----------
-    setting : Setting
-        What is set.
-    value : Any
-        What it is set to.
-    origin : str
-        Where it is set, for the message: ``"keyword nthreads"``.
-    source : {"keyword", "command line", "configuration"}
-        Whether texts are read.
+    `origin` is the place where it is set, for the OptionError: ``"keyword nthreads"``. From a keyword no text is read.
 
-    Returns
-    -------
-    Any
-        A str, int, float (seconds), bool, dict, class or None.
-
-    Raises
-    ------
-    OptionError
-        The value is of the wrong type, or out of bounds.
-
-    Examples
-    --------
-    >>> nthreads = Setting("nthreads", "int", minimum=1)
+    >>> nthreads = Setting("int", minimum=1)
     >>> convert(nthreads, "4", "command line: --nthreads", "command line")
     4
     >>> convert(nthreads, 0, "keyword nthreads", "keyword")
@@ -150,7 +129,10 @@ def convert(setting: Setting, value: Any, origin: str, source: Source) -> Any:
     except _Unexpected as error:
         expected = str(error) or _expected(setting)
     kind = "" if value is None or isinstance(value, str) else f"{type(value).__name__}; "
-    raise OptionError(f"{origin}: invalid value {show(value)} ({kind}expected {expected})")
+    found = f"{origin}: invalid value {show(value)}"
+    raise (
+        OptionError(f"{found} ({kind}expected {expected})") if kind else OptionError(found, expected=expected)
+    )
 
 
 def _refuse_endless(setting: Setting, value: Any) -> None:

@@ -6,17 +6,9 @@ from typing import Any
 
 from dask_gpu_mpi.errors import InputError
 
-__all__ = ["import_config", "is_configured"]
-
 
 def import_config() -> Any:
-    """Import `dask.config`, which reads the configuration.
-
-    Raises
-    ------
-    InputError
-        One of its files is malformed.
-    """
+    """Import `dask.config`, which reads the configuration; an InputError if one of its files is malformed."""
     try:
         import dask.config
     except (
@@ -25,7 +17,8 @@ def import_config() -> Any:
         MemoryError,
     ) as error:  # the latter of a variable that is nested too deeply
         raise InputError(
-            f"Dask's configuration can't be read: {' '.join(str(error).split())}. Fix: correct or remove that file"
+            f"Dask's configuration can't be read: {' '.join(str(error).split())}",
+            fix="correct or remove that file",
         ) from None
     return dask.config
 

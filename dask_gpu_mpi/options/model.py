@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
-
-__all__ = ["DASHBOARD_ADDRESS", "OPTIONS", "Kind", "Option", "Options", "Setting", "Source"]
 
 #: What an option's value may be:
 #:
@@ -34,8 +33,6 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._+-]*"
 class Setting:
     """What a value may be: of an option, or of a worker option whose type is known."""
 
-    #: Of an option the Python keyword; the configuration key is the same with ``-`` for ``_``.
-    name: str
     kind: Kind
     #: What a ``choice`` may be.
     choices: tuple[str, ...] = field(default=(), kw_only=True)
@@ -59,6 +56,8 @@ class Setting:
 class Option(Setting):
     """One option: its name, what it may be, and where it may be set."""
 
+    #: The Python keyword; the configuration key is the same with ``-`` for ``_``.
+    name: str
     #: Its value where it is set nowhere. Where it is None, the user may set None as well: "let dask_gpu_mpi choose".
     default: Any
     #: One or two sentences, for ``--help`` and the documentation.
@@ -235,7 +234,7 @@ class Options:
         cli=False, config=False)
     # fmt: on
     #: Warnings for the user, to be printed once, on rank 0.
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     #: Names of the options that the user has set, in the program, on the command line or in the configuration.
     explicit: frozenset[str] = frozenset()
 
@@ -267,10 +266,10 @@ class Options:
 # fmt: off
 #: Names that set another option: `rules.settle` turns them into the layout and the class of the workers.
 _SYNONYMS = (
-    Option("exclusive_workers", "bool", None,
+    Option("bool", "exclusive_workers", None,
         "dask-mpi's name for --layout exclusive and --layout shared.",
         ("--exclusive-workers/--inclusive-workers",), topic="As in dask-mpi", config=False),
-    Option("nanny", "bool", None,
+    Option("bool", "nanny", None,
         "Deprecated: use --worker-class distributed.Nanny or distributed.Worker.",
         ("--nanny/--no-nanny",), topic="As in dask-mpi", config=False),
 )
@@ -278,6 +277,6 @@ _SYNONYMS = (
 
 #: All options by name, in the order of ``--help-all``.
 OPTIONS: Mapping[str, Option] = {
-    **{each.name: Option(each.name, **each.metadata) for each in fields(Options) if each.metadata},
+    **{each.name: Option(name=each.name, **each.metadata) for each in fields(Options) if each.metadata},
     **{each.name: each for each in _SYNONYMS},
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
-__all__ = ["AUTO", "Protocol", "Transport", "WorkerUcx"]
+from dask_gpu_mpi.errors import Problem
 
 #: What `protocol` may be besides: TLS, with UCX beside it for GPU memory where every rank can.
 AUTO = "auto"
@@ -75,9 +75,9 @@ class Transport(NamedTuple):
     """How the workers of a job exchange data; rank 0 chooses it."""
 
     ucx: WorkerUcx = WorkerUcx.OFF
-    #: The line for the user, without a full stop; empty where there is nothing to exchange, or no GPU.
-    line: str = ""
-    #: What a setting of the user's has opened; empty: nothing.
-    warning: str = ""
+    #: The line for the user, with what to do if that is not what the user wants; empty: nothing to exchange, or no GPU.
+    line: Problem = Problem("")
+    #: What a setting of the user's has opened; None: nothing.
+    warning: Problem | None = None
     #: Whether UCX may lead from node to node.
     between_nodes: bool = False

@@ -14,8 +14,6 @@ from dask_gpu_mpi.options.dask_config import import_config
 from dask_gpu_mpi.options.model import DASHBOARD_ADDRESS, OPTIONS, Option, Options, Source
 from dask_gpu_mpi.options.rules import settle
 
-__all__ = ["register_defaults", "resolve"]
-
 
 def register_defaults() -> None:
     """Add the defaults of ``gpu-mpi.yaml`` to Dask's configuration, where ``dask.config.refresh`` keeps them; once."""
@@ -28,22 +26,10 @@ def register_defaults() -> None:
 
 
 def resolve(given: Mapping[str, Any], *, source: Literal["keyword", "command line"]) -> Options:
-    """Combine what the user has set: keyword or command line first, then environment, Dask's YAML, defaults.
+    """Combine what the user has set: keyword or command line first (`given`), then environment, Dask's YAML, defaults.
 
-    Parameters
-    ----------
-    given : Mapping
-        What the user has set, by Python name, and nothing else.
-    source : {"keyword", "command line"}
-        Where `given` comes from.
+    An OptionError if an option is unknown, of the wrong type, or contradicts another; it is about the first one found.
 
-    Raises
-    ------
-    OptionError
-        An option is unknown, of the wrong type, or contradicts another. The first one found is named.
-
-    Examples
-    --------
     >>> options = resolve({"nthreads": "2", "protocol": "tcp"}, source="command line")
     >>> options.nthreads, options.protocol, options.security
     (2, 'tcp', False)
@@ -87,13 +73,15 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
         if not start and rest.lower() in OPTIONS:
             # Dask reads it as another key of its own, which nobody uses.
             raise OptionError(
-                f"environment {variable}: no effect. Fix: two underscores after MPI, DASK_GPU_MPI__{rest}"
+                f"environment {variable}: no effect", fix=f"two underscores after MPI, DASK_GPU_MPI__{rest}"
             )
     config = import_config()
     register_defaults()
     section = config.get("gpu-mpi", {}) or {}
     if not isinstance(section, Mapping):
-        raise OptionError(f"configuration gpu-mpi: invalid value {show(section)} (expected names and values)")
+        raise OptionError(
+            f"configuration gpu-mpi: invalid value {show(section)}", expected="names and values"
+        )
     for key, value in section.items():
         if key == "jobscript":
             continue  # a section of its own: cli/jobscript
@@ -112,6 +100,6 @@ def _configured() -> Iterator[tuple[Option, Any, str]]:
             raise OptionError(f"{origin}: unknown option{suggest(name, spelling, spelling.__getitem__)}")
         if not OPTIONS[name].config:
             raise OptionError(
-                f"{origin}: {name} can't be configured. Fix: set it in the program or on the command line"
+                f"{origin}: {name} can't be configured", fix="set it in the program or on the command line"
             )
         yield OPTIONS[name], value, origin

@@ -12,12 +12,10 @@ from ipaddress import ip_address
 from types import FrameType
 from typing import Any
 
-from dask_gpu_mpi.errors import OptionError
+from dask_gpu_mpi.errors import OptionError, Problem
 from dask_gpu_mpi.options.convert import show
 from dask_gpu_mpi.options.model import Source
 from dask_gpu_mpi.options.protocols import AUTO, Protocol, WorkerUcx
-
-__all__ = ["SWITCHES", "settle"]
 
 #: CUDAWorker's switches of UCX, except ``enable_rdmacm``, which only chooses how connections are made.
 SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
@@ -25,24 +23,11 @@ SWITCHES = ("enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink")
 
 def settle(
     values: dict[str, Any], origins: dict[str, str], given: frozenset[str], source: Source
-) -> tuple[str, ...]:
-    """Make the options agree, in place; returns warnings for the user.
+) -> tuple[Problem, ...]:
+    """Make the options agree, in place; the warnings for the user. An OptionError if two contradict each other.
 
-    Parameters
-    ----------
-    values : dict
-        Every option by name; ``nanny`` and ``exclusive_workers`` are removed.
-    origins : dict
-        For each option that is set, where.
-    given : frozenset of str
-        Names of those that are set in the program or on the command line.
-    source : {"keyword", "command line"}
-        Which of the two.
-
-    Raises
-    ------
-    OptionError
-        Two options contradict each other.
+    `values` has every option by name (``nanny`` and ``exclusive_workers`` are removed), `origins` the place where each is
+    set, if it is; `given` are those that are set in the program or on the command line, which `source` tells apart.
     """
     notes = _nanny(values, origins, source)
     _layout(values, origins, given)
@@ -56,22 +41,22 @@ def settle(
     )
 
 
-def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[str]:
+def _nanny(values: dict[str, Any], origins: dict[str, str], source: Source) -> list[Problem]:
     """dask-mpi's deprecated switch becomes a class, unless a class is set. (In dask-mpi it has become an error.)"""
     nanny, origin = values.pop("nanny"), origins.pop("nanny", "")
     if nanny is None:
         return []
     cls = "distributed.Nanny" if nanny else "distributed.Worker"
     if "worker_class" in origins:
-        message = f"{origin}: deprecated, and ignored, since worker_class is set. Fix: leave it out"
+        note = Problem(f"{origin}: deprecated, and ignored, since worker_class is set", fix="leave it out")
     else:
         values["worker_class"], origins["worker_class"] = cls, origin
         fix = f"worker_class={cls!r}" if source == "keyword" else f"--worker-class {cls}"
-        message = f"{origin}: deprecated. Fix: {fix}"
+        note = Problem(f"{origin}: deprecated", fix=fix)
     if source != "keyword":
-        return [message]
+        return [note]
     # In Python a deprecation is for the program's author; on a command line it is for the user.
-    warnings.warn(message, DeprecationWarning, stacklevel=_stacklevel() - 1)
+    warnings.warn(str(note), DeprecationWarning, stacklevel=_stacklevel() - 1)
     return []
 
 
@@ -92,8 +77,8 @@ def _layout(values: dict[str, Any], origins: dict[str, str], given: frozenset[st
     layout = "exclusive" if exclusive else "shared"
     if "layout" in given and values["layout"] != layout:
         raise OptionError(
-            f"{origin}: {exclusive} is the layout {layout!r}, but {origins['layout']} is {values['layout']!r}. "
-            "Fix: set one of them"
+            f"{origin}: {exclusive} is the layout {layout!r}, but {origins['layout']} is {values['layout']!r}",
+            fix="set one of them",
         )
     values["layout"], origins["layout"] = layout, origin
 
@@ -103,14 +88,14 @@ def _scheduler(values: dict[str, Any], origins: dict[str, str], given: frozenset
     if values["scheduler"] and address is not None:
         if "scheduler" not in given or "scheduler_address" in given:
             raise OptionError(
-                f"{origins['scheduler_address']}: {show(address)} is a running scheduler, but this job starts its own. "
-                "Fix: scheduler=False (--no-scheduler) as well, or no scheduler_address"
+                f"{origins['scheduler_address']}: {show(address)} is a running scheduler, but this job starts its own",
+                fix="scheduler=False (--no-scheduler) as well, or no scheduler_address",
             )
         values["scheduler_address"] = None
     if not values["scheduler"] and address is None and values["scheduler_file"] is None:
         raise OptionError(
-            f"{origins['scheduler']}: no scheduler is started, and none is named. Fix: scheduler_address "
-            "(--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to"
+            f"{origins['scheduler']}: no scheduler is started, and none is named",
+            fix="scheduler_address (--scheduler-address) or scheduler_file (--scheduler-file) of the cluster to attach to",
         )
 
 
@@ -120,12 +105,13 @@ def _lost_ranks(values: dict[str, Any], origins: dict[str, str]) -> None:
     others = [origins[name] for name, possible in needed.items() if values[name] not in possible]
     if values["tolerate_lost_ranks"] and others:
         raise OptionError(
-            f"{origins['tolerate_lost_ranks']}: can't be combined with {' and '.join(others)} (expected the scheduler and the "
-            "script on rank 0). Fix: leave one of them out"
+            f"{origins['tolerate_lost_ranks']}: can't be combined with {' and '.join(others)}",
+            expected="the scheduler and the script on rank 0",
+            fix="leave one of them out",
         )
 
 
-def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[str]:
+def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[str]) -> list[Problem]:
     """`protocol` and `security` set the same thing; what is set in the program wins over what is configured."""
     security = values["security"]
     if values["protocol"] == AUTO:  # as if it were not set
@@ -133,7 +119,7 @@ def _security(values: dict[str, Any], origins: dict[str, str], given: frozenset[
         origins.pop("protocol", None)
     chosen = None if values["protocol"] is None else Protocol(values["protocol"])
     is_chosen = chosen is not None
-    notes: list[str] = []
+    notes: list[Problem] = []
     address = values["scheduler_address"] or ""
     if "://" in address:
         chosen = _of_address(values, chosen, origins, given, notes)
@@ -154,53 +140,53 @@ def _of_address(
     chosen: Protocol | None,
     origins: dict[str, str],
     given: frozenset[str],
-    notes: list[str],
+    notes: list[Problem],
 ) -> Protocol:
     """The protocol of the running scheduler, with which the user's must agree."""
     address = values["scheduler_address"]
     scheme = Protocol.of(address)
     if scheme is None:
         raise OptionError(
-            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r} "
-            f"(expected one of {', '.join(Protocol)})"
+            f"{origins['scheduler_address']}: unknown protocol {address.partition('://')[0]!r}",
+            expected=f"one of {', '.join(Protocol)}",
         )
     if chosen is Protocol.UCX and scheme is Protocol.TLS and values["security"] is not False:
         return chosen  # which speaks TLS with the scheduler
     if chosen not in (None, scheme) and "protocol" in given:
         raise OptionError(
-            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}. "
-            f"Fix: protocol={scheme!r}, or none"
+            f"{origins['protocol']}: {chosen!r} is not the protocol of the scheduler at {address!r}",
+            fix=f"protocol={scheme!r}, or none",
         )
     if values["security"] and not scheme.encrypts and "security" not in given:
         # Refused wherever it is set: encryption that the user asks for is never dropped silently.
         raise OptionError(
-            f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} asks for "
-            "encryption. Fix: a cluster with TLS, or security=False (--no-security) on a network that you trust"
+            f"{origins['scheduler_address']}: the scheduler at {address!r} is not encrypted, but {origins['security']} "
+            "asks for encryption",
+            fix="a cluster with TLS, or security=False (--no-security) on a network that you trust",
         )
     if chosen is Protocol.TLS and not scheme.encrypts and values["security"] is None:
-        notes.append(
+        found = (
             f"{origins['protocol']}: no effect: the scheduler at {address!r} is not encrypted, and everyone on the network can "
-            "reach it and run code as you. Fix: a cluster with TLS"
+            "reach it and run code as you"
         )
+        notes.append(Problem(found, fix="a cluster with TLS"))
     origins["protocol"] = origins["scheduler_address"]
     return scheme
 
 
-def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[str]) -> Protocol:
+def _with_ucx(values: dict[str, Any], origins: dict[str, str], notes: list[Problem]) -> Protocol:
     """``protocol="ucx"``: beside TLS between workers; without security, or where the scheduler has no other, UCX alone."""
     if values["security"]:
         raise OptionError(
-            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption. Fix: "
-            "protocol='tls'; or leave security out, for data between workers that is authenticated and not encrypted; or set it "
-            "to False (--no-security) on a network that you trust"
+            f"{origins['protocol']}: 'ucx' cannot encrypt, but {origins['security']} asks for encryption",
+            fix="protocol='tls'; or leave security out, for data between workers that is authenticated and not "
+            "encrypted; or set it to False (--no-security) on a network that you trust",
         )
     if values["security"] is False:
         return Protocol.UCX
     if (values["scheduler_address"] or "").startswith(f"{Protocol.UCX}://"):
-        notes.append(
-            "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you. "
-            "Fix: a cluster with TLS"
-        )
+        found = "the protocol of this cluster is UCX without security: everyone on the network can reach it and run code as you"
+        notes.append(Problem(found, fix="a cluster with TLS"))
         return Protocol.UCX
     values["worker_ucx"] = WorkerUcx.ALL
     return Protocol.TLS
@@ -214,8 +200,8 @@ def _without_ucx(
         if ("protocol" in given) == ("security" in given):
             fact = "is encrypted" if chosen.encrypts else "is not encrypted"
             raise OptionError(
-                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}. Fix: set one of them, "
-                "security=True (--security) with 'tls', security=False (--no-security) with 'tcp'"
+                f"{origins['protocol']}: {chosen!r} {fact}, but {origins['security']} is {security}",
+                fix="set one of them, security=True (--security) with 'tls', security=False (--no-security) with 'tcp'",
             )
         if "security" in given:
             chosen = None
@@ -224,8 +210,8 @@ def _without_ucx(
     return chosen
 
 
-def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
-    """A warning where the dashboard is opened to the network."""
+def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
+    """A warning if the dashboard is opened to the network."""
     address = values["dashboard_address"]
     if not (values["dashboard"] and values["scheduler"]) or address is None or _is_loopback(address):
         return []
@@ -236,10 +222,8 @@ def _dashboard(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
         if values["security"]
         else "everyone there can read it"
     )
-    return [
-        f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}. Fix: leave the "
-        f"option out, and use a tunnel ({tunnel})"
-    ]
+    found = f"{origins['dashboard_address']}: {address!r} opens the dashboard to the network by plain HTTP: {what}"
+    return [Problem(found, fix=f"leave the option out, and use a tunnel ({tunnel})")]
 
 
 def _is_loopback(address: str) -> bool:
@@ -255,7 +239,7 @@ def _is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
-def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
+def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[Problem]:
     """Warnings about CUDAWorker's switches of UCX that have no effect."""
     options = values["worker_options"] or {}
     on = [switch for switch in (*SWITCHES, "enable_rdmacm") if options.get(switch)]
@@ -264,16 +248,13 @@ def _ucx(values: dict[str, Any], origins: dict[str, str]) -> list[str]:
         return []
     where = origins["worker_options"]
     if values["protocol"] is not Protocol.UCX and values["worker_ucx"] is WorkerUcx.OFF:
-        return [
-            f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}. "
-            "Fix: protocol='ucx' (--protocol ucx), or leave it out"
-        ]
+        found = f"{where}: {', '.join(on)}: no effect with the protocol {values['protocol']!r}"
+        return [Problem(found, fix="protocol='ucx' (--protocol ucx), or leave it out")]
     # dask_cuda.utils.get_ucx_config: one that is switched off, and none on, switches the others on
     switches = [options.get(switch) for switch in SWITCHES]
     infiniband = options.get("enable_infiniband")
     others_on = infiniband is None and not any(switches) and any(one is False for one in switches)
     if "enable_rdmacm" in on and not infiniband and not others_on:
-        return [
-            f"{where}: enable_rdmacm: no effect without InfiniBand. Fix: enable_infiniband as well, or leave it out"
-        ]
+        found = f"{where}: enable_rdmacm: no effect without InfiniBand"
+        return [Problem(found, fix="enable_infiniband as well, or leave it out")]
     return []

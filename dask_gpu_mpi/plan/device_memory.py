@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.model import HostPlan, WorkerPlan
 
-__all__ = ["DEVICE_SIZES", "check_device_memory", "device_bytes", "device_options", "device_sizes"]
-
 #: Options of CUDAWorker that are sizes of device memory or fractions of it, and the alignment that RMM requires of them (bytes).
 DEVICE_SIZES = {
     "device_memory_limit": 1,
@@ -36,79 +34,58 @@ PROPOSED_FRACTION = 0.9
 
 
 def device_options(options: Options) -> dict[str, Any]:
-    """The worker options that are about device memory, for a class that may be CUDAWorker: ranks send them to rank 0.
+    """The worker options that are about device memory, as the user wrote them, if the class may be CUDAWorker.
 
-    A value that is no size is left out: the check of worker options reports it, or it means something else in a class of the
-    user's.
+    Ranks send them to rank 0, whose plan reads them (`device_sizes`). A value that no message can have is left out.
     """
     if options.worker_kind == "cpu":
         return {}
-    found = {
-        key: _plain(options.worker_options[key]) for key in DEVICE_SIZES if key in options.worker_options
-    }
-    sizes = {key: value for key, value in found.items() if value is None or _is_size(value)}
+    asked = {key: options.worker_options[key] for key in DEVICE_SIZES if key in options.worker_options}
+    sizes = {key: _plain(value) for key, value in asked.items() if value is None or _can_be_sent(value)}
     return {**sizes, MANAGED: True} if options.worker_options.get(MANAGED) is True else sizes
+
+
+def _can_be_sent(value: Any) -> bool:
+    if isinstance(value, Integral):
+        return not isinstance(value, bool) and 0 <= int(value) < LARGEST
+    return isinstance(value, (float, str))
 
 
 def _plain(value: Any) -> Any:
     """An integer of numpy's as Python's, which a message can have."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
-
-
-def _is_size(value: Any) -> bool:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return False
-    try:
-        return 0 <= device_bytes(value, 1) < LARGEST
-    except ValueError:
-        return False
+    return int(value) if isinstance(value, Integral) else value
 
 
 def device_sizes(asked: Mapping[str, Any], memory: int) -> dict[str, int]:
-    """Bytes of a worker's own device for each size of `DEVICE_SIZES`; none if it is not known how much the device has.
+    """Bytes of a worker's own device for each size of `DEVICE_SIZES` in `asked` (`device_options`): read here, and nowhere else.
 
-    Parameters
-    ----------
-    asked : mapping
-        The user's sizes (`device_options`); None for one leaves it to dask-cuda.
-    memory : int
-        Bytes of the device (of its slice, under MIG); 0: unknown.
+    `memory`: bytes of the device (of its slice, under MIG). If it is unknown (0), nothing is. None for a size leaves it to
+    dask-cuda. A value that is no size is left out: the check of worker options reports it, or it means something else in a class
+    of the user's.
 
-    Examples
-    --------
-    >>> device_sizes({"rmm_pool_size": 0.5}, 80 * 10**9)
+    >>> device_sizes({"rmm_pool_size": 0.5, "rmm_maximum_pool_size": "much"}, 80 * 10**9)
     {'device_memory_limit': 64000000000, 'rmm_pool_size': 40000000000}
     """
     if not memory:
         return {}
     asked = {"device_memory_limit": "default", **asked}
-    return {
-        key: device_bytes(asked[key], memory, alignment)
-        for key, alignment in DEVICE_SIZES.items()
-        if asked.get(key) is not None
-    }
+    found: dict[str, int] = {}
+    for key, alignment in DEVICE_SIZES.items():
+        if asked.get(key) is not None:
+            with contextlib.suppress(ValueError):
+                size = device_bytes(asked[key], memory, alignment)
+                if 0 <= size < LARGEST:
+                    found[key] = size
+    return found
 
 
 def device_bytes(value: int | float | str, memory: int, alignment: int = 1) -> int:
     """Turn a size of device memory, a fraction among them, into bytes.
 
-    Parameters
-    ----------
-    value : int, float or str
-        ``"default"`` = 0.8, ``"auto"`` = all, a float or its text in (0, 1] = that fraction; the rule is dask-cuda's
-        (``parse_device_bytes``), where 1 (int or ``"1"``) is one byte and 1.0 everything.
-    memory : int
-        Bytes of the worker's own device (of its slice, under MIG).
-    alignment : int
-        Bytes; the result is a multiple.
+    ``"default"`` is 0.8 of `memory`, ``"auto"`` is all of it, a float or its text in (0, 1] is that fraction. The rule is
+    dask-cuda's (``parse_device_bytes``), in which 1 (int or ``"1"``) is one byte and 1.0 everything. The result is a multiple of
+    `alignment` bytes.
 
-    Returns
-    -------
-    int
-        Bytes.
-
-    Examples
-    --------
     >>> memory = 80 * 10**9
     >>> device_bytes("default", memory), device_bytes(0.5, memory), device_bytes("10GB", memory, alignment=256)
     (64000000000, 40000000000, 10000000000)
@@ -139,17 +116,8 @@ def check_device_memory(
     A pool is taken at once, so it must fit into what is free now; its maximum and the limit of the device must fit into the
     device. Managed memory may be more than the device has: none of this holds for it.
 
-    Parameters
-    ----------
-    hosts, workers : iterable
-        Of the plan.
-    asked : mapping
-        For each rank the options of its workers (`device_options`).
-
-    Raises
-    ------
-    OptionError
-        Names the GPU, its host, its worker, its free memory, and a value that would fit.
+    `asked`: for each rank the options of its workers (`device_options`). The OptionError has the GPU, its host, its worker, its
+    free memory, and a value that would fit.
     """
     gpus = {(host.host, gpu.uuid): gpu for host in hosts for gpu in host.gpus}
     problems: list[tuple[WorkerPlan, Gpu, str, str, int]] = []
@@ -168,12 +136,9 @@ def check_device_memory(
     free = f"{gpu.free} bytes ({format_bytes(gpu.free)})" if gpu.free >= 0 else "unknown"
     raise OptionError(
         f"worker_options: {option} of worker {worker.name} on {worker.host}{others} is {text}: GPU {gpu.index} ({gpu.uuid}) "
-        f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}"
-        + (
-            f" (expected {fits!r} at most)"
-            if fits
-            else ". Fix: end what uses this GPU, or leave the option out"
-        )
+        f"has {gpu.memory} bytes ({format_bytes(gpu.memory)}), free: {free}",
+        expected=f"{fits!r} at most" if fits else "",
+        fix="" if fits else "end what uses this GPU, or leave the option out",
     )
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.errors import PlacementError, Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
@@ -29,20 +29,12 @@ def intersection(near: frozenset[int], allowed: tuple[int, ...]) -> tuple[int, .
 
 
 def share_cores(masks: Sequence[tuple[int, ...]], quota: float | None = None) -> list[int]:
-    """Give each of a host's CPU workers a number of threads, from the cores that each may use.
+    """Give each of a host's CPU workers a number of threads, from the cores that each may use (`masks`).
 
-    A core that k workers may use counts for one k-th with each. So workers with cores of their own get all of them; and no worker
-    less than one thread.
+    A core that k workers may use counts for one k-th with each. So workers with cores of their own get all of them; and no
+    worker less than one thread. `quota`: CPU time that all of them together may use, in cores; if the threads are more, all
+    get fewer alike.
 
-    Parameters
-    ----------
-    masks : sequence of tuple of int
-        For each worker the cores that it may use.
-    quota : float, optional
-        CPU time that all of them together may use, in cores: where the threads are more, all get fewer alike.
-
-    Examples
-    --------
     >>> cores = tuple(range(8))
     >>> share_cores([cores, cores])
     [4, 4]
@@ -66,36 +58,19 @@ def share_cores(masks: Sequence[tuple[int, ...]], quota: float | None = None) ->
 def divide_gpus(
     host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], each: int
 ) -> dict[int, list[tuple[Gpu, ...]]]:
-    """Divide a host's GPUs among the ranks that take workers on it.
+    """Divide a host's GPUs among the ranks that take workers on it: for each rank the GPUs of each of its workers, perhaps none.
 
-    Parameters
-    ----------
-    host : str
-        The host's name, for messages.
-    ranks : sequence of Inventory
-        The ranks of this host that take workers, in the order of ranks.
-    gpus : sequence of Gpu
-        The host's GPUs in the order of their index; each that a rank sees is in it.
-    each : int
-        GPUs of one worker.
-
-    Returns
-    -------
-    dict
-        For each rank the GPUs of each of its workers, perhaps none, in the order of `gpus`.
-
-    Raises
-    ------
-    PlacementError
-        Two ranks see some of the same GPUs, but not all; or what a rank sees does not make full groups of `each`.
+    The ranks are in order, the GPUs in the order of their index; each that a rank sees is among them. Each worker gets `each`
+    GPUs. A PlacementError if two ranks see some of the same GPUs, but not all; or if what a rank sees does not make full
+    groups.
     """
     groups: dict[frozenset[str], list[Inventory]] = {}
     for rank in ranks:
         groups.setdefault(frozenset(gpu.uuid for gpu in rank.gpus), []).append(rank)
     if sum(len(seen) for seen in groups) != len(frozenset().union(*groups)):
         raise PlacementError(
-            f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)} "
-            "(expected the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task)"
+            f"host {host}: ranks see overlapping but different GPUs: {_visible(groups)}",
+            expected="the same GPUs for every rank of a host, e.g. --gpus-per-node, or each its own, e.g. --gpus-per-task",
         )
     divided: dict[int, list[tuple[Gpu, ...]]] = {rank.rank: [] for rank in ranks}
     for seen, members in groups.items():
@@ -108,15 +83,10 @@ def divide_gpus(
 
 
 def group_gpus(gpus: Sequence[Gpu], each: int) -> list[tuple[Gpu, ...]]:
-    """Put GPUs into groups of `each`: those of one NUMA node together, in order, then what the nodes have left.
+    """Put GPUs into groups of `each`: those of one NUMA node together, then what the nodes have left.
 
-    Returns
-    -------
-    list of tuple of Gpu
-        In the order of their first GPUs.
+    The result is in the order of their first GPUs.
 
-    Examples
-    --------
     >>> gpus = [Gpu(str(i), i, "A100", 0, cpus=(0, 1) if i in (0, 1, 3) else (2, 3)) for i in range(4)]
     >>> [[gpu.index for gpu in group] for group in group_gpus(gpus, 2)]
     [[0, 1], [2, 3]]
@@ -138,15 +108,16 @@ def _check_groups(host: str, ranks: Sequence[Inventory], gpus: Sequence[Gpu], ea
     if left := len(gpus) % each:
         raise PlacementError(
             f"{who} {len(gpus)} GPU(s), of which groups of {each} (gpus_per_worker, --gpus-per-worker) would leave {left} "
-            f"without a worker (expected a multiple of {each}). Fix: let the ranks of a host see all its GPUs, choose some with "
-            f"{VISIBLE_DEVICES}, or set another number"
+            "without a worker",
+            expected=f"a multiple of {each}",
+            fix=f"let the ranks of a host see all its GPUs, choose some with {VISIBLE_DEVICES}, or set another number",
         )
     # NVIDIA Multi-Instance GPU User Guide, "CUDA Device Enumeration"
     slices = [gpu for gpu in gpus if gpu.parent]
     if slices:
         raise PlacementError(
-            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most. "
-            f"Fix: gpus_per_worker=1 (--gpus-per-worker 1) instead of {each}, or whole GPUs"
+            f"{who} the MIG instance {slices[0].uuid}, and CUDA shows a process one MIG instance at most",
+            fix=f"gpus_per_worker=1 (--gpus-per-worker 1) instead of {each}, or whole GPUs",
         )
 
 
@@ -222,34 +193,21 @@ def _match(
     return {number: place for place, held in enumerate(holding) for number in held}
 
 
-def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[str]]:
-    """The GPU that the scheduler's process sees, and a warning if there is none.
+def scheduler_gpu(rank: Inventory, workers: Sequence[WorkerPlan]) -> tuple[str, list[Problem]]:
+    """The GPU that the scheduler's process sees, empty if there is none, and a warning then.
 
-    Dask's scheduler unpickles graphs, and those of cuDF hold objects of a GPU. It makes a CUDA context when the first such graph
-    comes. A GPU without a worker is the best, then one that nobody else uses, then the first.
-
-    Parameters
-    ----------
-    rank : Inventory
-        Of the rank with the scheduler.
-    workers : sequence of WorkerPlan
-        All workers.
-
-    Returns
-    -------
-    (uuid, warnings)
-        Empty: there is none.
+    Dask's scheduler unpickles graphs, and those of cuDF hold objects of a GPU. It makes a CUDA context when the first such
+    graph comes. A GPU without a worker is the best, then one that nobody else uses, then the first.
     """
     busy = {device for worker in workers for device in worker.devices}
     where = f"the scheduler (rank {rank.rank} on {rank.host})"
     effect = "graphs that hold GPU objects, as those of cuDF do, fail there"
     if not rank.gpus:
         fix = "choose a rank that sees a GPU with scheduler_rank (--scheduler-rank)"
-        return "", [f"{where} sees no GPU: {effect}. Fix: {fix}"]
+        return "", [Problem(f"{where} sees no GPU: {effect}", fix=fix)]
     usable = [gpu for gpu in rank.gpus if not (gpu.exclusive and (gpu.uuid in busy or gpu.processes))]
     if not usable:
         fix = "set the GPUs to the default compute mode (nvidia-smi -c 0), or leave one without a worker"
-        return "", [
-            f"{where} has no GPU, as one process alone may use each (compute mode): {effect}. Fix: {fix}"
-        ]
+        found = f"{where} has no GPU, as one process alone may use each (compute mode): {effect}"
+        return "", [Problem(found, fix=fix)]
     return min(usable, key=lambda gpu: (gpu.uuid in busy, bool(gpu.processes))).uuid, []

@@ -6,23 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dask_gpu_mpi.base.text import format_bytes, ranks_text
-from dask_gpu_mpi.errors import PlacementError
+from dask_gpu_mpi.errors import PlacementError, Problem
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.plan.model import HostPlan
-
-__all__ = [
-    "Host",
-    "existing_contexts",
-    "gpus_in_use",
-    "gpus_without_worker",
-    "group_by_host",
-    "name_some",
-    "ranks_without_gpu",
-    "refuse_gpus_in_use",
-    "refuse_machine_with_two_names",
-]
 
 
 @dataclass
@@ -88,9 +76,9 @@ def refuse_machine_with_two_names(hosts: Sequence[Host]) -> None:
             if other is not host:
                 raise PlacementError(
                     f"GPU {gpu.index} ({gpu.uuid}) is seen by {ranks_text(r.rank for r in other.ranks)} on {other.name} "
-                    f"and by {ranks_text(r.rank for r in host.ranks)} on {host.name}, two names of one machine "
-                    f"(boot id {boot_id or 'unknown'}). Fix: give it one host name, or each name its own GPUs by "
-                    f"{VISIBLE_DEVICES}"
+                    f"and by {ranks_text(r.rank for r in host.ranks)} on {host.name}, two names of one machine (boot id "
+                    f"{boot_id or 'unknown'})",
+                    fix=f"give it one host name, or each name its own GPUs by {VISIBLE_DEVICES}",
                 )
 
 
@@ -98,39 +86,54 @@ def refuse_machine_with_two_names(hosts: Sequence[Host]) -> None:
 _MOST_PLACES = 8
 
 
-def gpus_without_worker(hosts: Sequence[Host]) -> list[str]:
+def gpus_without_worker(hosts: Sequence[Host]) -> list[Problem]:
     """GPUs that only reserved ranks see (layout ``exclusive``)."""
     lost = {
         h.name: len({gpu.uuid for gpu in h.gpus} - {gpu.uuid for rank in h.working for gpu in rank.gpus})
         for h in hosts
     }
-    places = [f"{number} on {name}" for name, number in lost.items() if number]
+    lost = {name: number for name, number in lost.items() if number}
+    places = [f"{number} on {name}" for name, number in lost.items()]
     if not places:
         return []
     count = sum(lost.values())
     return [
-        f"{count} {'GPU gets' if count == 1 else 'GPUs get'} no worker, because only ranks that take no workers see them: "
-        f"{name_some(places)}. Fix: let all ranks of a host see its GPUs, or take layout 'shared'"
+        Problem(
+            f"{count} {'GPU gets' if count == 1 else 'GPUs get'} no worker, because only ranks that take no workers see them: "
+            f"{name_some(places)}",
+            fix="let all ranks of a host see its GPUs, or take layout 'shared'",
+            hosts=tuple(lost),
+        )
     ]
 
 
-def ranks_without_gpu(hosts: Sequence[Host]) -> list[str]:
+def ranks_without_gpu(hosts: Sequence[Host]) -> list[Problem]:
     """Ranks that get no GPU, in a job on GPUs."""
     without = {h.name: [rank.rank for rank in h.working if not h.share[rank.rank]] for h in hosts}
-    places = [f"{ranks_text(ranks)} on {name}" for name, ranks in without.items() if ranks]
+    without = {name: ranks for name, ranks in without.items() if ranks}
+    places = [f"{ranks_text(ranks)} on {name}" for name, ranks in without.items()]
     if not places:
         return []
-    count = sum(map(len, without.values()))
+    found = [rank for ranks in without.values() for rank in ranks]
+    get = "gets none and starts" if len(found) == 1 else f"get none, and these {len(found)} ranks start"
     return [
-        f"more ranks than GPUs: {name_some(places)} "
-        f"{'gets none and starts' if count == 1 else f'get none, and these {count} ranks start'} "
-        "no GPU worker (one rank per node is enough; --cpu-workers adds CPU workers)"
+        Problem(
+            f"more ranks than GPUs: {name_some(places)} {get} no GPU worker (one rank per node is enough; --cpu-workers adds "
+            "CPU workers)",
+            ranks=tuple(found),
+            hosts=tuple(without),
+        )
     ]
 
 
-def gpus_in_use(hosts: Sequence[Host]) -> list[str]:
+def gpus_in_use(hosts: Sequence[Host]) -> list[Problem]:
     """GPUs on which other processes hold memory."""
-    return [_in_use(host, gpu) for host in hosts for gpu in host.gpus if gpu.processes]
+    return [
+        Problem(_in_use(host, gpu), hosts=(host.name,))
+        for host in hosts
+        for gpu in host.gpus
+        if gpu.processes
+    ]
 
 
 def refuse_gpus_in_use(hosts: Sequence[Host]) -> None:
@@ -143,8 +146,10 @@ def refuse_gpus_in_use(hosts: Sequence[Host]) -> None:
     ]
     if found:
         raise PlacementError(
-            f"{name_some(found)} (expected idle GPUs: require_idle_gpus, --require-idle-gpus). Fix: end those processes, leave "
-            f"the GPUs out with {VISIBLE_DEVICES}, or allow them with --no-require-idle-gpus"
+            name_some(found),
+            expected="idle GPUs: require_idle_gpus, --require-idle-gpus",
+            fix=f"end those processes, leave the GPUs out with {VISIBLE_DEVICES}, or allow them with "
+            "--no-require-idle-gpus",
         )
 
 
@@ -155,16 +160,19 @@ def _in_use(host: Host, gpu: Gpu) -> str:
     return f"{name} has {gpu.busy} bytes ({format_bytes(gpu.busy)}) in use by other processes"
 
 
-def existing_contexts(ranks: Sequence[Inventory]) -> list[str]:
+def existing_contexts(ranks: Sequence[Inventory]) -> list[Problem]:
     """CUDA contexts of the ranks' own processes."""
-    places = [
-        f"rank {rank.rank} on {rank.host} ({', '.join(rank.contexts)})" for rank in ranks if rank.contexts
-    ]
+    having = [rank for rank in ranks if rank.contexts]
+    places = [f"rank {rank.rank} on {rank.host} ({', '.join(rank.contexts)})" for rank in having]
     if not places:
         return []
     return [
-        f"CUDA contexts were made before the cluster started, and take device memory from the workers: {name_some(places)}. "
-        "Fix: use CUDA only after initialize(), or check what the script imports (or a GPU-aware MPI)"
+        Problem(
+            f"CUDA contexts were made before the cluster started, and take device memory from the workers: {name_some(places)}",
+            fix="use CUDA only after initialize(), or check what the script imports (or a GPU-aware MPI)",
+            ranks=tuple(rank.rank for rank in having),
+            hosts=tuple(dict.fromkeys(rank.host for rank in having)),
+        )
     ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.options.protocols import Transport
 
@@ -104,5 +105,5 @@ class PlanData:
     client: Role
     hosts: tuple[HostPlan, ...]
     workers: tuple[WorkerPlan, ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[Problem, ...] = ()
     scheduler_device: str = ""

@@ -26,10 +26,6 @@ MOST_BOXES = 16
 MOST_WARNED = 8
 #: CPU workers of a node with a box of their own.
 MOST_CPU_WORKERS = 8
-#: A host in the text of a warning.
-_PLACE = re.compile(r"\b(?:host|on) (\S+?)[,:.;]?(?=\s|$)")
-#: In a warning that names only some of its places (`gpu_warnings.name_some`): these would look worse than the others.
-_SOME = re.compile(r" and \d+ more\b")
 
 
 @dataclass(frozen=True)
@@ -190,7 +186,7 @@ class _View:
             self.workers[worker.host].append(worker)
         self.warnings: dict[str, list[int]] = {}
         for number, warning in enumerate(plan.warnings, start=1):
-            for name in set() if _SOME.search(warning) else set(_PLACE.findall(warning)):
+            for name in warning.hosts:
                 self.warnings.setdefault(name, []).append(number)
 
     def warnings_of(self, host: HostPlan) -> list[int]:

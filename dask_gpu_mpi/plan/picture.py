@@ -166,7 +166,7 @@ def svg(plan: PlanData, *, warnings: bool = True) -> str:
         (_node(box, content, width) for box, content in zip(boxes, contents, strict=True)), limit, PAD
     )
     inner = max(nodes.width, LEAST_PAGE)
-    texts = _warnings(plan.warnings, inner) if warnings else []
+    texts = _warnings([*map(str, plan.warnings)], inner) if warnings else []
     page = stack([_head(plan, inner), nodes, *_more(left_out, inner), *texts])
     size_x, size_y = inner + 2 * PAD, page.height + 2 * PAD
     title = escape(printable(_title(plan)))

@@ -27,8 +27,8 @@ class Plan(PlanData):
         In the order of their lowest ranks.
     workers : tuple of WorkerPlan
         In the order of ranks; of one rank GPU workers first.
-    warnings : tuple of str
-        What the user should know, each one line.
+    warnings : tuple of Problem
+        What is unusual; each is one line when it is printed.
     scheduler_device : str
         UUID of the GPU that the scheduler's process sees, empty if none: it unpickles graphs, and those of cuDF hold GPU objects.
     """
@@ -86,7 +86,7 @@ class Plan(PlanData):
                 }
                 for worker in self.workers
             ],
-            "warnings": list(self.warnings),
+            "warnings": [str(warning) for warning in self.warnings],
         }
 
     def table(self) -> str:

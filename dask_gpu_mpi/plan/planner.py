@@ -27,8 +27,6 @@ from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.roles import choose_roles, in_order, reserved_ranks
 from dask_gpu_mpi.plan.workers import plan_workers
 
-__all__ = ["make_plan"]
-
 
 def make_plan(
     inventories: Iterable[Inventory],
@@ -37,37 +35,17 @@ def make_plan(
     has_client: bool = True,
     device_options: Mapping[int, Mapping[str, Any]] | None = None,
 ) -> Plan:
-    """Make the plan: who has which role, and which workers each rank starts.
+    """Make the plan: which rank has which role, and which workers each rank starts.
 
-    Parameters
-    ----------
-    inventories : iterable of Inventory
-        One of each rank, in any order; the plan does not depend on it.
-    options : Options
-        What the user has set.
-    has_client : bool
-        Whether the job runs a script: in layout "exclusive" a rank is reserved for it.
-    device_options : mapping, optional
-        By rank: the sizes of device memory that its workers are to use (`device_memory.device_options`), which may differ.
-        Default: those of `options`.
+    The inventories, one of each rank, may come in any order. `has_client`: whether the job runs a script: in layout
+    "exclusive" a rank is reserved for it. `device_options`: by rank, the sizes of device memory that its workers are to use,
+    which may differ (`device_memory.device_options`; by default those of `options`). Every GPU that a rank with workers sees
+    gets exactly one worker.
 
-    Returns
-    -------
-    Plan
-        Every GPU that a rank with workers sees has exactly one worker.
+    Raises PlacementError if ranks are missing or double, see partly the same GPUs, or can't take a worker; or if the GPUs do
+    not make full groups of `gpus_per_worker`, or are in use against `require_idle_gpus`. OptionError: more memory than a
+    worker's GPU has. WorldTooSmallException: fewer ranks than the layout needs.
 
-    Raises
-    ------
-    PlacementError
-        Ranks are missing or double, ranks of a host see partly the same GPUs, or no rank can take a worker; the GPUs do not
-        make full groups of `gpus_per_worker`, or are in use against `require_idle_gpus`.
-    OptionError
-        An option asks for more memory than a worker's GPU has.
-    WorldTooSmallException
-        Fewer ranks than the layout needs.
-
-    Examples
-    --------
     >>> from dask_gpu_mpi.plan.synthetic import hypothetical_job
     >>> plan = make_plan(hypothetical_job(nodes=2, ranks_per_node=1, gpus_per_node=2), Options())
     >>> [(worker.name, worker.host, worker.gpu_index) for worker in plan.workers]
@@ -121,8 +99,9 @@ def _on_gpus(hosts: Sequence[Host], options: Options) -> bool:
     if options.worker_kind == "gpu":
         names = fold_names(host.name for host in hosts if host.working)
         raise PlacementError(
-            f"GPU workers are asked for, but none of the ranks that take workers sees a GPU "
-            f"({ranks_text(rank.rank for rank in working)} on {names}). Fix: ask the batch system for GPUs, "
-            f"check {VISIBLE_DEVICES}, or take CPU workers with worker_class (--worker-class distributed.Nanny)"
+            "GPU workers are asked for, but none of the ranks that take workers sees a GPU "
+            f"({ranks_text(rank.rank for rank in working)} on {names})",
+            fix=f"ask the batch system for GPUs, check {VISIBLE_DEVICES}, or take CPU workers with worker_class "
+            "(--worker-class distributed.Nanny)",
         )
     return False

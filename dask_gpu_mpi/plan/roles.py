@@ -10,32 +10,32 @@ from dask_gpu_mpi.errors import PlacementError, world_too_small
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
 
-__all__ = ["choose_roles", "default_client", "expected_client", "in_order", "reserved_ranks"]
-
 
 def in_order(inventories: Iterable[Inventory]) -> list[Inventory]:
     """Sort the inventories by rank; a missing, double or foreign one is a PlacementError."""
     ranks = sorted(inventories, key=lambda inventory: inventory.rank)
     if not ranks:
-        raise PlacementError("no inventory (expected one of each rank)")
+        raise PlacementError("no inventory", expected="one of each rank")
     numbers = [inventory.rank for inventory in ranks]
     sizes = {inventory.world_size for inventory in ranks}
     if len(sizes) > 1:
         raise PlacementError(
-            f"the ranks disagree on the world size: {', '.join(map(str, sorted(sizes)))} (expected one MPI world)"
+            f"the ranks disagree on the world size: {', '.join(map(str, sorted(sizes)))}",
+            expected="one MPI world",
         )
     size = sizes.pop()
     double = sorted({a for a, b in pairwise(numbers) if a == b})
     if double:
         hosts = fold_names(inventory.host for inventory in ranks if inventory.rank in double)
         raise PlacementError(
-            f"{ranks_text(double)} answered more than once, from {hosts} (expected one inventory of each rank)"
+            f"{ranks_text(double)} answered more than once, from {hosts}",
+            expected="one inventory of each rank",
         )
     missing = sorted(set(range(size)).difference(numbers))
     if missing:
-        raise PlacementError(f"no inventory of {ranks_text(missing)} of {size} (expected one of each rank)")
+        raise PlacementError(f"no inventory of {ranks_text(missing)} of {size}", expected="one of each rank")
     if len(ranks) > size:
-        raise PlacementError(f"ranks {fold_numbers(numbers)} answered (expected ranks 0 to {size - 1})")
+        raise PlacementError(f"ranks {fold_numbers(numbers)} answered", expected=f"ranks 0 to {size - 1}")
     return ranks
 
 
@@ -82,7 +82,8 @@ def choose_roles(options: Options, world_size: int, *, has_client: bool) -> tupl
             fix = "take layout 'shared', which works with one"
         places = " and ".join(f"the {role} on rank {rank}" for role, rank in roles.items())
         raise world_too_small(
-            f"layout {options.layout!r} with {places or f'client_rank={client}'} "
-            f"needs at least {least} MPI ranks, found {world_size}. Fix: start more ranks, or {fix}"
+            f"layout {options.layout!r} with {places or f'client_rank={client}'} needs at least {least} MPI ranks, found "
+            f"{world_size}",
+            fix=f"start more ranks, or {fix}",
         )
     return scheduler, client

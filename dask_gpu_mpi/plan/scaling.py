@@ -23,16 +23,6 @@ from dask_gpu_mpi.options.dask_config import import_config, is_configured
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
 
-__all__ = [
-    "BACKLOG",
-    "CONNECT",
-    "configured_keys",
-    "connection_settings",
-    "start_delay",
-    "start_limit",
-    "workers_per_core",
-]
-
 CONNECT = "distributed.comm.timeouts.connect"
 BACKLOG = "distributed.comm.socket-backlog"
 #: distributed's defaults (2026.7), in seconds and in connections.
@@ -53,19 +43,10 @@ AT_ONCE, APART = 256, 0.004
 
 
 def connection_settings(workers: int, per_core: float, configured: Collection[str] = ()) -> dict[str, Any]:
-    """Dask configuration for every process of a cluster of this size; empty where Dask's defaults are enough.
+    """Dask configuration for every process of a cluster of so many workers; empty if Dask's defaults are enough.
 
-    Parameters
-    ----------
-    workers : int
-        Planned workers.
-    per_core : float
-        `workers_per_core`.
-    configured : collection of str
-        Keys that the user has configured, which are left out (`configured_keys`).
+    `per_core` is `workers_per_core`; keys in `configured`, which the user has set (`configured_keys`), are left out.
 
-    Examples
-    --------
     >>> connection_settings(64, per_core=0.5)
     {}
     >>> connection_settings(2000, per_core=0.5)
@@ -104,17 +85,8 @@ def workers_per_core(plan: Plan) -> float:
 
 
 def start_delay(before: int, workers: int) -> float:
-    """Seconds for which a rank delays the start of its workers.
+    """Seconds for which a rank delays the start of its workers; `before`: workers of the ranks before it, of `workers` in all.
 
-    Parameters
-    ----------
-    before : int
-        Workers of the ranks before it.
-    workers : int
-        All planned workers.
-
-    Examples
-    --------
     >>> start_delay(before=100, workers=200), start_delay(before=500, workers=1000)
     (0.0, 2.0)
     """
@@ -122,12 +94,6 @@ def start_delay(before: int, workers: int) -> float:
 
 
 def configured_keys() -> frozenset[str]:
-    """Which keys of `connection_settings` the user has configured.
-
-    Raises
-    ------
-    InputError
-        A file of Dask's configuration is malformed.
-    """
+    """The keys of `connection_settings` that the user has configured."""
     import_config()
     return frozenset(key for key in (CONNECT, BACKLOG) if is_configured(key))

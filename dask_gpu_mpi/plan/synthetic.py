@@ -8,8 +8,6 @@ from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 
-__all__ = ["NODE_MEMORY", "hypothetical_job"]
-
 GPU_MEMORY = 80 * 1024**3
 #: Bytes of memory of each node by default, for ``plan --nodes`` and for the plan that `jobscript` checks alike.
 NODE_MEMORY = 512 * 1024**3
@@ -27,30 +25,11 @@ def hypothetical_job(
 ) -> tuple[Inventory, ...]:
     """Make the inventories of a hypothetical job on alike hosts ``h1`` to ``hN``.
 
-    Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of
-    the cores and half of the GPUs each.
+    Ranks fill one host after the other and are bound to no cores. Each host has two NUMA nodes with half of the cores and
+    half of the GPUs each. With `visible` "all" every rank sees all GPUs of its host (as with ``--gpus-per-node``), with
+    "per-rank" a part of them (as with ``--gpus-per-task``), the first ranks one more if they do not divide evenly. An
+    OptionError if a number is too small or too large.
 
-    Parameters
-    ----------
-    nodes, ranks_per_node : int
-        Hosts, and ranks on each; at least 1.
-    gpus_per_node : int
-        GPUs of each host; 0 for none.
-    visible : {"all", "per-rank"}
-        Whether every rank sees all GPUs of its host (as with ``--gpus-per-node``), or a part of its own (as
-        with ``--gpus-per-task``), the first ranks one more where they do not divide evenly.
-    cpus_per_node : int
-        Cores of each host; at least 1.
-    memory_per_node : int
-        Bytes of memory of each host; at least 1.
-
-    Raises
-    ------
-    OptionError
-        A number is too small, there are too many of something in all, or `visible` is unknown.
-
-    Examples
-    --------
     >>> [(rank.rank, rank.host, rank.visible) for rank in hypothetical_job(1, 2, 4, "per-rank")]
     [(0, 'h1', '0,1'), (1, 'h1', '2,3')]
     """
@@ -62,7 +41,7 @@ def hypothetical_job(
         ("memory-per-node", memory_per_node, 1),
     ):
         if number < least:
-            raise OptionError(f"--{option}: invalid value {number} (expected at least {least})")
+            raise OptionError(f"--{option}: invalid value {number}", expected=f"at least {least}")
     for option, number, most in (
         ("ranks-per-node", ranks_per_node, MOST_RANKS),
         ("gpus-per-node", gpus_per_node, MOST_RANKS),
@@ -70,10 +49,12 @@ def hypothetical_job(
     ):
         if nodes * number > most:
             raise OptionError(
-                f"--nodes {nodes} --{option} {number}: too many (expected at most {most} in all). Fix: plan a part of the job"
+                f"--nodes {nodes} --{option} {number}: too many",
+                expected=f"at most {most} in all",
+                fix="plan a part of the job",
             )
     if visible not in ("all", "per-rank"):
-        raise OptionError(f"--visible: invalid value {visible!r} (expected all or per-rank)")
+        raise OptionError(f"--visible: invalid value {visible!r}", expected="all or per-rank")
 
     cpus = tuple(range(cpus_per_node))
     half = (cpus_per_node + 1) // 2

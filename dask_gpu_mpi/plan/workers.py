@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, parse_memory_limit
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options
@@ -14,8 +15,6 @@ from dask_gpu_mpi.plan.device_memory import device_sizes
 from dask_gpu_mpi.plan.gpu_assignment import intersection, near_cores, share_cores
 from dask_gpu_mpi.plan.hosts import Host, name_some
 from dask_gpu_mpi.plan.model import WorkerPlan
-
-__all__ = ["excess_warnings", "plan_workers", "worker_limit"]
 
 
 @dataclass(frozen=True)
@@ -33,25 +32,27 @@ class _Draft:
 
 def plan_workers(
     hosts: Sequence[Host], options: Options, on_gpus: bool, asked: Mapping[int, Mapping[str, Any]]
-) -> tuple[list[WorkerPlan], list[str]]:
+) -> tuple[list[WorkerPlan], list[Problem]]:
     """All workers, in the order of ranks, of one rank GPU workers first; and warnings. `asked`: by rank, its device options."""
     limit = parse_memory_limit(options.memory_limit)
     workers: list[WorkerPlan] = []
-    distant: list[str] = []
+    distant: list[tuple[str, str]] = []
     limits = []
     for host in hosts:
         drafts = (_on_gpus(host, options) if on_gpus else _on_cpus(host, options)) + _added(host, options)
         each = worker_limit(limit, host.memory, len(drafts))
         limits.append((host.name, each, len(drafts), host.memory))
-        distant += [draft.distant for draft in drafts if draft.distant]
+        distant += [(host.name, draft.distant) for draft in drafts if draft.distant]
         workers += _finish(host, drafts, options, each, asked)
     warnings = excess_warnings(limits)
     if distant:
-        warnings.insert(
-            0,
+        problem = Problem(
             "the ranks may use no core near the GPUs of these workers, which get the ranks' cores: "
-            f"{name_some(distant)}. Fix: let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
+            f"{name_some([place for _, place in distant])}",
+            fix="let the launcher bind nothing (e.g. --cpu-bind=none, --bind-to none)",
+            hosts=tuple(dict.fromkeys(host for host, _ in distant)),
         )
+        warnings.insert(0, problem)
     # Ranks of hosts may interleave. Stable: a rank's GPU workers stay in front.
     return sorted(workers, key=lambda worker: worker.rank), warnings
 
@@ -125,17 +126,9 @@ def _finish(
 def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     """Give the memory limit of each worker of a host, in bytes; 0: none.
 
-    Parameters
-    ----------
-    limit : int, float or None
-        Bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it).
-    memory : int
-        Bytes that the job may use on the host; 0: unknown.
-    workers : int
-        Workers of the host, over all ranks.
+    `limit` is bytes, a fraction of the host's memory, or None for an equal part (as `parse_memory_limit` gives it); `memory`
+    is what the job may use on the host (0: unknown), and `workers` are those of all its ranks.
 
-    Examples
-    --------
     >>> worker_limit(None, 1000, 4), worker_limit(0.5, 1000, 4), worker_limit(300, 1000, 4), worker_limit(None, 0, 4)
     (250, 500, 300, 0)
     """
@@ -144,25 +137,23 @@ def worker_limit(limit: int | float | None, memory: int, workers: int) -> int:
     return int(limit * memory) if isinstance(limit, float) else limit
 
 
-def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[str]:
+def excess_warnings(hosts: Iterable[tuple[str, int, int, int]]) -> list[Problem]:
     """Warn of hosts whose workers' limits add up to more than there is, which the user may want: one line for hosts alike.
 
-    Parameters
-    ----------
-    hosts : iterable of tuple
-        Name, limit of each worker, number of workers, and memory (0: unknown) of each host.
+    For each host: name, limit of each worker, number of workers, and memory (0: unknown).
 
-    Examples
-    --------
-    >>> excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)])
-    ['on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are']
+    >>> print(*excess_warnings([("h1", 600, 2, 1000), ("h2", 600, 2, 1000), ("h3", 500, 2, 1000)]))
+    on h[1-2], 2 workers with a memory limit of 600 B each may use more than the 1000 B there are
     """
     alike: dict[tuple[int, int, int], list[str]] = {}
     for name, limit, workers, memory in hosts:
         alike.setdefault((limit, workers, memory), []).append(name)
     return [
-        f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
-        f"the {format_bytes(memory)} there are"
+        Problem(
+            f"on {fold_names(names)}, {workers} workers with a memory limit of {format_bytes(limit)} each may use more than "
+            f"the {format_bytes(memory)} there are",
+            hosts=tuple(names),
+        )
         for (limit, workers, memory), names in alike.items()
         if 0 < memory < limit * workers
     ]

@@ -432,10 +432,10 @@ def count_hosts(
         found = Counter(words(read(path)))
     except (OSError, ValueError) as error:
         raise InputError(
-            f"environment: {name}={path}: can't be read ({error}). Fix: run `launch` inside the job"
+            f"environment: {name}={path}: can't be read ({error})", fix="run `launch` inside the job"
         ) from None
     if not found or not all(map(str.isprintable, found)):
-        raise InputError(f"environment: {name}={path}: names no node. Fix: run `launch` inside the job")
+        raise InputError(f"environment: {name}={path}: names no node", fix="run `launch` inside the job")
     return found
 
 
@@ -497,7 +497,9 @@ def number(environ: Mapping[str, str], name: str) -> int | None:
         return None
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise LauncherError(
-            f"environment: invalid {name}={text[:40]!r} (expected a number, which the launcher sets). Fix: do not set it yourself"
+            f"environment: invalid {name}={text[:40]!r}",
+            expected="a number, which the launcher sets",
+            fix="do not set it yourself",
         )
     return int(text)
 

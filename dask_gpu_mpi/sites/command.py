@@ -114,8 +114,9 @@ def decide(
     after = {name: value for name, value in {**environ, **changes}.items() if value is not None}
     if request.signal and not launcher.sends_signal:
         raise LauncherError(
-            f"launch: --signal {request.signal}: {starter.kind} sends none (expected flux). Fix: have the batch system send it: "
-            "sbatch --signal, bsub -wa"
+            f"launch: --signal {request.signal}: {starter.kind} sends none",
+            expected="flux",
+            fix="have the batch system send it: sbatch --signal, bsub -wa",
         )
     start = [starter.path, *launcher.options(allocation, after, mpi)]
     if request.signal:
@@ -214,7 +215,9 @@ def python_command(
     bound = sorted({os.path.abspath(os.path.join(cwd, place)) for place in places if place})
     if odd := [place for place in bound if set(place) & set(",:")]:
         raise LauncherError(
-            f"launch: --container: apptainer can't bind {odd[0]!r} (expected a path without ',' and ':'). Fix: another directory"
+            f"launch: --container: apptainer can't bind {odd[0]!r}",
+            expected="a path without ',' and ':'",
+            fix="another directory",
         )
     return ("apptainer", "exec", "--nv", *(f"--bind={place}" for place in bound), request.container, "python")
 

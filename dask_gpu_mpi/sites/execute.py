@@ -87,8 +87,8 @@ class Runner:
             child = subprocess.Popen(command, env=dict(environ), stdin=stdin, preexec_fn=prepare)
         except OSError as error:
             raise LauncherError(
-                f"launch: could not start {command[0]}: {error.strerror}. Fix: load the module of another MPI library, or set "
-                "--launcher"
+                f"launch: could not start {command[0]}: {error.strerror}",
+                fix="load the module of another MPI library, or set --launcher",
             ) from None
         deadline: float | None = None
         pending = signal.SIGTERM
@@ -154,8 +154,8 @@ def run_launch(
             remove(launch.mark)  # of the run before a requeue
     except OSError as error:
         raise InputError(
-            f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror}). Fix: another by "
-            "--log-directory or DGM_LOGS"
+            f"launch: the folder of the log files can't be written ({error.filename}: {error.strerror})",
+            fix="another by --log-directory or DGM_LOGS",
         ) from None
     with Runner(forwards_end=launch.forwards_end, forwards_warning=launch.forwards_warning) as runner:
         if launch.check and ((code := runner.run(launch.check, child, preflight=True)) or runner.stopped_by):

@@ -68,11 +68,12 @@ def render(job: JobRequest) -> str:
     launcher = job.launcher or next(iter(system.templates))
     if launcher not in system.templates:
         raise InputError(
-            f"--launcher {launcher}: not available under {system.title} (expected one of {', '.join(system.templates)})"
+            f"--launcher {launcher}: not available under {system.title}",
+            expected=f"one of {', '.join(system.templates)}",
         )
     if job.mpi is not None and launcher not in system.mpi_launchers:
         raise InputError(
-            f"--mpi {job.mpi}: {launcher} under {system.title} has no such option. Fix: leave it out"
+            f"--mpi {job.mpi}: {launcher} under {system.title} has no such option", fix="leave it out"
         )
     lines = template(system.templates[launcher]).splitlines()
     for beginning, value in system.directives(job).items():
@@ -157,14 +158,14 @@ def submit(job: JobRequest, text: str) -> str:
     name = " ".join(command)
     if shutil.which(command[0]) is None:
         raise InputError(
-            f"--submit: command {command[0]} not found. Fix: run this on a login node of {system.title}"
+            f"--submit: command {command[0]} not found", fix=f"run this on a login node of {system.title}"
         )
     try:
         done = subprocess.run(command, input=os.fsencode(text), capture_output=True, timeout=SUBMIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"--submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s. Fix: check whether the job is in the queue "
-            "before you submit again"
+            f"--submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s",
+            fix="check whether the job is in the queue before you submit again",
         ) from None
     except OSError as error:
         raise InputError(f"--submit: could not run {name}: {error.strerror}") from None

@@ -180,7 +180,9 @@ class Launcher:
 
 def _can_not_start_parts(how: str) -> LauncherError:
     return LauncherError(
-        f"launch: heterogeneous jobs of Slurm can't be started by {how} (expected srun and MPICH). Fix: a homogeneous job"
+        f"launch: heterogeneous jobs of Slurm can't be started by {how}",
+        expected="srun and MPICH",
+        fix="a homogeneous job",
     )
 
 
@@ -387,7 +389,7 @@ class Jsrun(Launcher):
         ranks, nodes = allocation.ranks, allocation.nodes
         if ranks % nodes:
             raise LauncherError(
-                f"launch: jsrun can't start {ranks} ranks on {nodes} nodes (expected a multiple of {nodes})"
+                f"launch: jsrun can't start {ranks} ranks on {nodes} nodes", expected=f"a multiple of {nodes}"
             )
         sets = "ALL_HOSTS" if allocation.whole else nodes
         per_node = allocation.ranks_per_node

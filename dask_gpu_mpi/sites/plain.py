@@ -41,7 +41,7 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[Host, ...]:
             words = [line.split("#")[0].strip() for line in read(text).splitlines()]
         except (OSError, ValueError) as error:
             raise InputError(
-                f"--hosts {text}: can't be read ({error}). Fix: name a text file, or the nodes: h1,h2"
+                f"--hosts {text}: can't be read ({error})", fix="name a text file, or the nodes: h1,h2"
             ) from None
     else:
         words = text.split(",")
@@ -50,11 +50,13 @@ def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[Host, ...]:
         named = _HOST.fullmatch(word)
         if named is None:
             raise InputError(
-                f"--hosts: invalid node {word[:60]!r} (expected NAME or NAME:RANKS). Fix: --hosts h1,h2:2"
+                f"--hosts: invalid node {word[:60]!r}", expected="NAME or NAME:RANKS", fix="--hosts h1,h2:2"
             )
         hosts[named[1]] += int(named[2] or 1)
     if not hosts:
-        raise InputError(f"--hosts {text!r}: names no node (expected h1,h2, or a file with one on each line)")
+        raise InputError(
+            f"--hosts {text!r}: names no node", expected="h1,h2, or a file with one on each line"
+        )
     return as_hosts(hosts)
 
 

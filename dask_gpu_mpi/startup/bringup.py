@@ -25,7 +25,7 @@ from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import FLUSH, MPI_GRACE, WITHOUT_OPTIONS
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import start_own_look
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi import launcher_check
@@ -295,11 +295,11 @@ def _register_failure(
 
 def _of_node(error: Exception) -> Failure:
     """The failure of a system call, with which a node is inspected."""
-    return Failure(
-        f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}. Fix: leave it out "
-        "of the job",
-        1,
+    problem = Problem(
+        f"could not inspect this node (CPUs, memory, GPUs, network): {type(error).__name__}: {error}",
+        fix="leave it out of the job",
     )
+    return Failure(problem, 1)
 
 
 def _first(error: InputError | StartupError, no_mpi: InputError) -> InputError | StartupError:

@@ -23,7 +23,7 @@ from dask_gpu_mpi.base.failures import Failure, one_report
 from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
-from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
+from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
@@ -132,12 +132,13 @@ class FailureCoordinator:
             for rank in self.waiting_for:
                 text = "not ready" if rank in self._registrations else "no response"
                 last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
-                self._failures[rank] = Failure(
-                    f"{text} before the start-up timeout (startup_timeout){last}. Fix: inspect that node (a rank that is "
-                    "stopped, no memory left, a slow file system?), or set a longer startup_timeout (--startup-timeout)",
-                    1,
-                    of_a_rank=True,
+                silent = Problem(
+                    f"{text} before the start-up timeout (startup_timeout){last}",
+                    fix="inspect that node (a rank that is stopped, no memory left, a slow file system?), or set a longer "
+                    "startup_timeout (--startup-timeout)",
+                    ranks=(rank,),
                 )
+                self._failures[rank] = Failure(silent, 1)
             self._end_with_report(fatal=True)
 
     def progress(self) -> tuple[int, int | None, list[str]]:
@@ -386,7 +387,9 @@ class Coordinator(FailureCoordinator):
     def _all_ready(self) -> None:
         assert self.plan is not None  # ranks are ready after START
         assert self._cluster is not None  # as above
-        full = replace(self._cluster, plan=self.plan, transport=self._transport.line, config=self._config)
+        full = replace(
+            self._cluster, plan=self.plan, transport=str(self._transport.line), config=self._config
+        )
         if any(self.timelines.values()):
             steps = {rank: list(steps) for rank, steps in self.timelines.items()}
             full = replace(full, hosts=dict(self.hosts), steps=steps)
@@ -443,8 +446,8 @@ def check_agreement(registrations: Sequence[Registration]) -> None:
         for (name, value), (_, found) in zip(first.shared_options, other.shared_options, strict=True):
             if value != found:
                 raise InputError(
-                    f"option {name} is {value!r} on rank 0 ({first.host}) and {found!r} on rank {rank} ({other.host}) "
-                    "(expected the same on all ranks)"
+                    f"option {name} is {value!r} on rank 0 ({first.host}) and {found!r} on rank {rank} ({other.host})",
+                    expected="the same on all ranks",
                 )
 
 
@@ -457,6 +460,7 @@ def check_client(registrations: Sequence[Registration], client: int) -> None:
     if having and client not in having:
         raise InputError(
             f"rank {client} ({registrations[client].host}) is the client, but only {ranks_text(having)} got a script or "
-            "function to run (expected the same call on all ranks). Fix: pass it on all ranks, or set client_rank "
-            "(--client-rank)"
+            "function to run",
+            expected="the same call on all ranks",
+            fix="pass it on all ranks, or set client_rank (--client-rank)",
         )

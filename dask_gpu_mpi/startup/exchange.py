@@ -21,8 +21,6 @@ from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.messages import COORDINATOR, POLL_BUSY, Channels, Event, Kind
 from dask_gpu_mpi.startup.start_context import StartContext
 
-__all__ = ["Progress", "report_to_all", "until_over"]
-
 
 class Serving(Protocol):
     """A rank that takes part: what it does with the messages that are not about the end of the start."""
@@ -37,17 +35,9 @@ class Serving(Protocol):
 def until_over(
     channels: Channels, context: StartContext, coordinator: FailureCoordinator | None, relay: Serving | None
 ) -> Any:
-    """Serve the start until it is over.
+    """Serve the start until it is over; raises the one report.
 
-    Returns
-    -------
-    object
-        On rank 0 the outcome of its coordinator; on the others what that has sent them: a `Cluster`, or an exit code.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        The one report.
+    The result is the outcome of the coordinator on rank 0; elsewhere what that has sent: a `Cluster`, or an exit code.
     """
     progress = Progress(context.started)
     signalled: Failure | None = None
@@ -74,8 +64,9 @@ def until_over(
                 return outcome
         elif time.monotonic() > context.deadline + context.patience.others:
             error = StartupError(
-                f"rank 0: no response before {context.deadline_name}. Fix: inspect the node of rank 0 (is that rank stopped, the "
-                "node down?), or leave that node out of the job",
+                f"no response before {context.deadline_name}",
+                where="rank 0",
+                fix="inspect the node of rank 0 (is that rank stopped, the node down?), or leave that node out of the job",
                 reported=channels.rank != 1,
             )
             error.fatal = True
@@ -131,15 +122,7 @@ NAMED = 8
 
 
 class Progress:
-    """Shows who is still awaited.
-
-    Parameters
-    ----------
-    started : float
-        Time of the start, seconds.
-    stream : file, optional
-        Default: standard error.
-    """
+    """Shows the hosts that are awaited since the start began at `started`; on standard error, unless another stream is given."""
 
     def __init__(self, started: float, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -155,14 +138,7 @@ class Progress:
     def show(self, now: float, ready: int, planned: int | None, hosts: Sequence[str]) -> None:
         """Print how many workers are ready, and which hosts are awaited; nothing while it is too early for another line.
 
-        Parameters
-        ----------
-        now : float
-            Time, seconds.
-        ready, planned : int, int or None
-            Workers; None while there is no plan.
-        hosts : sequence of str
-            Those that are awaited; ``""`` for a rank whose host is not known.
+        `planned` is None while there is no plan; of `hosts`, ``""`` is a rank whose host is not known.
         """
         if now < self._next:
             return

@@ -10,7 +10,7 @@ from dataclasses import replace
 from dask_gpu_mpi.agent.handle import AgentProcess
 from dask_gpu_mpi.agent.orders import Answer
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.errors import InputError, StartupError
+from dask_gpu_mpi.errors import InputError, Problem, StartupError
 from dask_gpu_mpi.machine.gpu_probe import hangs, nvml_grace
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
@@ -34,9 +34,10 @@ def inspect(options: Options, agent: AgentProcess, context: StartContext, channe
     context.timeline.lap("wait for the agent")
     inventory = inspect_node(options, context, channels, agent.gpus if agent.looks else None)
     if folder := exposed_folder(os.path.dirname(scratch)):
-        warning = (
-            f"host {context.host}: {exposed_text(folder)}. Fix: chmod +t {folder}, or another directory by local_directory "
-            "(--local-directory)"
+        warning = Problem(
+            f"host {context.host}: {exposed_text(folder)}",
+            fix=f"chmod +t {folder}, or another directory by local_directory (--local-directory)",
+            hosts=(context.host,),
         )
         inventory = replace(inventory, warnings=(*inventory.warnings, warning))
     context.timeline.lap("inventory")
@@ -75,13 +76,14 @@ def await_agent(agent: AgentProcess, context: StartContext) -> str:
                 raise Failure(*payload).error(reported=False)
         if agent.lost:
             raise StartupError(
-                f"the agent ended before it was ready ({agent.exit_text()}). Fix: read its output above; out of memory, most "
-                "often"
+                f"the agent ended before it was ready ({agent.exit_text()})",
+                fix="read its output above; out of memory, most often",
             )
         context.raise_signal()
     raise StartupError(
-        "the agent did not finish its imports before the start-up timeout (startup_timeout). Fix: have the environment on a "
-        "faster file system or in a container image, or set a longer startup_timeout (--startup-timeout)"
+        "the agent did not finish its imports before the start-up timeout (startup_timeout)",
+        fix="have the environment on a faster file system or in a container image, or set a longer startup_timeout "
+        "(--startup-timeout)",
     )
 
 
@@ -91,7 +93,7 @@ def _gpus(probe: Probe, context: StartContext, where: str, grace: float) -> tupl
         try:
             seen = probe(0.1)
         except (InputError, StartupError) as error:
-            raise type(error)(f"{where}: {error}") from error
+            raise type(error)(replace(error.problem, where=where)) from error
         if seen is not None:
             return seen
         context.raise_signal()

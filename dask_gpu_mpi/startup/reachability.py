@@ -15,7 +15,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.text import ranks_text
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.reachability import (
     CONNECT_TIMEOUT,
@@ -53,11 +53,14 @@ def ucx_ability(options: Options, *, gpus: bool, environ: Mapping[str, str] | No
         return UcxAbility()
     if str(options.worker_class).rpartition(".")[2] == "Worker":
         return UcxAbility(
-            "workers of the class distributed.Worker run in the agent. Fix: worker_class (--worker-class) distributed.Nanny"
+            Problem(
+                "workers of the class distributed.Worker run in the agent",
+                fix="worker_class (--worker-class) distributed.Nanny",
+            )
         )
     if wanted is WorkerUcx.AUTO and options.worker_class != "auto" and options.worker_kind != "gpu":
         return UcxAbility(
-            "worker_class is not dask_cuda.CUDAWorker. Fix: leave it out, or choose --protocol tls"
+            Problem("worker_class is not dask_cuda.CUDAWorker", fix="leave it out, or choose --protocol tls")
         )
     environ = os.environ if environ is None else environ
     opened = opened_by(environ, options.worker_options)
@@ -80,31 +83,32 @@ def choose_transport(
         return Transport()
     reason = _reason(working, abilities, lambda ability: ability.obstacle)
     if wanted is WorkerUcx.ALL and reason:
-        raise InputError(f"protocol 'ucx': {reason}")
+        raise InputError(f"protocol 'ucx': {reason.text}", fix=reason.fix)
     if len(plan.workers) == 1 and not attaches:
         return Transport()
     if wanted is WorkerUcx.AUTO and (without := sorted(working - with_gpus)):
-        reason = f"{ranks_text(without)} without a GPU"
+        reason = Problem(f"{ranks_text(without)} without a GPU")
     nodes = {worker.host for worker in plan.workers}
     within = _reason(working, abilities, lambda ability: ability.between_nodes)
     if not reason and within and len(nodes) == len(plan.workers) and not attaches:
-        reason = f"each node has one worker, and UCX leads to no other node: {within}"
+        reason = Problem(f"each node has one worker, and UCX leads to no other node: {within.text}")
     if reason:
         data = "all data is encrypted" if wanted is WorkerUcx.ALL else "GPU data goes through host memory"
-        return Transport(line=f"TLS; {data}. No UCX: {reason}")
+        return Transport(line=Problem(f"TLS; {data}. No UCX: {reason.text}", fix=reason.fix))
     data = "large data" if wanted is WorkerUcx.ALL else "GPU memory"
     line = f"TLS, and UCX for {data} between workers"
     if within and len(nodes) > 1:
-        line += f" of a node (authenticated, not encrypted). Between nodes TLS alone: {within}"
+        line += f" of a node (authenticated, not encrypted). Between nodes TLS alone: {within.text}"
     else:
         line += " (authenticated, not encrypted)"
-    warning = ""
+    warning = None
     if opened := _reason(working, abilities, lambda ability: ability.opened_by):
-        warning = (
-            f"{opened} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run code "
-            "as you. Fix: leave the setting out; within a node UCX needs no TCP"
+        warning = Problem(
+            f"{opened.text} has UCX open a TCP port in each worker, and UCX checks nobody: anyone who reaches the port can run "
+            "code as you",
+            fix="leave the setting out; within a node UCX needs no TCP",
         )
-    return Transport(wanted, line, warning, not within)
+    return Transport(wanted, Problem(line), warning, not within)
 
 
 def probing_workers(plan: Plan) -> dict[int, str | int]:
@@ -117,16 +121,19 @@ def probing_workers(plan: Plan) -> dict[int, str | int]:
 
 
 def _reason(
-    working: set[int], abilities: Mapping[int, UcxAbility], text_of: Callable[[UcxAbility], str]
-) -> str:
-    """The first text that an ability has, with its ranks unless all have it; empty: none has one."""
-    ranks_of: dict[str, list[int]] = {}
+    working: set[int],
+    abilities: Mapping[int, UcxAbility],
+    reason_of: Callable[[UcxAbility], Problem | str | None],
+) -> Problem | None:
+    """The first reason that an ability has, with its ranks unless all have it; None: none has one."""
+    ranks_of: dict[Problem | str, list[int]] = {}
     for rank in sorted(working):
-        if text := text_of(abilities.get(rank, UcxAbility())):
-            ranks_of.setdefault(text, []).append(rank)
-    for text, ranks in ranks_of.items():
-        return text if len(ranks) == len(working) else f"{ranks_text(ranks)}: {text}"
-    return ""
+        if reason := reason_of(abilities.get(rank, UcxAbility())):
+            ranks_of.setdefault(reason, []).append(rank)
+    for reason, ranks in ranks_of.items():
+        problem = reason if isinstance(reason, Problem) else Problem(reason)
+        return problem if len(ranks) == len(working) else replace(problem, where=ranks_text(ranks))
+    return None
 
 
 class ReachabilityTest:
@@ -232,17 +239,18 @@ class ReachabilityTest:
         """
         reach = reached.scheduler or Reach()
         if reach.error:
-            return Failure(
-                f"could not reach the scheduler's host at {self._target} ({self._where}): {reach.error}. Fix: choose a network "
-                "that leads there with interface (--interface), or open the port in the firewall",
-                2,
+            unreached = Problem(
+                f"could not reach the scheduler's host at {self._target} ({self._where}): {reach.error}",
+                fix="choose a network that leads there with interface (--interface), or open the port in the firewall",
             )
+            return Failure(unreached, 2)
         if encrypts and reach.ahead < -BACKDATED:
-            return Failure(
+            behind = Problem(
                 f"the clock of this node is {-reach.ahead:.0f} s behind that of the scheduler's ({self._where}): the job's "
-                "certificate is not valid here yet. Fix: set the clocks by NTP or chrony, or leave this node out of the job",
-                2,
+                "certificate is not valid here yet",
+                fix="set the clocks by NTP or chrony, or leave this node out of the job",
             )
+            return Failure(behind, 2)
         return None
 
     def failure(self) -> Failure | None:
@@ -254,12 +262,13 @@ class ReachabilityTest:
         }
         if not lost:
             return None
-        return Failure(
+        problem = Problem(
             f"no connection between nodes: {connection_report(lost)} (expected: every node reaches all others, since their "
-            "workers exchange data). Fix: open the ports between these nodes in the firewall, choose another network with "
-            "interface (--interface), or leave a node out of the job",
-            2,
+            "workers exchange data)",
+            fix="open the ports between these nodes in the firewall, choose another network with interface (--interface), or "
+            "leave a node out of the job",
         )
+        return Failure(problem, 2)
 
 
 def nodes_of(plan: Plan, addresses: Mapping[int, str | None]) -> list[Node]:

@@ -9,7 +9,7 @@ from typing import Any
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.credentials import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
@@ -44,7 +44,7 @@ class SchedulerStart:
         self._config = config
         if self._options.protocol.encrypts:
             self._token = make_token()
-        facts = replace(facts, warnings=(*self._options.warnings, *facts.warnings))
+        facts = replace(facts, warnings=(*map(str, self._options.warnings), *facts.warnings))
         settings = SchedulerSettings(listen, config, self._token, device, facts)
         self._channels.order(Order.START_SCHEDULER, settings)
 
@@ -115,19 +115,19 @@ class Relay:
             case Answer.FAILED:
                 self._fail(Failure(*payload))
             case Answer.SCHEDULER_ENDED:
-                text = (
-                    f"the scheduler's process ended while the workers started (exit code {payload[0]}). Fix: read its output "
-                    "above, or its log file (--log-directory); out of memory, most often"
+                ended = Problem(
+                    f"the scheduler's process ended while the workers started (exit code {payload[0]})",
+                    fix="read its output above, or its log file (--log-directory); out of memory, most often",
                 )
-                self._fail(Failure(text, 1))
+                self._fail(Failure(ended, 1))
             case Answer.WORKER_ENDED | Answer.WORKERS_ENDED:
                 self.early.append(Event(None, kind, payload))
             case Answer.LOST:
-                text = (
-                    f"the agent of this rank ended while the workers started ({payload[0]}). Fix: read its output above; out of "
-                    "memory, most often"
+                lost = Problem(
+                    f"the agent of this rank ended while the workers started ({payload[0]})",
+                    fix="read its output above; out of memory, most often",
                 )
-                self._fail(Failure(text, 1))
+                self._fail(Failure(lost, 1))
 
     def _fail(self, failure: Failure) -> None:
         self._channels.send(COORDINATOR, Kind.FAILED, failure)

@@ -20,7 +20,7 @@ from dask_gpu_mpi.base.signals import Signals
 from dask_gpu_mpi.base.streams import flush
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.base.timeouts import ALIVE, HANGING, RANK_0_LOST
-from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
+from dask_gpu_mpi.errors import DaskGpuMpiError, Problem, StartupError
 from dask_gpu_mpi.mpi.library import abort, load_mpi
 from dask_gpu_mpi.mpi.mailbox import Mailbox
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE
@@ -118,8 +118,9 @@ class StartContext:
 
     def _report_hanging(self, channels: Channels) -> int:
         error = StartupError(
-            f"rank {channels.rank} of {channels.size} on {self.host}: no response before {self.deadline_name}; last step: "
-            f"{channels.step}. Fix: inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job"
+            f"no response before {self.deadline_name}; last step: {channels.step}",
+            fix="inspect that node (nvidia-smi, df, no memory left?), or leave it out of the job",
+            where=f"rank {channels.rank} of {channels.size} on {self.host}",
         )
         report_error(error)
         return error.exit_code
@@ -129,7 +130,7 @@ class StartContext:
         if self.signals.got is None:
             return None
         number = self.signals.got[0]
-        return Failure(f"{signal.Signals(number).name} came while the cluster started", 128 + number)
+        return Failure(Problem(f"{signal.Signals(number).name} came while the cluster started"), 128 + number)
 
     def raise_signal(self) -> None:
         """Raise that failure, if there is one."""

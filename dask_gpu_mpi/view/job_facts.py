@@ -60,7 +60,7 @@ class JobFacts:
 
 def facts_of(plan: Plan, warnings: Sequence[str] = ()) -> JobFacts:
     """The facts of a job with this plan; `warnings`: those of its options, which come first."""
-    return JobFacts(tuple(_rows(plan)), (*warnings, *plan.warnings))
+    return JobFacts(tuple(_rows(plan)), tuple(map(str, (*warnings, *plan.warnings))))
 
 
 def _rows(plan: Plan) -> Iterator[PlannedRow]:

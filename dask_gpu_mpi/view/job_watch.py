@@ -150,7 +150,7 @@ class JobWatch(SchedulerPlugin):
         without = [name for name in self._names.values() if self._kinds.get(name) == "cpu"]
         if isinstance(function, bytes) and POLARS in function and without and "gpu" in self._kinds.values():
             raise RuntimeError(
-                f"cudf_polars' DaskEngine makes every worker a member, and {len(without)} of the {len(self._names)} workers have "
+                f"cudf_polars' DaskEngine uses every worker as a rank, and {len(without)} of the {len(self._names)} workers have "
                 f"no GPU (worker {without[0]}). Fix: start the job without --cpu-workers"
             )
 

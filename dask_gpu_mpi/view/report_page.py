@@ -32,19 +32,21 @@ def check_report(path: str, where: str) -> None:
     """Raise InputError for a report that can't be made or written, before anything starts; `where`: rank and host."""
     if not is_page(path) and PurePath(path).suffix.lower() != ".json":
         raise InputError(
-            f"the report {path!r} has no known kind (expected FILE.html or FILE.json). Fix: set report (--report) to such a name"
+            f"the report {path!r} has no known kind",
+            expected="FILE.html or FILE.json",
+            fix="set report (--report) to such a name",
         )
     if is_page(path) and importlib.util.find_spec("bokeh") is None:
         raise InputError(
-            f"the report {path!r} needs bokeh, which is not installed on {where}. Fix: pip install 'bokeh>=3.1,<3.10', or set "
-            "report (--report) to FILE.json"
+            f"the report {path!r} needs bokeh, which is not installed on {where}",
+            fix="pip install 'bokeh>=3.1,<3.10', or set report (--report) to FILE.json",
         )
     try:
         check_replaceable(path)
     except OSError as error:
         raise InputError(
-            f"the report {path!r} can't be written by {where} ({error.strerror}). Fix: set report (--report) to a file in a "
-            "directory that exists and is writable"
+            f"the report {path!r} can't be written by {where} ({error.strerror})",
+            fix="set report (--report) to a file in a directory that exists and is writable",
         ) from None
 
 

@@ -278,8 +278,9 @@ class Link:
         text = "no response" if isinstance(error, TimeoutError) else f"{type(error).__name__}: {error}"
         reason = printable(text[:200])
         return ClusterLostError(
-            f"top: the scheduler at {self._address} can't be reached ({reason}). Fix: run it where the cluster's network "
-            "can be reached, such as in the allocation, and only while the cluster runs"
+            f"top: the scheduler at {self._address} can't be reached ({reason})",
+            fix="run it where the cluster's network can be reached, such as in the allocation, and only while the "
+            "cluster runs",
         )
 
 

@@ -68,7 +68,8 @@ def make_cuda_worker(cls: type, plan: WorkerPlan, options: Mapping[str, Any], pl
             ValueError
         ) as error:  # what one release refuses and another takes: 25.10 a maximum pool without a pool, say
             raise InputError(
-                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}. Fix: correct or remove that option"
+                f"worker_options: worker {plan.name} on {plan.host} can't be made: {error}",
+                fix="correct or remove that option",
             ) from error
         for nanny in worker.nannies:
             nanny.config = _workers_config(nanny.config, switched=switched)
@@ -104,7 +105,8 @@ def _check_modules(plan: WorkerPlan, options: Mapping[str, Any]) -> None:
             package = "dask-gpu-mpi[cuda12] or [cuda13]" if module == "rmm" else module
             raise InputError(
                 f"worker_options: {option} of worker {plan.name} on {plan.host} requires the module {module!r}, which is "
-                f"not installed there. Fix: install {package}, or leave the option out"
+                "not installed there",
+                fix=f"install {package}, or leave the option out",
             )
 
 

@@ -148,8 +148,8 @@ def log_to_file(directory: str, name: str) -> None:
         file = open(open_to_append(path, make=True), "a", **_ANY_TEXT)  # noqa: SIM115
     except OSError as error:
         raise InputError(
-            f"the log file {path!r} can't be written on {socket.gethostname()} ({error.strerror}). Fix: another directory by "
-            "log_directory (--log-directory)"
+            f"the log file {path!r} can't be written on {socket.gethostname()} ({error.strerror})",
+            fix="another directory by log_directory (--log-directory)",
         ) from None
     handler = logging.StreamHandler(file)
     handler.setFormatter(logging.Formatter(_FORMAT))

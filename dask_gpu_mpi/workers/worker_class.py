@@ -14,36 +14,18 @@ from collections.abc import Iterator
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import show
 
-__all__ = [
-    "TAKEN",
-    "accepted_options",
-    "import_worker_class",
-    "is_cuda_worker",
-    "is_dasks",
-    "sets_itself",
-    "tasks_run_in_agent",
-    "worker_class_for",
-]
-
 CUDA_WORKER, NANNY = "dask_cuda.CUDAWorker", "distributed.Nanny"
 #: Where dask-cuda can't be imported. It is not among the requirements: it pins its Dask.
 NO_DASK_CUDA = (
-    "Fix: pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
+    "pip install 'dask-gpu-mpi[cuda12]' or 'dask-gpu-mpi[cuda13]', to match your driver; or run on CPUs with "
     "worker_class (--worker-class) distributed.Nanny"
 )
 KNOWN_CLASSES = (CUDA_WORKER, NANNY, "distributed.Worker")
 
 
 def import_worker_class(value: str | type) -> type:
-    """Import a class of workers from its dotted path; a class is returned as it is.
+    """Import a class of workers from its dotted path; a class is returned as it is. An OptionError if that can't be done.
 
-    Raises
-    ------
-    OptionError
-        There is no such module or no such class in it, it can't be imported, or it is no class.
-
-    Examples
-    --------
     >>> import_worker_class("distributed.Nany")
     Traceback (most recent call last):
     dask_gpu_mpi.errors.OptionError: worker_class 'distributed.Nany': the module 'distributed' has no class 'Nany'; did you mean \
@@ -54,7 +36,7 @@ def import_worker_class(value: str | type) -> type:
     where = f"worker_class {show(value)}"
     module_name, _, name = value.rpartition(".")
     of_dask_cuda = module_name.partition(".")[0] == "dask_cuda"
-    fix = f". {NO_DASK_CUDA}" if of_dask_cuda else ""
+    fix = NO_DASK_CUDA if of_dask_cuda else ""
     if not module_name:
         known = {path.rpartition(".")[2].lower(): path for path in KNOWN_CLASSES}
         near = [known[match] for match in difflib.get_close_matches(name.lower(), known)]
@@ -64,19 +46,20 @@ def import_worker_class(value: str | type) -> type:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise OptionError(
-                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing{fix}"
+                f"{where}: importing {module_name!r} fails, since the module {error.name!r} is missing",
+                fix=fix,
             ) from error
         if of_dask_cuda and error.name == "dask_cuda":
             raise OptionError(
-                f"{where}: GPU workers need dask-cuda, which is not installed here{fix}"
+                f"{where}: GPU workers need dask-cuda, which is not installed here", fix=fix
             ) from None
-        hint = _hint(
-            difflib.get_close_matches(value, KNOWN_CLASSES), "a module of this environment, or on PYTHONPATH"
-        )
-        raise OptionError(f"{where}: there is no module {error.name!r}{hint}") from None
+        near = difflib.get_close_matches(value, KNOWN_CLASSES)
+        expected = "a module of this environment, or on PYTHONPATH"
+        raise OptionError(f"{where}: there is no module {error.name!r}{_hint(near, expected)}") from None
     except Exception as error:  # a module may raise anything while it is imported
         raise OptionError(
-            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}{fix}"
+            f"{where}: importing {module_name!r} fails: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            fix=fix,
         ) from error
     if not hasattr(module, name):
         classes = [key for key, found in vars(module).items() if isinstance(found, type)]
@@ -84,7 +67,7 @@ def import_worker_class(value: str | type) -> type:
         raise OptionError(f"{where}: the module {module_name!r} has no class {name!r}{_hint(near)}")
     found = getattr(module, name)
     if not isinstance(found, type):
-        raise OptionError(f"{where} is a {type(found).__name__} (expected a class)")
+        raise OptionError(f"{where} is a {type(found).__name__}", expected="a class")
     return found
 
 
@@ -143,15 +126,8 @@ TAKEN = {
 def accepted_options(worker_class: type, next_class: type | None = None) -> frozenset[str] | None:
     """The names of all options of a class, those that it passes on included; None: it takes everything.
 
-    Parameters
-    ----------
-    worker_class : type
-        Any class.
-    next_class : type, optional
-        What a Nanny starts instead of `distributed.Worker`.
+    `next_class` is what a Nanny starts instead of `distributed.Worker`.
 
-    Examples
-    --------
     >>> from distributed import Nanny
     >>> accepted = accepted_options(Nanny)
     >>> "preload_nanny" in accepted, "lifetime" in accepted, "rmm_pool_size" in accepted

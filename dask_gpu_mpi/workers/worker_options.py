@@ -10,7 +10,7 @@ from typing import Any
 
 from dask_gpu_mpi.errors import OptionError
 from dask_gpu_mpi.options.convert import convert, show, suggest
-from dask_gpu_mpi.options.model import Kind, Setting
+from dask_gpu_mpi.options.model import Setting
 from dask_gpu_mpi.plan.device_memory import DEVICE_SIZES
 from dask_gpu_mpi.workers.worker_class import (
     CUDA_WORKER,
@@ -21,8 +21,6 @@ from dask_gpu_mpi.workers.worker_class import (
     is_dasks,
     sets_itself,
 )
-
-__all__ = ["options_for", "read_worker_options"]
 
 #: What dask_gpu_mpi sets for every worker itself, and the option by which the user sets it.
 SET_ELSEWHERE = {
@@ -36,25 +34,22 @@ SET_ELSEWHERE = {
 }
 
 
-def _settings(kind: Kind, *names: str, minimum: int | None = None) -> dict[str, Setting]:
-    return {name: Setting(name, kind, minimum=minimum, nullable=True) for name in names}
-
-
-#: Types, where they are beyond doubt. Sizes of device memory may be fractions too, or dask-cuda's "auto" and "default".
-TYPES: dict[str, Setting] = {
-    **_settings("int", "nthreads", minimum=1),
-    **_settings("int", "cudf_spill_stats", minimum=0),
-    **_settings("memory", "memory_limit", *DEVICE_SIZES),
-    **_settings(
-        "bool", "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard"
+#: Names of options by type, if that is beyond doubt. Sizes of device memory may be fractions too, or "auto" and "default".
+_BY_TYPE: dict[Setting, tuple[str, ...]] = {
+    Setting("int", minimum=1, nullable=True): ("nthreads",),
+    Setting("int", minimum=0, nullable=True): ("cudf_spill_stats",),
+    Setting("memory", nullable=True): ("memory_limit", *DEVICE_SIZES),
+    Setting("bool", nullable=True): (
+        "rmm_managed_memory", "rmm_async", "rmm_track_allocations", "enable_cudf_spill", "dashboard",
+        "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm",
+        "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler",
     ),
-    **_settings("bool", "enable_tcp_over_ucx", "enable_infiniband", "enable_nvlink", "enable_rdmacm"),
-    **_settings("bool", "validate", "quiet", "reconnect", "lifetime_restart", "low_level_profiler"),
-    **_settings("duration", "death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
-    **_settings("path", "local_directory", "rmm_log_directory", "pid_file"),
-    **_settings("str", "interface", "host"),
-    **_settings("json", "env", "config"),
-}
+    Setting("duration", nullable=True): ("death_timeout", "lifetime", "heartbeat_interval", "profile_cycle_interval"),
+    Setting("path", nullable=True): ("local_directory", "rmm_log_directory", "pid_file"),
+    Setting("str", nullable=True): ("interface", "host"),
+    Setting("json", nullable=True): ("env", "config"),
+}  # fmt: skip
+TYPES = {name: setting for setting, names in _BY_TYPE.items() for name in names}
 #: Options that are lists of texts; a single text is meant as a list of one (CUDAWorker would iterate it by character).
 LISTS = frozenset({"preload", "preload_nanny"})
 #: Lists whose single text has commas, as LocalCUDACluster reads it.
@@ -82,28 +77,12 @@ EXCLUDE = (
 def read_worker_options(
     worker_class: str | type, options: Mapping[str, Any], *, where: str
 ) -> dict[str, Any]:
-    """Check and read the options for a class, each value once, before anything starts.
+    """Check and read the options for a class, each value once, before anything starts; `where` is for the OptionError.
 
     A single text for a list becomes a list, ``resources`` a dict of floats, a nested ``worker_class`` is imported. A class of
-    somebody else's gets its options as they are.
+    somebody else's gets its options as they are; one that takes ``**kwargs`` takes everything. For ``"auto"`` the plan
+    chooses CUDAWorker or Nanny, and one of them must accept the options.
 
-    Parameters
-    ----------
-    worker_class : str or type
-        CUDAWorker, Nanny, Worker, or any other class, which may be given by its path; one that takes ``**kwargs`` and is none of
-        these takes everything. For ``"auto"`` the plan chooses CUDAWorker or Nanny, and one of them must accept the options.
-    options : Mapping
-        The user's ``worker_options``.
-    where : str
-        Where they were set, for the message.
-
-    Raises
-    ------
-    OptionError
-        The class can't be imported; or an option is unknown, of the wrong type, or set by dask_gpu_mpi itself.
-
-    Examples
-    --------
     >>> from distributed import Nanny
     >>> read_worker_options(Nanny, {"preload": "setup.py", "resources": "A=1 B=2"}, where="worker_options")
     {'preload': ['setup.py'], 'resources': {'A': 1.0, 'B': 2.0}}
@@ -150,7 +129,7 @@ def _check_names(worker_class: type, options: Mapping[str, Any], where: str) -> 
     for name in options:
         if name in SET_ELSEWHERE:
             raise OptionError(
-                f"{where}: {name!r} is set by dask_gpu_mpi. Fix: use the option {SET_ELSEWHERE[name]}"
+                f"{where}: {name!r} is set by dask_gpu_mpi", fix=f"use the option {SET_ELSEWHERE[name]}"
             )
     below = options.get("worker_class")
     next_class = import_worker_class(below) if isinstance(below, (str, type)) else None
@@ -196,7 +175,7 @@ def _texts(name: str, value: Any, origin: str) -> list[Any]:
     if isinstance(value, (list, tuple)) and all(isinstance(item, (str, list)) for item in value):
         return list(value)
     raise OptionError(
-        f"{origin}: invalid value {show(value)} of type {type(value).__name__} (expected a list of texts)"
+        f"{origin}: invalid value {show(value)} of type {type(value).__name__}", expected="a list of texts"
     )
 
 
@@ -217,7 +196,8 @@ def _resources(value: Any, origin: str) -> dict[str, float]:
         if all(re.fullmatch(r"[^=, \n\t]+", name) and 0 <= found[name] < math.inf for name in found):
             return found
     raise OptionError(
-        f'{origin}: invalid value {show(value)} (expected names and numbers, such as {{"FOO": 1}} or "FOO=1 BAR=2")'
+        f"{origin}: invalid value {show(value)}",
+        expected='names and numbers, such as {"FOO": 1} or "FOO=1 BAR=2"',
     )
 
 
@@ -233,7 +213,7 @@ def _check_together(options: Mapping[str, Any], where: str) -> None:
     """Refuse options of CUDAWorker that exclude each other, or that have no effect without another."""
     for one, other in EXCLUDE:
         if options.get(one) and options.get(other):
-            raise OptionError(f"{where}: {one} and {other} exclude each other (expected one of them)")
+            raise OptionError(f"{where}: {one} and {other} exclude each other", expected="one of them")
     for name, others in NEEDS.items():
         if options.get(name) and not any(options.get(other) for other in others):
             raise OptionError(f"{where}: {name} requires {'one of ' * (len(others) > 1)}{', '.join(others)}")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dask_gpu_mpi.base.versions import pin_warnings, untested
-from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
+from dask_gpu_mpi.check.observations import allocated_gpus
 from dask_gpu_mpi.check.version_rules import known_bad
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list, parse_mountinfo
 from dask_gpu_mpi.machine.gpus import Gpu
@@ -227,10 +227,9 @@ def test_versions_of_packages(version: str, requirement: str) -> None:
 
 
 @fuzz
-@given(texts, near("rank 1 of 2 on h: no GPU"))
-def test_what_check_reads(number: str, text: str) -> None:
+@given(texts)
+def test_what_check_reads(number: str) -> None:
     assert soon(allocated_gpus, {"SLURM_GPUS_ON_NODE": number}) >= 0
-    soon(without_rank, text)
 
 
 MOUNTS = (

@@ -235,7 +235,7 @@ def test_ranks_that_see_the_same_share_evenly(shape: Shape, each: int) -> None:
     assert sum(shares) == shape.gpus // each
     assert max(shares) - min(shares) <= 1
     idle = [rank for rank, share in enumerate(shares) if not share]
-    assert bool(idle) == any("more ranks than GPUs" in warning for warning in found.warnings)
+    assert bool(idle) == any("more ranks than GPUs" in str(warning) for warning in found.warnings)
 
 
 @settings(max_examples=200, deadline=None)
@@ -362,7 +362,7 @@ def with_gpus(inventories: list[Inventory], index: int, **more: Any) -> list[Inv
 def test_busy_gpus_can_be_refused() -> None:
     busy = with_gpus(job(Shape(), Shape()), 2, processes=((999, 3 * GIB),))
     found = make_plan(busy, Options())
-    assert sum("in use by other processes" in warning for warning in found.warnings) == 2
+    assert sum("in use by other processes" in str(warning) for warning in found.warnings) == 2
     with pytest.raises(PlacementError) as caught:
         make_plan(busy, Options(require_idle_gpus=True))
     for words in (
@@ -393,7 +393,7 @@ def test_the_worst_that_a_rank_saw_counts() -> None:
 def test_contexts_that_ranks_have_made() -> None:
     ranks = [replace(rank, contexts=("device 0, UUID 12", "device 3")) for rank in job(Shape(ranks=12))]
     ranks[0] = replace(ranks[0], contexts=())
-    (warning,) = (w for w in make_plan(ranks, Options()).warnings if "CUDA context" in w)
+    (warning,) = (w for w in map(str, make_plan(ranks, Options()).warnings) if "CUDA context" in w)
     assert "rank 1 on n0 (device 0, UUID 12, device 3), rank 2 on n0" in warning
     assert "rank 0" not in warning
     assert "and 3 more" in warning

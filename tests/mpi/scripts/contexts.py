@@ -15,7 +15,7 @@ if os.environ["TEST_RANK"] == "1":
     tell(guilty=os.getpid())
 session = initialize(cpu_workers=1)
 rows = looks(Client())
-tell(workers=rows, warnings=session.plan.warnings)
+tell(workers=rows, warnings=[*map(str, session.plan.warnings)])
 
 # who has initialised the driver, but made no context
 calls = [line.split() for line in Path(os.environ["EMULATED_CUDA_LOG"]).read_text().splitlines()]

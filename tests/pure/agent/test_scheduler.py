@@ -26,6 +26,7 @@ from dask_gpu_mpi.agent import scheduler
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import make_credentials
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -175,8 +176,8 @@ def test_a_scheduler_that_does_not_start(
     assert code == 1
     assert (answer[0], answer[2]) == (Answer.FAILED, exit_code)
     begin, _, end = text.partition(".*")
-    assert answer[1].startswith(begin)
-    assert end in answer[1]
+    assert str(answer[1]).startswith(begin)
+    assert end in str(answer[1])
 
 
 @pytest.mark.parametrize(
@@ -192,7 +193,7 @@ def test_a_dashboard_of_another_node(error: OSError, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("distributed.Scheduler", refused)
     code, answer = served(replace(OPTIONS, dashboard_address="h9:8787"))
     assert (code, answer[0], answer[2]) == (1, Answer.FAILED, 2)
-    assert answer[1].startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
+    assert str(answer[1]).startswith("dashboard_address (--dashboard-address): 'h9:8787' is not on ")
 
 
 class Pages:
@@ -373,7 +374,9 @@ def test_what_the_process_answers_and_its_end_are_passed_on(
 
     told = asyncio.run(run())
     os.close(ended)
-    assert told == (answer if up else (Answer.FAILED, "the scheduler's process ended before it listened", 1))
+    assert told == (
+        answer if up else (Answer.FAILED, Problem("the scheduler's process ended before it listened"), 1)
+    )
     assert ends == ([3] if up else [])
     assert clients == ([(Answer.CLIENT,)] if up else [])
 

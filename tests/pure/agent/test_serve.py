@@ -19,7 +19,7 @@ from dask_gpu_mpi.agent.orders import Answer, Configuration, Order, SchedulerSet
 from dask_gpu_mpi.agent.serve import Agent
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.model import Start, WorkerPlan
@@ -195,8 +195,8 @@ def test_nothing_is_told_of_ends_while_it_closes(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("error", "answer"),
     [
-        (InputError("no"), (Answer.FAILED, "no", 2, "InputError")),
-        (RuntimeError("no"), (Answer.FAILED, "RuntimeError: no", 1)),
+        (InputError("no"), (Answer.FAILED, Problem("no"), 2, "InputError")),
+        (RuntimeError("no"), (Answer.FAILED, Problem("RuntimeError: no"), 1)),
     ],
 )
 def test_an_order_that_fails_is_answered_so(bench: Bench, error: Exception, answer: tuple[Any, ...]) -> None:
@@ -252,7 +252,7 @@ def test_an_order_that_can_not_be_read(bench: Bench) -> None:
 
     told, *_ = bench.run((Order.JOINED, None), then=send)
     assert told[0] == Answer.FAILED
-    assert "the agent can't read its orders: ModuleNotFoundError" in told[1]
+    assert "the agent can't read its orders: ModuleNotFoundError" in str(told[1])
     assert told[2] == 1
 
 

@@ -43,7 +43,7 @@ def test_the_ends_of_the_range_are_inside(name: str) -> None:
     ],
 )
 def test_outside_is_one_warning(name: str, version: str, word: str) -> None:
-    (warning,) = untested({"distributed": "2026.7.1", "dask-cuda": "26.10.0", name: version})
+    (warning,) = map(str, untested({"distributed": "2026.7.1", "dask-cuda": "26.10.0", name: version}))
     assert warning.startswith(f"{name} {version} is {word} than")
     assert "Fix: " in warning
 

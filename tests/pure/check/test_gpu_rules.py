@@ -9,6 +9,7 @@ import pytest
 
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.errors import Problem
 from support.mocks.preflights import bad, evidence, gpu, observed, only
 
 
@@ -21,7 +22,7 @@ def test_ecc_errors() -> None:
 def test_lost_gpu_is_red_and_said_once() -> None:
     base = observed(1)
     assert base.inventory is not None
-    lost = "host h2: GPU 2 is left out, NVML can't read it (GPU is lost); reset it or leave the host out"
+    lost = Problem("host h2: GPU 2 is left out", fix="reset it or leave the host out", what="GPUs")
     finding = only(evidence(observed(0), replace(base, inventory=replace(base.inventory, warnings=(lost,)))))
     assert (finding.level, finding.fix) == ("error", "reset it or leave the host out")
 
@@ -89,7 +90,7 @@ def test_ranks_of_a_host_see_its_gpus_together() -> None:
 
 
 def test_gpus_that_cannot_be_looked_at() -> None:
-    problem = ("GPUs", "NVML does not start: Unknown Error; mend the NVIDIA driver")
+    problem = Problem("NVML does not start: Unknown Error", fix="mend the NVIDIA driver", what="GPUs")
     findings = bad(evidence(observed(0), observed(1, inventory=None, problems=(problem,))))
     assert [(one.what, one.level, one.ranks) for one in findings] == [("GPUs", "error", (1,))]
     assert findings[0].fix == "mend the NVIDIA driver"
@@ -133,5 +134,5 @@ def test_the_largest_number_of_a_nodes_ranks_is_expected() -> None:
         "only 2 GPUs visible on the node (expected 3: SLURM_GPUS_ON_NODE=3)",
     )
     # what a rank that could not look would see is unknown
-    blind = second_rank(one, inventory=None, problems=(("GPUs", "NVML failed"),))
+    blind = second_rank(one, inventory=None, problems=(Problem("NVML failed", what="GPUs"),))
     assert [finding.found for finding in bad(evidence(one, blind))] == ["NVML failed"]

@@ -9,6 +9,7 @@ import pytest
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.report import Outcome
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.errors import Problem
 from support.mocks.preflights import bad, evidence, observed, only
 
 
@@ -40,7 +41,7 @@ def test_kernel_that_was_not_run() -> None:
     without = {rank: replace(test, kernels=()) for rank, test in good.tests.items()}
     finding = only(replace(good, kernel=False, tests=without))
     assert (finding.what, finding.level) == ("kernel", "warning")
-    problem = "host h1: ranks see overlapping GPUs; use --gpus-per-node"
+    problem = Problem("host h1: ranks see overlapping GPUs", fix="use --gpus-per-node")
     findings = bad(replace(good, plan=None, plan_problem=problem, tests=without))
     assert [(one.what, one.level) for one in findings] == [("placement", "error"), ("kernel", "warning")]
     assert findings[0].fix == "use --gpus-per-node"

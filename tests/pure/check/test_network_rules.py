@@ -8,6 +8,7 @@ import pytest
 
 from dask_gpu_mpi.check.report import Evidence
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import Lost, Reach
 from dask_gpu_mpi.startup.messages import Listening
@@ -24,7 +25,7 @@ def test_hosts_that_share_no_network() -> None:
     problem = (
         "the hosts share no network: rank 0: none; name the interface to use with interface (--interface)"
     )
-    findings = bad(evidence(network_problem=problem, listening=None))
+    findings = bad(evidence(network_problem=Problem(problem), listening=None))
     assert [(one.what, one.level) for one in findings] == [("network", "error")]
     assert "--interface" in findings[0].fix
 

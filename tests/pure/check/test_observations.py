@@ -19,14 +19,15 @@ from dask_gpu_mpi.check.observations import (
     allocated_gpus,
     observe,
     versions,
-    without_rank,
 )
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.options.model import Options
 from support.mocks.preflights import observed
+
+LAUNCHER = Problem("x", what="launcher")
 
 
 @pytest.mark.parametrize(
@@ -111,20 +112,6 @@ def test_health_where_nvml_does_not_start() -> None:
     assert nvml.calls == ["init"]
 
 
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
-        ("rank 1 of 4 on n07: no GPU", "no GPU"),
-        ("rank 1 of 4 (n07): no GPU", "no GPU"),
-        ("rank 12: no GPU", "no GPU"),
-        ("n07: rank 1 of 4 on n07: no GPU", "n07: rank 1 of 4 on n07: no GPU"),
-        ("ranks 1-2: no GPU", "ranks 1-2: no GPU"),
-    ],
-)
-def test_the_rank_of_a_message_is_taken_away(text: str, rest: str) -> None:
-    assert without_rank(text) == rest
-
-
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What `observe` inspects, and what it asks for."""
@@ -145,7 +132,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(module, "inspect_scratch", inspect_scratch)
     monkeypatch.setattr(module, "gpu_health", lambda gpus: ("580.1", {gpu.uuid: 0 for gpu in gpus}))
     made.observe = lambda options, environ: observe(
-        1, 2, options, environ, "MPI", [("launcher", "x")], made.steps.append
+        1, 2, options, environ, "MPI", [LAUNCHER], made.steps.append
     )
     return made
 
@@ -154,7 +141,7 @@ def test_what_is_observed(node: SimpleNamespace) -> None:
     found: Observations = node.observe(Options(interface="ib0"), {"TMPDIR": "/t", "SLURM_GPUS_ON_NODE": "2"})
     assert (found.rank, found.wanted_interface, found.driver, found.allocated_gpus) == (1, "ib0", "580.1", 2)
     assert found.ecc == {"GPU-h1-0": 0, "GPU-h1-1": 0}
-    assert (node.look_for_gpus, node.tmpdir, found.problems) == (True, "/t", (("launcher", "x"),))
+    assert (node.look_for_gpus, node.tmpdir, found.problems) == (True, "/t", (LAUNCHER,))
     assert [step.split()[:2] for step in node.steps] == [
         ["inspecting", "the"],
         ["inspecting", "the"],
@@ -178,13 +165,14 @@ def test_driver_where_there_is_no_gpu(node: SimpleNamespace) -> None:
 @pytest.mark.parametrize(
     ("error", "problem"),
     [
-        (InputError("rank 1 of 2 on h: NVML failed. Fix: reset it"), ("GPUs", "NVML failed. Fix: reset it")),
-        (OSError("no /proc"), ("host", "could not inspect this node (OSError: no /proc)")),
+        (
+            InputError("NVML failed", fix="reset it", where="rank 1 of 2 on h"),
+            Problem("NVML failed", fix="reset it", what="GPUs"),
+        ),
+        (OSError("no /proc"), Problem("could not inspect this node (OSError: no /proc)", what="host")),
     ],
 )
-def test_node_that_can_not_be_inspected(
-    node: SimpleNamespace, error: Exception, problem: tuple[str, str]
-) -> None:
+def test_node_that_can_not_be_inspected(node: SimpleNamespace, error: Exception, problem: Problem) -> None:
     node.raises = error
     found: Observations = node.observe(Options(), {})
-    assert (found.inventory, found.problems) == (None, (("launcher", "x"), problem))
+    assert (found.inventory, found.problems) == (None, (LAUNCHER, problem))

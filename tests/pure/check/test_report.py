@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, merge, problems, split_fix
+from dask_gpu_mpi.check.report import Evidence, Finding, Level, Report, merge, problems
+from dask_gpu_mpi.errors import Problem
 from support.mocks.preflights import evidence, observed
 
 
@@ -48,33 +49,16 @@ def test_inventories_and_gpus_of_all_ranks() -> None:
     assert list(found.gpus) == ["GPU-h1-0", "GPU-h1-1"]
 
 
-def test_message_without_remedy() -> None:
-    assert split_fix("a; b; c", "d") == ("a; b", "c")
-    assert split_fix("a", "d") == ("a", "d")
-
-
-@pytest.mark.parametrize(
-    ("text", "found", "fix"),
-    [
-        ("--x: bad value 'y' (expected a; b). Fix: set z", "--x: bad value 'y' (expected a; b)", "set z"),
-        (
-            "h1: NVML failed; the driver hangs. Fix: reset it; or leave",
-            "h1: NVML failed; the driver hangs",
-            "reset it; or leave",
-        ),
-        ("rank 0: full. Fix: clean; rank 1: bad. Fix: mend", "rank 0: full. Fix: clean; rank 1: bad", "mend"),
-        ("too many? Fix: take one", "too many?", "take one"),
-        ("h1: has 3 (expected 4; or 5)", "h1: has 3 (expected 4; or 5)", "default"),
-        ("no GPU", "no GPU", "default"),
-        ("", "", "default"),
-    ],
-)
-def test_a_message_is_split_before_its_fix(text: str, found: str, fix: str) -> None:
-    assert split_fix(text, "default") == (found, fix)
+def test_a_problem_as_a_finding() -> None:
+    problem = Problem("bad value 'y'", expected="a; b", fix="set z", where="rank 0")
+    assert Finding.of("error", "GPUs", problem, "d", (0,)) == Finding(
+        "error", "GPUs", "rank 0: bad value 'y' (expected a; b)", "set z", (0,)
+    )
+    assert Finding.of("error", "GPUs", Problem("no GPU"), "default").fix == "default"
 
 
 def test_problems_of_one_line() -> None:
-    wrong = (("GPUs", "A. Fix: b"), ("host", "C"))
+    wrong = (Problem("A", fix="b", what="GPUs"), Problem("C", what="host"))
     found = evidence(observed(0), observed(1, problems=wrong))
     assert [*problems(found, "GPUs", "d")] == [Finding("error", "GPUs", "A", "b", (1,))]
     assert [*problems(found, "host", "d")] == [Finding("error", "host", "C", "d", (1,))]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dask_gpu_mpi.check.report import Evidence, Report
 from dask_gpu_mpi.check.rules import apply_rules
+from dask_gpu_mpi.errors import Problem
 from support.mocks.preflights import GIB, GREEN, bad, evidence, gpu, observed, only
 
 
@@ -18,9 +19,10 @@ def test_all_is_well() -> None:
 
 
 def test_launcher_that_disagrees() -> None:
-    problem = (
-        "launcher",
-        "MPI started a world of 2 ranks although srun launched 3 ranks (SLURM_NTASKS=3). Fix: use srun --mpi=pmix",
+    problem = Problem(
+        "MPI started a world of 2 ranks although srun launched 3 ranks (SLURM_NTASKS=3)",
+        fix="use srun --mpi=pmix",
+        what="launcher",
     )
     finding = only(evidence(observed(0), observed(1, problems=(problem,))))
     assert (finding.what, finding.level, finding.ranks) == ("launcher", "error", (1,))
@@ -61,12 +63,12 @@ def test_a_silent_job_has_one_finding() -> None:
 
 
 def test_node_that_could_not_be_inspected() -> None:
-    problem = ("host", "could not inspect this node (OSError: no /proc)")
+    problem = Problem("could not inspect this node (OSError: no /proc)", what="host")
     both = [observed(rank, inventory=None, problems=(problem,)) for rank in (0, 1)]
     finding = only(evidence(*both))
     assert (finding.what, finding.level, finding.ranks) == ("host", "error", (0, 1))
     assert (finding.found, finding.fix) == (
-        problem[1],
+        problem.found,
         "leave the node out of the job and inform the operators of the cluster",
     )
 
@@ -74,8 +76,9 @@ def test_node_that_could_not_be_inspected() -> None:
 def test_warnings_of_the_plan() -> None:
     good = evidence()
     assert good.plan is not None
-    lost = replace(good.observations[0].inventory, warnings=("h1: GPU 7 is lost. Fix: reset it",))
-    warnings = ("h1: GPU 7 is lost. Fix: reset it", "more ranks than GPUs")
+    of_gpu = Problem("h1: GPU 7 is lost", fix="reset it", what="GPUs")
+    lost = replace(good.observations[0].inventory, warnings=(of_gpu,))
+    warnings = (of_gpu, Problem("more ranks than GPUs"))
     found = replace(
         good,
         plan=replace(good.plan, warnings=warnings),

@@ -20,7 +20,7 @@ from dask_gpu_mpi.check.coordinator import OBSERVE_TIMEOUT, REPORT_TIMEOUT, Chec
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import Report
 from dask_gpu_mpi.check.run import PATIENCE, CheckingRank, run_check
-from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
+from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.network.reachability import Lost, Node, Tokens
 from dask_gpu_mpi.options.model import Options
@@ -88,20 +88,22 @@ def test_a_world_of_one_rank(process: Process) -> None:
 def test_launcher_and_library_that_do_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
     two = Process(monkeypatch, size=2)
     two.mailbox.rank = 1
-    two.raises["cross_check"] = LauncherError("rank 1 of 3 on h: 2 ranks (expected 3). Fix: use srun")
+    two.raises["cross_check"] = LauncherError(
+        "2 ranks", expected="3", fix="use srun", where="rank 1 of 3 on h"
+    )
     two.mailbox.on_send = lambda rank, kind, payload: (
         two.mailbox.mails.append(Mail(0, Kind.DONE, 1)) if kind == Kind.REGISTRATION else None
     )
     assert two.run() == 1
     observed = two.mailbox.sent[-1][2]
-    assert observed.problems == (("launcher", "2 ranks (expected 3). Fix: use srun"),)
+    assert observed.problems == (Problem("2 ranks", "3", "use srun", what="launcher"),)
     assert two.reports == []
 
 
 @pytest.mark.parametrize("silent", [True, False])
 def test_each_rank_is_a_world_of_its_own(process: Process, silent: bool) -> None:
     process.silent = silent
-    process.raises["cross_check"] = LauncherError("rank 0 of 3 on h: singleton. Fix: use srun")
+    process.raises["cross_check"] = LauncherError("singleton", fix="use srun", where="rank 0 of 3 on h")
     assert process.run() == 1
     if silent:
         assert process.reports == []
@@ -238,7 +240,7 @@ def ranks() -> Iterator[Any]:
 def test_a_rank_registers_with_what_it_observes(ranks: Any, tmp_path: Path) -> None:
     rank = ranks(replace(CPUS, local_directory=str(tmp_path), nthreads=3))
     assert rank.channels.step == "reading its options"
-    rank.checking.register("MPI 9", [("launcher", "wrong")])
+    rank.checking.register("MPI 9", [Problem("wrong", what="launcher")])
     assert [kind for _, kind, _ in rank.mailbox.sent] == [*[Kind.STEP] * 3, Kind.REGISTRATION]
     assert {to for to, _, _ in rank.mailbox.sent} == {0}
     steps = rank.sent(Kind.STEP)
@@ -247,7 +249,7 @@ def test_a_rank_registers_with_what_it_observes(ranks: Any, tmp_path: Path) -> N
     (observed,) = rank.sent(Kind.REGISTRATION)
     assert isinstance(observed, Observations)
     assert (observed.rank, observed.host) == (1, socket.gethostname())
-    assert (observed.problems, observed.has_client) == ((("launcher", "wrong"),), True)
+    assert (observed.problems, observed.has_client) == ((Problem("wrong", what="launcher"),), True)
     assert ("nthreads", 3) in observed.shared_options
     assert observed.inventory is not None
     assert (observed.inventory.world_size, observed.inventory.gpus) == (2, ())

@@ -11,14 +11,15 @@ from dask_gpu_mpi.check.coordinator import _tries_of_ucx
 from dask_gpu_mpi.check.report import Evidence, Finding, Outcome
 from dask_gpu_mpi.check.rules import check_transport
 from dask_gpu_mpi.check.ucx import UcxResult
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.protocols import WorkerUcx
 from support.mocks.preflights import evidence, observed
 
-MISSING = "distributed-ucxx is not installed. Fix: pip install it"
+MISSING = Problem("distributed-ucxx is not installed", fix="pip install it")
 
 
-def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: str = "", **more: Any) -> Evidence:
+def two_nodes(ucx: WorkerUcx, *, gpus: bool = True, without: Problem | None = None, **more: Any) -> Evidence:
     found = [observed(0, gpus=int(gpus)), observed(1, gpus=int(gpus), ucx=UcxAbility(without))]
     return evidence(*found, worker_ucx=ucx, **more)
 

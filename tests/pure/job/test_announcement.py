@@ -110,7 +110,7 @@ def test_warnings_about_versions(
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", lambda _: ["distributed==2026.1.1"])
-    found = announcement.version_warnings(gpus=gpus)
+    found = [*map(str, announcement.version_warnings(gpus=gpus))]
     assert len(found) == len(expected)
     assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
 

@@ -69,14 +69,14 @@ def test_between_two_ends_nothing_is_raised() -> None:
     """The script has raised, and what reports that runs: the frame is inside the excepthook, or in `run_script`."""
     frames = []
 
-    class Failing:
+    class Failing(InputError):
         def __str__(self) -> str:
             frames.append(sys._getframe())
             return "no"
 
     outcome.install(lambda: None)
     with pytest.raises(SystemExit):
-        sys.excepthook(InputError, InputError(Failing()), None)  # type: ignore[arg-type]
+        sys.excepthook(Failing, Failing("no"), None)
     assert process_hooks._script_has_ended(frames[0])
     assert not process_hooks._script_has_ended(sys._getframe())
     assert not process_hooks._script_has_ended(None)

@@ -42,7 +42,7 @@ def test_a_lost_gpu_is_left_out_with_a_warning_where_it_was_visible(lost: Any) -
     nvml = Nvml(device(0), lost, device(2))
     inventory = take_inventory(0, 1, {}, host="n7", nvml=nvml)
     assert [gpu.index for gpu in inventory.gpus] == [0, 2]
-    (warning,) = inventory.warnings
+    (warning,) = map(str, inventory.warnings)
     assert "host n7: GPU 1 is left out" in warning
     assert "NVML text 15" in warning
     assert take_inventory(0, 1, {"CUDA_VISIBLE_DEVICES": "2"}, nvml=nvml).warnings == ()

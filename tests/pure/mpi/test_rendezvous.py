@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.plain_data import pack, unpack
-from dask_gpu_mpi.errors import StartupError
+from dask_gpu_mpi.errors import Problem, StartupError
 from dask_gpu_mpi.mpi import rendezvous
 from dask_gpu_mpi.mpi.rendezvous import _TAG as TAG
 from dask_gpu_mpi.mpi.rendezvous import DEADLINE, CoordinatorKey, RankKey, Rendezvous, missing_ranks
@@ -255,7 +255,7 @@ def test_others_report_where_rank_0_is_missing(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_interrupted(clock: Clock, rank: int) -> None:
     with pytest.raises(Exception, match="SIGTERM came") as caught:
-        meeting(comm_of(rank, 2, comes=False), 130, Failure("SIGTERM came", 143)).duplicate()
+        meeting(comm_of(rank, 2, comes=False), 130, Failure(Problem("SIGTERM came"), 143)).duplicate()
     assert caught.value.fatal  # type: ignore[attr-defined]
     assert clock.slept == [0.5] * rank  # rank 0 reports for all, if it was interrupted as well
 

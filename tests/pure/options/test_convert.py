@@ -151,7 +151,7 @@ def test_paths_that_are_not_ascii(tmp_path: Path) -> None:
 def test_bounds(
     least: int | None, most: int | None, right: tuple[int, ...], wrong: tuple[int, ...], expected: str
 ) -> None:
-    option = Option("x", "int", 0, "", minimum=least, maximum=most)
+    option = Option("int", "x", 0, "", minimum=least, maximum=most)
     for value in right:
         assert convert(option, value, "x", "keyword") == value
         assert convert(option, f" {value:+} ", "x", "command line") == value
@@ -170,7 +170,7 @@ def test_bounds(
     ],
 )  # fmt: skip
 def test_what_the_configuration_may_hold(kind: Any, value: Any, meaning: Any) -> None:
-    assert convert(Option("x", kind, 0, ""), value, "x", "configuration") == meaning
+    assert convert(Option(kind, "x", 0, ""), value, "x", "configuration") == meaning
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_what_the_configuration_may_hold(kind: Any, value: Any, meaning: Any) ->
 )  # fmt: skip
 def test_what_the_configuration_may_not_hold(kind: Any, value: Any) -> None:
     with pytest.raises(OptionError, match=r"^x: invalid value .*expected "):
-        convert(Option("x", kind, 0, ""), value, "x", "configuration")
+        convert(Option(kind, "x", 0, ""), value, "x", "configuration")
 
 
 def test_the_text_of_a_keyword_is_not_read() -> None:

@@ -13,11 +13,11 @@ pytestmark = pytest.mark.usefixtures("unconfigured")
 
 
 def test_the_names_of_an_option() -> None:
-    option = Option("log_level", "str", "x", "")
+    option = Option("str", "log_level", "x", "")
     assert (option.key, option.variable) == ("log-level", "DASK_GPU_MPI__LOG_LEVEL")
     assert not option.allows_none
-    assert Option("log_level", "str", None, "").allows_none
-    assert Option("log_level", "str", "x", "", nullable=True).allows_none
+    assert Option("str", "log_level", None, "").allows_none
+    assert Option("str", "log_level", "x", "", nullable=True).allows_none
 
 
 class CUDAWorker: ...

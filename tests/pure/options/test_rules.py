@@ -38,7 +38,7 @@ def test_protocol_and_security(given: dict[str, Any], protocol: str, ucx: str) -
     assert (options.protocol, options.security, options.worker_ucx) == (protocol, protocol == "tls", ucx)
     # an open transport that nobody asked for by name is told
     open_unasked = protocol == "ucx" and "security" not in given
-    assert any("UCX" in warning for warning in options.warnings) == open_unasked
+    assert any("UCX" in warning for warning in map(str, options.warnings)) == open_unasked
 
 
 @pytest.mark.parametrize("address", ["tcp://h:1", "ucx://h:1"])
@@ -51,8 +51,10 @@ def test_encryption_that_is_configured_is_not_dropped_for_an_address(address: st
         # who says so in the program joins all the same
         assert keywords(**attach, security=False).security is False
     with dask.config.set({"gpu-mpi.protocol": "tls"}):
-        assert any("no effect" in warning for warning in keywords(**attach).warnings)
-        assert not any("no effect" in warning for warning in keywords(**attach, security=False).warnings)
+        assert any("no effect" in warning for warning in map(str, keywords(**attach).warnings))
+        assert not any(
+            "no effect" in warning for warning in map(str, keywords(**attach, security=False).warnings)
+        )
 
 
 def test_ucx_alone_does_not_reach_a_scheduler_with_tls() -> None:
@@ -91,7 +93,7 @@ def test_auto_is_as_if_nothing_were_set() -> None:
     ],
 )  # fmt: skip
 def test_switches_of_ucx_without_effect_are_told(given: dict[str, Any], words: tuple[str, ...]) -> None:
-    found = [warning for warning in keywords(**given).warnings if "enable_" in warning]
+    found = [warning for warning in map(str, keywords(**given).warnings) if "enable_" in warning]
     assert len(found) == bool(words)
     for word in words:
         assert word in found[0]
@@ -159,7 +161,7 @@ def test_nanny_is_deprecated_and_works(nanny: bool, cls: str) -> None:
     assert (options.worker_class, options.worker_kind, options.warnings) == (cls, "cpu", ())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert "deprecated" in resolve({"nanny": nanny}, source="command line").warnings[0]
+        assert "deprecated" in str(resolve({"nanny": nanny}, source="command line").warnings[0])
         assert keywords(nanny=None).worker_class == "auto"
 
 
@@ -201,18 +203,20 @@ def test_what_to_use_instead_of_nanny() -> None:
         DeprecationWarning, match=r"^keyword nanny: deprecated\. Fix: worker_class='distributed\.Nanny'$"
     ):
         keywords(nanny=True)
-    (warning,) = resolve({"nanny": False}, source="command line").warnings
+    (warning,) = map(str, resolve({"nanny": False}, source="command line").warnings)
     assert warning == "command line: --nanny/--no-nanny: deprecated. Fix: --worker-class distributed.Worker"
 
 
 @pytest.mark.parametrize("address", [":8787", "0.0.0.0:8787", "[::]:8787", "10.0.0.1:8787", "node1:8787"])
 def test_a_dashboard_on_the_network_is_warned_of(address: str) -> None:
-    (warning,) = resolve({"dashboard_address": address}, source="command line").warnings
+    (warning,) = map(str, resolve({"dashboard_address": address}, source="command line").warnings)
     assert warning == (
         f"command line: --dashboard-address: {address!r} opens the dashboard to the network by plain HTTP: the token "
         "that opens it crosses that in clear. Fix: leave the option out, and use a tunnel (ssh -N -L 8787:127.0.0.1:8787 NODE)"
     )
-    (warning,) = resolve({"dashboard_address": address, "security": False}, source="command line").warnings
+    (warning,) = map(
+        str, resolve({"dashboard_address": address, "security": False}, source="command line").warnings
+    )
     assert "by plain HTTP: everyone there can read it. Fix: " in warning
 
 

@@ -201,7 +201,8 @@ def test_a_size_of_numpys_can_be_sent() -> None:
     "value", ["much", [1], {}, True, object(), float("nan"), float("inf"), "1e400", 10**400, -1, "1e30GB"]
 )
 def test_what_is_no_size_is_for_the_check_of_worker_options(value: Any) -> None:
-    assert device_options(Options(worker_options={"rmm_pool_size": value})) == {}
+    asked = device_options(Options(worker_options={"rmm_pool_size": value}))
+    assert device_sizes(asked, 80 * GIB) == {"device_memory_limit": 64 * GIB}
 
 
 @pytest.mark.parametrize(

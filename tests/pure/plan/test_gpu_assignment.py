@@ -39,7 +39,8 @@ def test_more_ranks_than_gpus() -> None:
     found = plan(one_host(ABC, ABC, ABC, ABC, ABC))
     assert names(found) == ["0-0", "1-1", "2-2"]
     assert any(
-        "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w for w in found.warnings
+        "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w
+        for w in map(str, found.warnings)
     )
 
 
@@ -101,7 +102,7 @@ def test_bound_ranks_get_the_nearest_gpus(gpus: int, masks: tuple[range, ...], e
 def test_even_wins_over_near() -> None:
     found = plan(bound(numa(4)[:2] + tuple(gpu(i, cpus=tuple(LOW)) for i in (2, 3)), LOW, HIGH))
     assert names(found) == ["0-0", "0-1", "1-2", "1-3"]
-    (warning,) = found.warnings
+    (warning,) = map(str, found.warnings)
     assert "1-2 on h1 (GPU 2: 0-7), 1-3 on h1" in warning
     assert found.workers[2].cpus == tuple(HIGH)
 
@@ -155,7 +156,7 @@ def test_the_scheduler_sees_a_gpu_of_its_rank(
 ) -> None:
     found = plan(one_host(seen), **options)
     assert found.scheduler_device == device
-    assert [line for line in found.warnings if "scheduler" in line] == []
+    assert [line for line in map(str, found.warnings) if "scheduler" in line] == []
 
 
 def test_a_gpu_without_a_worker_is_the_schedulers_first_choice() -> None:
@@ -168,9 +169,9 @@ def test_a_gpu_without_a_worker_is_the_schedulers_first_choice() -> None:
 def test_a_scheduler_without_a_gpu_in_a_job_on_gpus_is_a_warning() -> None:
     found = plan([rank(0, 2, (), host="login"), rank(1, 2, (gpu(0),), host="n1")])
     assert found.scheduler_device == ""
-    (line,) = [line for line in found.warnings if "scheduler" in line]
+    (line,) = [line for line in map(str, found.warnings) if "scheduler" in line]
     assert line.startswith("the scheduler (rank 0 on login) sees no GPU: graphs that hold GPU objects")
     assert "--scheduler-rank" in line
     only = plan(one_host((gpu(0, exclusive=True),)))
     assert only.scheduler_device == ""
-    assert "compute mode" in only.warnings[-1]
+    assert "compute mode" in str(only.warnings[-1])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes, roles, summary
 from dask_gpu_mpi.plan.plan import Plan
@@ -78,7 +79,7 @@ def test_what_is_special_is_apart() -> None:
     job = list(hypothetical_job(256, 1, 2))
     job[10] = with_gpus(job[10], processes=((99, 5 * GIB),))
     job[11] = replace(job[11], gpus=())
-    job[12] = replace(job[12], warnings=("host h13: GPU 1 is left out",))
+    job[12] = replace(job[12], warnings=(Problem("host h13: GPU 1 is left out", hosts=("h13",)),))
     boxes = boxes_of(plan(job, client_rank=255))
     assert [(box.title, box.roles, box.is_red) for box in boxes] == [
         ("h1", ("scheduler",), False),
@@ -113,11 +114,11 @@ def test_of_nodes_that_all_differ_some_have_no_box() -> None:
     assert sorted([*titles, *left_out]) == sorted(one.host for one in job)
 
 
-def test_a_warning_that_names_some_of_its_nodes_marks_none() -> None:
+def test_a_warning_marks_all_of_its_nodes() -> None:
     job = [replace(one, contexts=("GPU 0",)) for one in hypothetical_job(40, 1, 1)]
     found = plan(job)
-    assert "h8" in found.warnings[0]
-    assert [(box.title, box.is_red) for box in boxes_of(found)] == [("h1", False), ("39 × h[2-40]", False)]
+    assert "h8" in str(found.warnings[0])
+    assert [(box.title, box.is_red) for box in boxes_of(found)] == [("h1", True), ("39 × h[2-40]", True)]
     found = plan(job[:2] + list(hypothetical_job(40, 1, 1))[2:])
     assert [box.title for box in boxes_of(found) if box.alarms] == ["h1", "h2"]
 

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.picture import MOST_WARNINGS, svg
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -76,7 +77,7 @@ def test_without_warnings_nothing_is_red() -> None:
 
 
 def test_many_warnings_are_counted() -> None:
-    found = replace(plan(hypothetical_job(1, 1, 1)), warnings=tuple(f"no {n}" for n in range(40)))
+    found = replace(plan(hypothetical_job(1, 1, 1)), warnings=tuple(Problem(f"no {n}") for n in range(40)))
     picture = Picture(found)
     assert f"{MOST_WARNINGS}. no {MOST_WARNINGS - 1}" in picture.texts
     assert "28 more warnings; the table has them all" in picture.texts
@@ -102,7 +103,9 @@ def test_many_nodes_that_all_differ_stay_small() -> None:
 
 def test_names_are_text() -> None:
     """Of hosts and GPUs, in the warnings, and in what is shown for who points at it."""
-    job = one_host((), host=HOSTILE, warnings=(f"host {HOSTILE}: GPU 1 is left out",))
+    job = one_host(
+        (), host=HOSTILE, warnings=(Problem(f"host {HOSTILE}: GPU 1 is left out", hosts=(HOSTILE,)),)
+    )
     picture = Picture(plan(job))
     assert {element.tag.removeprefix(SVG) for element in picture.root.iter()} == {
         "svg",

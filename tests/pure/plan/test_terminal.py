@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from dask_gpu_mpi.base.tables import show
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.plan.nodes import display
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
@@ -67,7 +68,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 
 def test_names_are_text() -> None:
     """Neither markup of Rich nor escape codes of a terminal."""
-    job = one_host((), host="h[red]1\x1b[2J", warnings=("[/] \x1b]0;title\x07",))
+    job = one_host((), host="h[red]1\x1b[2J", warnings=(Problem("[/] \x1b]0;title\x07"),))
     text = shown(plan(job))
     assert "h[red]1\ufffd[2J" in text
     assert "\x1b" not in ESCAPES.sub("", text)

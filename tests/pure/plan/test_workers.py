@@ -81,7 +81,7 @@ def test_a_cpu_quota_limits_the_threads_of_cpu_workers() -> None:
 def test_memory_limits(limit: Any, each: int, warned: bool) -> None:
     found = plan(hypothetical_job(1, 2, 0), memory_limit=limit)
     assert [w.memory_limit for w in found.workers] == [each, each]
-    assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in found.warnings) == warned
+    assert any("on h1, 2 workers" in w and "256.00 GiB" in w for w in map(str, found.warnings)) == warned
 
 
 def test_unknown_memory_is_no_limit() -> None:
@@ -96,7 +96,7 @@ def test_memory_limits_that_mean_nothing(limit: Any) -> None:
 
 def test_only_workers_without_a_core_near_their_gpus_are_told() -> None:
     ranks = [rank(0, 2, (gpu(0, cpus=(0,)),), cpus=(0, 1)), rank(1, 2, (gpu(1, cpus=(5,)),), cpus=(0, 1))]
-    (warning,) = plan(ranks).warnings
+    (warning,) = map(str, plan(ranks).warnings)
     assert "get the ranks' cores: 1-1 on h1 (GPU 1: 5). Fix" in warning
     assert plan([replace(ranks[0], world_size=1)]).warnings == ()
 
@@ -128,7 +128,7 @@ def test_limits_that_are_more_than_the_host_has_are_told_once_for_hosts_alike() 
     ]
     assert excess_warnings(fine) == []
     more = [(host, 2 * GIB + 1, 4, 8 * GIB) for host in ("h4", "h5")]
-    first, second = excess_warnings([*fine, *more, ("h6", 9 * GIB, 1, 8 * GIB)])
+    first, second = map(str, excess_warnings([*fine, *more, ("h6", 9 * GIB, 1, 8 * GIB)]))
     assert first.startswith(
         "on h[4-5], 4 workers with a memory limit of 2.00 GiB each may use more than the 8.00 GiB"
     )

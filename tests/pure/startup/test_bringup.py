@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, StartupError
+from dask_gpu_mpi.errors import InputError, LauncherError, OptionError, Problem, StartupError
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.mpi.mailbox import Mail
 from dask_gpu_mpi.options.model import Options
@@ -124,12 +124,12 @@ def test_failures_of_ranks_are_one_report(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = Process(monkeypatch)
-    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1, Failure("no GPU", 2))))
+    process.mailbox.mails.append(Mail(1, Kind.REGISTRATION, registration(1, Failure(Problem("no GPU"), 2))))
     with pytest.raises(InputError, match="^rank 1 of 2 on h1: no GPU$") as caught:
         plan_of_allocation(CPUS)
     assert caught.value.reported
     assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 1 of 2 on h1: no GPU\n"
-    assert process.sent(Kind.FAIL) == [(-1, Failure("rank 1 of 2 on h1: no GPU", 2))]
+    assert process.sent(Kind.FAIL) == [(-1, Failure(Problem("no GPU", where="rank 1 of 2 on h1"), 2))]
     assert process.sent(Kind.DONE) == []
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.errors import InputError, StartupError, WorldTooSmallException
+from dask_gpu_mpi.errors import InputError, Problem, StartupError, WorldTooSmallException
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.network.interfaces import Interface
 from dask_gpu_mpi.network.reachability import MOST_AT_START, Lost, Reach
@@ -140,7 +140,9 @@ def test_a_bare_event_of_the_agent_is_not_for_it() -> None:
 def test_one_rank_fails_and_is_named() -> None:
     driver = Driver(3)
     driver.tell(0, Kind.REGISTRATION, registration(0, 3))
-    driver.tell(1, Kind.REGISTRATION, registration(1, 3, "b", inventory=None, failure=Failure("no disk", 2)))
+    driver.tell(
+        1, Kind.REGISTRATION, registration(1, 3, "b", inventory=None, failure=Failure(Problem("no disk"), 2))
+    )
     driver.tell(2, Kind.REGISTRATION, registration(2, 3))
     driver.coordinator.tick(1.5)
     assert driver.coordinator.outcome is None, "others may have something to say as well"
@@ -157,7 +159,7 @@ def test_what_all_say_is_said_once() -> None:
         driver.tell(
             rank,
             Kind.REGISTRATION,
-            registration(rank, 2, inventory=None, failure=Failure("unknown option", 2)),
+            registration(rank, 2, inventory=None, failure=Failure(Problem("unknown option"), 2)),
         )
     driver.coordinator.tick(1.0)
     assert str(driver.coordinator.outcome) == "unknown option"
@@ -169,7 +171,7 @@ def test_a_late_failure_is_a_start_up_error() -> None:
         driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
     driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
     driver.tell(0, Kind.READY)
-    driver.tell(1, Kind.FAILED, Failure("worker 1 did not start", 1))
+    driver.tell(1, Kind.FAILED, Failure(Problem("worker 1 did not start"), 1))
     driver.coordinator.tick(9.0)
     error = driver.coordinator.outcome
     assert isinstance(error, StartupError)
@@ -301,7 +303,7 @@ def test_a_report_is_bounded() -> None:
         driver.tell(
             rank,
             Kind.REGISTRATION,
-            registration(rank, 20, inventory=None, failure=Failure(f"disk {rank} is full", 1)),
+            registration(rank, 20, inventory=None, failure=Failure(Problem(f"disk {rank} is full"), 1)),
         )
     driver.coordinator.tick(1.0)
     text = str(driver.coordinator.outcome)
@@ -421,7 +423,7 @@ def test_all_that_do_not_reach_it_are_named() -> None:
 def test_a_rank_that_says_nothing_of_its_connection_is_not_waited_for() -> None:
     """Twice the timeout of a connection, and a second."""
     driver = proving(2)
-    driver.tell(1, Kind.FAILED, Failure("no way", 2), now=1.0)
+    driver.tell(1, Kind.FAILED, Failure(Problem("no way"), 2), now=1.0)
     driver.coordinator.tick(12.0)
     assert driver.coordinator.outcome is None
     driver.coordinator.tick(12.1)
@@ -432,7 +434,7 @@ def test_once_all_reach_it_failures_are_gathered_for_a_second() -> None:
     driver = proving(2)
     for rank in (0, 1):
         driver.tell(rank, Kind.REACHED, REACHED)
-    driver.tell(1, Kind.FAILED, Failure("no disk", 2), now=10.0)
+    driver.tell(1, Kind.FAILED, Failure(Problem("no disk"), 2), now=10.0)
     driver.coordinator.tick(11.0)
     assert driver.coordinator.outcome is None
     driver.coordinator.tick(11.1)
@@ -442,14 +444,14 @@ def test_once_all_reach_it_failures_are_gathered_for_a_second() -> None:
 def test_a_failure_stops_the_start() -> None:
     """What comes in afterwards starts nothing more."""
     driver = proving(2)
-    driver.tell(0, Kind.FAILED, Failure("no disk", 2))
+    driver.tell(0, Kind.FAILED, Failure(Problem("no disk"), 2))
     sent = len(driver.sent)
     for rank in (0, 1):
         driver.tell(rank, Kind.REACHED, REACHED)
     assert len(driver.sent) == sent
     driver = Driver(1)
     driver.tell(0, Kind.REGISTRATION, registration(0, 1))
-    driver.tell(0, Kind.FAILED, Failure("no disk", 2))
+    driver.tell(0, Kind.FAILED, Failure(Problem("no disk"), 2))
     driver.tell(0, Kind.READY)
     assert driver.coordinator.outcome is None
 
@@ -561,11 +563,11 @@ def test_a_client_without_a_script_is_refused() -> None:
 def test_failures_are_gathered_for_a_while() -> None:
     coordinator = FailureCoordinator(3, deadline=100.0, hosts={2: "c"})
     assert coordinator.waiting_for == [0, 1, 2]
-    assert coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 5.0)
+    assert coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure(Problem("bad"), 2))), 5.0)
     assert coordinator.progress() == (0, None, ["", "c"])
     coordinator.tick(5.0 + GATHER_FAILURES)
     assert coordinator.outcome is None
-    assert coordinator.handle(Event(1, Kind.FAILED, Failure("SIGTERM", 143)), 5.5)
+    assert coordinator.handle(Event(1, Kind.FAILED, Failure(Problem("SIGTERM"), 143)), 5.5)
     coordinator.tick(5.0 + GATHER_FAILURES + 0.1)
     assert str(coordinator.outcome) == "rank 0 of 3 on a: bad; rank 1 of 3: SIGTERM"
     assert isinstance(coordinator.outcome, StartupError)
@@ -575,7 +577,7 @@ def test_failures_are_gathered_for_a_while() -> None:
 def test_nobody_is_waited_for_when_all_have_failed() -> None:
     coordinator = FailureCoordinator(2, deadline=100.0)
     for rank in (0, 1):
-        coordinator.handle(Event(rank, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 5.0)
+        coordinator.handle(Event(rank, Kind.REGISTRATION, bare("a", Failure(Problem("bad"), 2))), 5.0)
     coordinator.tick(5.0)
     assert str(coordinator.outcome) == "bad"
     assert isinstance(coordinator.outcome, InputError)
@@ -583,8 +585,8 @@ def test_nobody_is_waited_for_when_all_have_failed() -> None:
 
 def test_the_first_failure_of_a_rank_counts() -> None:
     coordinator = FailureCoordinator(1, deadline=100.0)
-    coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure("bad", 2))), 1.0)
-    coordinator.handle(Event(0, Kind.FAILED, Failure("SIGTERM", 143)), 1.0)
+    coordinator.handle(Event(0, Kind.REGISTRATION, bare("a", Failure(Problem("bad"), 2))), 1.0)
+    coordinator.handle(Event(0, Kind.FAILED, Failure(Problem("SIGTERM"), 143)), 1.0)
     coordinator.tick(1.0)
     assert str(coordinator.outcome) == "bad"
 

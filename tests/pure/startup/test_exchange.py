@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
-from dask_gpu_mpi.errors import OptionError, PlacementError, StartupError
+from dask_gpu_mpi.errors import OptionError, PlacementError, Problem, StartupError
 from dask_gpu_mpi.startup import exchange
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.exchange import until_over
@@ -106,7 +106,7 @@ def test_words_of_the_agent_are_no_messages_of_the_coordinator() -> None:
 
 @pytest.mark.parametrize("relay", [Relay(), None], ids=["takes part", "reports only"])
 def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
-    report = Failure("no GPU", 2, "PlacementError")
+    report = Failure(Problem("no GPU"), 2, "PlacementError")
     with pytest.raises(PlacementError, match="no GPU") as caught:
         serve(Channels(1, 2, [Event(0, Kind.FAIL, report)]), context(), None, relay)
     assert caught.value.reported
@@ -114,14 +114,14 @@ def test_every_rank_raises_the_one_report(relay: Relay | None) -> None:
 
 def test_a_rank_without_a_part_ignores_its_agent() -> None:
     lost = Event(None, "agent-lost", ["exit code 1", False])
-    channels = Channels(1, 2, [lost], [Event(0, Kind.FAIL, Failure("x", 1))])
+    channels = Channels(1, 2, [lost], [Event(0, Kind.FAIL, Failure(Problem("x"), 1))])
     with pytest.raises(StartupError):
         serve(channels, context(), None, None)
     assert channels.sent == []
 
 
 def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str]) -> None:
-    failure = Failure("bad option", 2, "OptionError")
+    failure = Failure(Problem("bad option"), 2, "OptionError")
     channels = Channels(
         0,
         2,
@@ -132,7 +132,7 @@ def test_rank_0_without_a_part_reports_for_all(capsys: pytest.CaptureFixture[str
     assert caught.value.reported
     assert capsys.readouterr().err == "dask_gpu_mpi: error: rank 0 of 2 on h: bad option\n"
     ((kind, sent),) = channels.mailbox.to_all
-    assert (kind, sent.text, sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
+    assert (kind, str(sent.problem), sent.kind) == (Kind.FAIL, "rank 0 of 2 on h: bad option", "OptionError")
 
 
 def test_a_rank_that_does_not_answer_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_worlds_of_one_report_once(
     silent: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(exchange.launcher_check, "wait_for_rank_0_to_report", lambda environ: silent)
-    channels = Channels(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure("bad", 2)))])
+    channels = Channels(0, 1, [Event(0, Kind.REGISTRATION, registration(Failure(Problem("bad"), 2)))])
     with pytest.raises(Exception, match="bad") as caught:
         serve(channels, context(), FailureCoordinator(1, deadline=time.monotonic() + 30), None)
     assert caught.value.reported  # type: ignore[attr-defined]
@@ -158,11 +158,13 @@ def test_worlds_of_one_report_once(
 
 
 def test_a_signal_is_reported_once() -> None:
-    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, Failure("SIGTERM", 143))])
+    channels = Channels(1, 2, [], [], [Event(0, Kind.FAIL, Failure(Problem("SIGTERM"), 143))])
     with pytest.raises(StartupError) as caught:
         serve(channels, context(signal=15), None, Relay())
     assert caught.value.exit_code == 143
-    assert channels.sent == [(0, Kind.FAILED, Failure("SIGTERM came while the cluster started", 143))]
+    assert channels.sent == [
+        (0, Kind.FAILED, Failure(Problem("SIGTERM came while the cluster started"), 143))
+    ]
 
 
 @pytest.mark.parametrize("rank", [1, 2])

@@ -131,7 +131,7 @@ def test_nvml_that_hangs_is_reported_before_the_deadline() -> None:
 def test_scratch_that_everyone_may_replace_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(inspection, "exposed_folder", lambda path: asked.append(path) or "/shared")
-    warnings = take(Agent(), context(), worker_class="distributed.Nanny").warnings
+    warnings = [*map(str, take(Agent(), context(), worker_class="distributed.Nanny").warnings)]
     assert asked == ["/"]
     assert warnings[0].startswith(
         "host h: every user of the node may replace the workers' files in '/shared'"

@@ -68,7 +68,7 @@ def test_of_two_ranks_of_a_node_one_listens_and_connects() -> None:
     failure = test.failure()
     assert failure is not None
     assert failure.exit_code == 2
-    assert failure.text.startswith(
+    assert str(failure.problem).startswith(
         "no connection between nodes: from b to a (Connection refused) (expected: "
     )
 
@@ -165,7 +165,7 @@ def test_a_rank_that_does_not_reach_the_scheduler() -> None:
     failure = test.problem(Reached(Reach("Connection refused")), encrypts=True)
     assert failure is not None
     assert failure.exit_code == 2
-    assert failure.text.startswith(
+    assert str(failure.problem).startswith(
         "could not reach the scheduler's host at 10.0.0.1:4 (of another job): Connection refused. Fix: "
     )
     assert test.problem(Reached(None), encrypts=True) is None
@@ -184,5 +184,5 @@ def test_a_clock_that_is_behind_is_named(ahead: float, encrypts: bool, fails: bo
     failure = ReachabilityTest(1, lambda *_: None).problem(Reached(Reach("", ahead)), encrypts=encrypts)
     assert (failure is not None) is fails
     if failure is not None:
-        assert "the clock of this node is 3610 s behind that of the scheduler's (" in failure.text
+        assert "the clock of this node is 3610 s behind that of the scheduler's (" in str(failure.problem)
         assert failure.exit_code == 2

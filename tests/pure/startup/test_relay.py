@@ -13,6 +13,7 @@ import pytest
 
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
+from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
@@ -81,13 +82,15 @@ def test_a_rank_without_workers_is_ready_at_once() -> None:
 @pytest.mark.parametrize(
     ("kind", "payload", "failure"),
     [
-        ("failed", ["no disk", 2], Failure("no disk", 2)),
+        ("failed", [Problem("no disk"), 2], Failure(Problem("no disk"), 2)),
         (
             "scheduler-ended",
             [3],
             Failure(
-                "the scheduler's process ended while the workers started (exit code 3). Fix: read its output above, or its log "
-                "file (--log-directory); out of memory, most often",
+                Problem(
+                    "the scheduler's process ended while the workers started (exit code 3)",
+                    fix="read its output above, or its log file (--log-directory); out of memory, most often",
+                ),
                 1,
             ),
         ),
@@ -95,8 +98,10 @@ def test_a_rank_without_workers_is_ready_at_once() -> None:
             "agent-lost",
             ["exit code 9", False],
             Failure(
-                "the agent of this rank ended while the workers started (exit code 9). Fix: read its output above; out of "
-                "memory, most often",
+                Problem(
+                    "the agent of this rank ended while the workers started (exit code 9)",
+                    fix="read its output above; out of memory, most often",
+                ),
                 1,
             ),
         ),
@@ -167,7 +172,7 @@ def test_a_scheduler_file_that_can_not_be_written_fails_the_start(tmp_path: Path
     rank.on_event(Event(None, "scheduler", ["tls://10.0.0.1:4711", 8787, "Scheduler-1"]))
     to, kind, failure = channels.sent[-1]
     assert (to, kind, failure.exit_code) == (0, Kind.FAILED, 2)
-    assert "can't be written" in failure.text
+    assert "can't be written" in str(failure.problem)
     assert rank.scheduler.file is None
 
 

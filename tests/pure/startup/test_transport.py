@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.errors import InputError, Problem
 from dask_gpu_mpi.network.ucx import UcxAbility
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.options.protocols import WorkerUcx
+from dask_gpu_mpi.options.protocols import Transport, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup import reachability
 from dask_gpu_mpi.startup.reachability import choose_transport, probing_workers, ucx_ability
@@ -18,18 +18,18 @@ NO_GPUS = plan(one_host((), ()))
 GPUS = plan(one_host((gpu(0),), (gpu(1),)))
 ONE_GPU = plan(one_host((gpu(0),)))
 SOME = plan([*one_host((gpu(0),), ())])
-MISSING = "distributed-ucxx is not installed. Fix: pip install it"
+MISSING = Problem("distributed-ucxx is not installed", fix="pip install it")
 
 
-def able(obstacles: dict[int, str]) -> dict[int, UcxAbility]:
-    return {rank: UcxAbility(text) for rank, text in obstacles.items()}
+def able(obstacles: dict[int, Problem | None]) -> dict[int, UcxAbility]:
+    return {rank: UcxAbility(problem) for rank, problem in obstacles.items()}
 
 
 @pytest.mark.parametrize(
     ("wanted", "of", "obstacles", "chosen", "words"),
     [
         (AUTO, GPUS, {}, AUTO, ["TLS, and UCX for GPU memory", "not encrypted"]),
-        (AUTO, GPUS, {0: "", 1: ""}, AUTO, ["UCX for GPU memory"]),
+        (AUTO, GPUS, {0: None, 1: None}, AUTO, ["UCX for GPU memory"]),
         (AUTO, GPUS, {1: MISSING}, OFF, ["No UCX: rank 1: distributed-ucxx"]),
         (AUTO, GPUS, {0: MISSING, 1: MISSING}, OFF, ["No UCX: distributed-ucxx"]),
         (AUTO, NO_GPUS, {0: MISSING, 1: MISSING}, OFF, []),
@@ -42,10 +42,10 @@ def able(obstacles: dict[int, str]) -> dict[int, UcxAbility]:
 )
 def test_what_is_chosen_and_why(wanted, of, obstacles, chosen, words) -> None:  # type: ignore[no-untyped-def]
     found, line, warning, _ = choose_transport(wanted, of, able(obstacles))
-    assert (found, warning) == (chosen, "")
-    assert bool(line) == bool(words)
+    assert (found, warning) == (chosen, None)
+    assert bool(str(line)) == bool(words)
     for word in words:
-        assert word in line
+        assert word in str(line)
 
 
 def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
@@ -61,7 +61,7 @@ def test_a_rank_that_works_without_a_gpu_has_all_use_tls() -> None:
     alone = replace(mixed, workers=tuple(replace(w, rank=1) if w.kind == "cpu" else w for w in mixed.workers))
     chosen, line, *_ = choose_transport(AUTO, alone, {})
     assert chosen is OFF
-    assert "rank 1 without a GPU" in line
+    assert "rank 1 without a GPU" in str(line)
 
 
 @pytest.mark.parametrize(
@@ -80,24 +80,25 @@ def test_what_is_missing_is_asked_where_it_matters(
 ) -> None:
     calls: list[bool] = []
 
-    def missing(*, device_memory: bool) -> str:
+    def missing(*, device_memory: bool) -> Problem:
         calls.append(device_memory)
         return MISSING
 
     monkeypatch.setattr(reachability, "missing_ucx", missing)
-    assert ucx_ability(options, gpus=gpus).obstacle == ("" if asked is None else MISSING)
+    assert ucx_ability(options, gpus=gpus).obstacle == (None if asked is None else MISSING)
     assert calls == ([] if asked is None else [asked])
 
 
 def test_a_class_of_the_users_own_has_no_ucx_by_itself() -> None:
     assert (
-        "worker_class" in ucx_ability(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True).obstacle
+        "worker_class"
+        in ucx_ability(Options(worker_ucx=AUTO, worker_class="my.Class"), gpus=True).obstacle.text
     )
 
 
 def test_workers_in_the_agent_have_none() -> None:
     options = Options(worker_ucx=ALL, worker_class="distributed.Worker")
-    assert "run in the agent" in ucx_ability(options, gpus=False).obstacle
+    assert "run in the agent" in ucx_ability(options, gpus=False).obstacle.text
 
 
 def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
@@ -109,7 +110,7 @@ def test_ucx_that_is_asked_for_and_can_not_be_had_is_an_error() -> None:
 
 def test_one_worker_alone_has_nobody_to_exchange_data_with_unless_it_attaches() -> None:
     for wanted in (AUTO, ALL):
-        assert choose_transport(wanted, ONE_GPU, {}) == (OFF, "", "", False)
+        assert choose_transport(wanted, ONE_GPU, {}) == Transport()
         assert choose_transport(wanted, ONE_GPU, {}, attaches=True).ucx is wanted
 
 
@@ -139,11 +140,11 @@ def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
     with_rdma = choose_transport(AUTO, nodes(2, 2), {})
     assert (with_rdma.ucx, with_rdma.between_nodes) == (AUTO, True)
     without = choose_transport(AUTO, nodes(2, 2), {0: NO_RDMA, 1: NO_RDMA})
-    assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, "")
-    assert "of a node" in without.line
-    assert without.line.endswith("Between nodes TLS alone: no RDMA device")
+    assert (without.ucx, without.between_nodes, without.warning) == (AUTO, False, None)
+    assert "of a node" in str(without.line)
+    assert str(without.line).endswith("Between nodes TLS alone: no RDMA device")
     one = choose_transport(AUTO, nodes(2, 2), {1: NO_RDMA})
-    assert one.line.endswith("Between nodes TLS alone: rank 1: no RDMA device")
+    assert str(one.line).endswith("Between nodes TLS alone: rank 1: no RDMA device")
     # within one node nobody misses it
     assert choose_transport(AUTO, nodes(2), {0: NO_RDMA}).line == with_rdma.line
 
@@ -152,18 +153,18 @@ def test_between_nodes_ucx_takes_rdma_and_nothing_else() -> None:
 def test_nodes_with_one_worker_each_have_no_use_for_ucx_without_rdma(wanted: WorkerUcx) -> None:
     found = choose_transport(wanted, nodes(1, 1), {0: NO_RDMA, 1: NO_RDMA})
     assert found.ucx is OFF
-    assert "UCX leads to no other node: no RDMA device" in found.line
+    assert "UCX leads to no other node: no RDMA device" in str(found.line)
 
 
 def test_a_port_that_the_user_opens_is_warned_of() -> None:
     found = choose_transport(AUTO, nodes(2), {0: UcxAbility(opened_by="UCX_TLS")})
     assert found.ucx is AUTO
-    assert found.warning.startswith("UCX_TLS has UCX open a TCP port")
-    assert "anyone who reaches the port can run code as you. Fix: " in found.warning
+    assert str(found.warning).startswith("UCX_TLS has UCX open a TCP port")
+    assert "anyone who reaches the port can run code as you. Fix: " in str(found.warning)
 
 
 def test_what_a_rank_can_do_follows_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "missing_ucx", lambda **_: "")
+    monkeypatch.setattr(reachability, "missing_ucx", lambda **_: None)
     monkeypatch.setattr(reachability, "obstacle_between_nodes", lambda _: "no RDMA device")
     options = Options(worker_ucx=AUTO)
     assert ucx_ability(options, gpus=True, environ={}) == NO_RDMA
