@@ -27,6 +27,7 @@ DOCUMENTED = {
     ("os", "_exit"),
     ("os", "_Environ"),
     ("sys", "_current_exceptions"),
+    ("sys", "_getframe"),
     ("libc", "_exit"),
     ("libc", "__cxa_atexit"),
 }
