@@ -41,6 +41,10 @@ def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Pat
         assert all(marks and min(marks) > 0 for _, marks in tab.figures), tab
         assert tab.painted >= len(tab.figures), tab
     assert "distributed.worker - ERROR - out of memory" in tabs["Events"].text
+    first = " ".join(tabs["Overview"].text.split())
+    asked = ["Were the GPUs busy?", "Where did the time go?", "What to change"]
+    assert [question for question in asked if question not in first] == []
+    assert ("56 more workers" in first) == (nodes == 16)
 
 
 @pytest.mark.slow
