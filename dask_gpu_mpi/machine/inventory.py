@@ -14,6 +14,7 @@ from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvml import own_contexts
 from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, visible_gpus
 from dask_gpu_mpi.network.interfaces import boot_id
+from dask_gpu_mpi.sites.batch import cpus_on_node
 
 __all__ = ["Gpu", "Inventory", "take_inventory"]
 
@@ -44,7 +45,8 @@ class Inventory:
     warnings: tuple[str, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
-    #: CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
+    #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
+    #: neither is known.
     cpu_quota: float | None = None
 
 
@@ -104,7 +106,7 @@ def take_inventory(
         pid=os.getpid(),
         cpus=allowed_cpus(),
         memory=host_memory(),
-        cpu_quota=cpu_quota(),
+        cpu_quota=min(filter(None, (cpu_quota(), cpus_on_node(environ))), default=None),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=visible,
         contexts=own_contexts() if look_for_gpus else (),

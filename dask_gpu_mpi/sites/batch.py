@@ -33,6 +33,7 @@ __all__ = [
     "as_hosts",
     "batch_system",
     "count_hosts",
+    "cpus_on_node",
     "end_time",
     "find_allocation",
     "gpus_on_node",
@@ -239,6 +240,8 @@ class BatchSystem:
     login_variable = ""
     #: Its variable of the number of GPUs that the job has on this node; empty: none.
     gpus_variable = ""
+    #: Its variable of the number of cores that the job has on this node, which nothing may enforce; empty: none.
+    cpus_variable = ""
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -508,7 +511,20 @@ def gpus_on_node(environ: Mapping[str, str]) -> int:
     >>> gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}), gpus_on_node({})
     (4, 0)
     """
-    counts = [environ.get(system.gpus_variable, "") for system in systems_of(environ)]
+    return _count(environ, [system.gpus_variable for system in systems_of(environ)])
+
+
+def cpus_on_node(environ: Mapping[str, str]) -> int:
+    """Cores that the batch system has allocated on this node; 0: unknown.
+
+    >>> cpus_on_node({"SLURM_CPUS_ON_NODE": "16"}), cpus_on_node({})
+    (16, 0)
+    """
+    return _count(environ, [system.cpus_variable for system in systems_of(environ)])
+
+
+def _count(environ: Mapping[str, str], names: Sequence[str]) -> int:
+    counts = (environ.get(name, "") for name in names)
     return next((int(count) for count in counts if re.fullmatch(r"[0-9]{1,9}", count)), 0)
 
 

@@ -169,11 +169,14 @@ def submit(job: JobRequest, text: str) -> str:
             "before you submit again"
         ) from None
     except OSError as error:
-        raise InputError(f"submit: could not run {name}: {error.strerror}") from None
+        raise InputError(
+            f"submit: could not run {name}: {error.strerror}. Fix: run this on a login node"
+        ) from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:
         raise InputError(
-            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'}"
+            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'} "
+            "(expected the job's number)"
         )
     return found[1]

@@ -26,6 +26,7 @@ class Slurm(BatchSystem):
     job_variable = "SLURM_JOB_ID"
     login_variable = "SLURM_SUBMIT_HOST"
     gpus_variable = GPUS_ON_NODE
+    cpus_variable = "SLURM_CPUS_ON_NODE"
     launcher = "srun"
     tells_mpirun = True
     sends_signal = True
