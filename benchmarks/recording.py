@@ -32,8 +32,8 @@ from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
 from dask_gpu_mpi.view.job_watch import JobWatch
 from dask_gpu_mpi.view.recorder import Recorder
-from dask_gpu_mpi.view.report_data import Job, assemble
-from dask_gpu_mpi.view.report_file import write_report
+from dask_gpu_mpi.view.report_data import ReportedJob, assemble
+from dask_gpu_mpi.view.report_page import write_report
 
 GIB = 2**30
 #: When the made-up job begins, in seconds since the epoch.
@@ -153,7 +153,7 @@ class MadeUpJob:
             ]
             for rank in hosts
         }
-        job = Job(
+        job = ReportedJob(
             plan=self.plan,
             options=Options(worker_options={"rmm_pool_size": 0.8}, explicit=frozenset({"worker_options"})),
             began=EPOCH,

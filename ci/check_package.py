@@ -20,7 +20,12 @@ def main(prefix: str) -> int:
     if not Path(dask_gpu_mpi.__file__ or "").is_relative_to(prefix):
         wrong.append(f"dask_gpu_mpi comes from {dask_gpu_mpi.__file__}, not from {prefix}")
     scripts = Path(__file__).resolve().parents[1] / "jobscripts"
-    for name in ("gpu-mpi.yaml", "py.typed", *(f"jobscripts/{path.name}" for path in scripts.iterdir())):
+    for name in (
+        "gpu-mpi.yaml",
+        "py.typed",
+        "view/report.html",
+        *(f"jobscripts/{path.name}" for path in scripts.iterdir()),
+    ):
         if not resources.files("dask_gpu_mpi").joinpath(name).is_file():
             wrong.append(f"{name} is not in the package")
     asked = [

@@ -25,12 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- messages: made by docs/make_messages.py -->\n", "<!-- end of messages -->"
 #: Their texts stand on a page, among its figures.
-PAGES = (
-    "view/report_page",
-    "view/report_plots",
-    "view/report_tabs",
-    "view/report_tabs",
-)
+PAGES = ("view/report_figures",)
 #: Why a message comes, where its own words do not say so: by words of it.
 CAUSES = {
     "agent ended before it was ready": "the process next to the rank was killed (out of memory?) or could not import Dask",

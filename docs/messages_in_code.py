@@ -56,7 +56,7 @@ SEVERITIES = {"ok": "information", "warning": "warning", "error": "error"}
 #: What takes texts that nobody reads, help, or the fix of messages that have none.
 NO_MESSAGES = {"lap", "option", "Option", "argument", "compile", "search", "RuntimeError", "problems"}
 #: Modules whose texts are tables, scripts or for programmers, but for what they raise or print.
-NO_PARTS = {"__init__", "check/report", "cli/options", "sites/jobscript", "plan/picture", "plan/table"}
+NO_PARTS = {"__init__", "check/report", "cli/options", "sites/jobscript", "plan/nodes", "plan/picture"}
 #: Functions that write a value: what they return is no wording.
 FORMATTERS = {"counted", "ranks_text", "fold_names", "fold_numbers", "format_bytes", "show"}
 DEEPEST = 12

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 # Names by which the processes of a job find what is recorded of it.
 
-#: Operation of the scheduler that answers with its record (`diagnostics.recorder`).
+#: Operation of the scheduler that answers with its record (`view.recorder`).
 RECORD_OPERATION = "gpu_mpi_record"
 #: Dask's topic of events for the deaths of workers' processes: who, how, its last output.
 DEATHS_TOPIC = "dask-gpu-mpi-deaths"
-#: The scheduler's plugin that follows which workers come and go (`diagnostics.job_watch`).
+#: The scheduler's plugin that follows which workers come and go (`view.job_watch`).
 JOB_PLUGIN = "dask_gpu_mpi-job"
 #: Key of our own metric among those of a worker's heartbeat (`workers.figures`).
 METRIC = "gpu_mpi"

@@ -1,15 +1,14 @@
-"""What `check` works with: what all ranks observed (`Evidence`), and what the rules make of it (`Finding`, `Report`)."""
+"""The data of `check`: the observations of all ranks (`Evidence`), the rules' findings and the report, as a table and as JSON."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
-
-import click
+from typing import TYPE_CHECKING, Any, Literal
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
@@ -22,6 +21,10 @@ from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.messages import Listening
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
 Level = Literal["ok", "warning", "error"]
 #: A fix that several rules share.
 LEAVE_OUT = "leave the node out of the job and inform the operators of the cluster"
@@ -33,14 +36,14 @@ class Finding:
 
     #: Green, yellow, red.
     level: Level
-    #: What was inspected.
+    #: The subject that was inspected.
     what: str
     found: str
     #: Of an error never empty.
     fix: str = ""
-    #: Whom it concerns; empty: the job.
+    #: The ranks that it concerns; empty: the job.
     ranks: tuple[int, ...] = ()
-    #: Where these run.
+    #: The hosts of these ranks.
     hosts: tuple[str, ...] = ()
 
 
@@ -52,7 +55,7 @@ class Outcome:
     kernels: tuple[KernelResult, ...] = ()
     #: Other nodes that it has not reached.
     lost: tuple[Lost, ...] = ()
-    #: Whether UCX works; None: it was not tried here.
+    #: Whether UCX works; None: it was not tested here.
     ucx: UcxResult | None = None
 
 
@@ -63,7 +66,7 @@ class Evidence:
     #: Number of ranks.
     size: int
     observations: Mapping[int, Observations] = field(default_factory=dict)
-    #: Host of each rank, and the step that it was at when rank 0 last heard from it.
+    #: Host of each rank, and its step in its last message to rank 0.
     steps: Mapping[int, tuple[str, str]] = field(default_factory=dict)
     plan: Plan | None = None
     #: Why there is no plan.
@@ -71,13 +74,13 @@ class Evidence:
     #: Why no addresses could be chosen.
     network_problem: str = ""
     scheduler_rank: int = 0
-    #: Where the scheduler would listen; port 0: any.
+    #: The address of the scheduler; port 0: any.
     address: str = ""
     port: int = 0
-    #: Where the dashboard would listen.
+    #: The address of the dashboard.
     dashboard_address: str = ""
     listening: Listening | None = None
-    #: Where a rank of each node listens for the others; empty: there is one node, or no address is known.
+    #: The address at which a rank of each node listens for the others; empty: there is one node, or no address is known.
     nodes: tuple[Node, ...] = ()
     tests: Mapping[int, Outcome] = field(default_factory=dict)
     #: Ranks that did not respond in time.
@@ -85,14 +88,14 @@ class Evidence:
     #: Whether the user wants kernels to run.
     kernel: bool = True
     protocol: Protocol = Protocol.TLS
-    #: What the user wants workers to send each other over UCX.
+    #: The data that workers are to send each other over UCX.
     worker_ucx: WorkerUcx = WorkerUcx.OFF
-    #: GPUs that the user expects on each node; None: as many as the batch system has allocated, where it says so.
+    #: GPUs that the user expects on each node; None: as many as the batch system reports as allocated.
     expect_gpus: int | None = None
 
     @property
     def inventories(self) -> list[Inventory]:
-        """Of the ranks that could take one."""
+        """Those of the ranks that could make one."""
         return [observed.inventory for observed in self.observations.values() if observed.inventory]
 
     @property
@@ -102,17 +105,17 @@ class Evidence:
 
     @property
     def abilities(self) -> dict[int, UcxAbility]:
-        """How far each rank can use UCX."""
+        """The ability of each rank to use UCX."""
         return {rank: observed.ucx for rank, observed in self.observations.items()}
 
     def host(self, rank: int) -> str:
-        """Where a rank runs; empty: unknown."""
+        """The host of a rank; empty: unknown."""
         if rank in self.observations:
             return self.observations[rank].host
         return self.steps.get(rank, ("", ""))[0]
 
     def by_host(self) -> dict[tuple[str, str], list[Observations]]:
-        """What the ranks of each node observed, by host name and boot id."""
+        """The observations of the ranks of each node, by host name and boot id."""
         hosts: dict[tuple[str, str], list[Observations]] = {}
         for observed in self.observations.values():
             hosts.setdefault((observed.host, observed.boot_id), []).append(observed)
@@ -141,7 +144,7 @@ class Report:
 
 
 def split_fix(text: str, default: str) -> tuple[str, str]:
-    """Split a message before its fix; `default` where it has none.
+    """Split a message before its fix; `default` if it has none.
 
     >>> split_fix("--interface: unknown network 'ib9' (expected eth0; lo). Fix: choose eth0", "")
     ("--interface: unknown network 'ib9' (expected eth0; lo)", 'choose eth0')
@@ -155,7 +158,7 @@ def split_fix(text: str, default: str) -> tuple[str, str]:
 
 
 def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Finding]:
-    """What ranks found unusable."""
+    """The problems that ranks observed."""
     for rank, observed in evidence.observations.items():
         for line, text in observed.problems:
             if line == what:
@@ -163,7 +166,7 @@ def problems(evidence: Evidence, what: str, default_fix: str) -> Iterator[Findin
 
 
 def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """One finding where those of several ranks differ in nothing else; each with the hosts of its ranks."""
+    """The findings, those that differ in their ranks alone as one; each with the hosts of its ranks."""
     ranks: dict[Finding, list[int]] = {}
     for finding in findings:
         ranks.setdefault(replace(finding, ranks=()), []).extend(finding.ranks)
@@ -173,9 +176,8 @@ def merge(evidence: Evidence, findings: Iterable[Finding]) -> tuple[Finding, ...
     )
 
 
-# The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share a block.
+# The report of `check`, as a table for people and as plain data for programs; many nodes that are alike share an entry.
 
-MANY_NODES = 16
 #: Lines of one level about one thing that the table shows; the JSON has them all.
 MOST_LINES = 12
 #: Each level's label and colour; the labels are enough without colours.
@@ -252,56 +254,53 @@ def _host_data(evidence: Evidence, ranks: Sequence[Observations]) -> dict[str, A
     }
 
 
-def render(report: Report) -> str:
-    """Write a report as aligned text, without a trailing newline; the labels are styled, for a terminal."""
+def display(report: Report, *, terminal: bool = False) -> Iterator[RenderableType]:
+    """A report as lines and tables: the findings, then each node with its GPUs; on a terminal, tables are folded to its width."""
     evidence = report.evidence
     by_host = evidence.by_host()
-    lines = []
     if by_host:
         ranks, nodes = counted(evidence.size, "rank"), counted(len(by_host), "node")
-        lines += [f"check of {ranks} on {nodes}, {report.seconds:.1f} s", ""]
-    lines += _finding_lines(report)
-    # Of few nodes each has a block of its own.
-    groups: dict[Hashable, list[list[Observations]]] = {}
-    for number, observations in enumerate(by_host.values()):
-        key = _pattern(evidence, observations) if len(by_host) > MANY_NODES else number
-        groups.setdefault(key, []).append(observations)
-    blocks = [(_title(evidence, group), _rows(evidence, group)) for group in groups.values()]
-    table = [_HEADER, *(row for _, rows in blocks for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for title, rows in blocks:
-        lines += ["", title]
-        for row in (_HEADER, *rows) if rows else ():
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            lines.append(f"  {'  '.join(cells)}".rstrip())
+        yield f"check of {ranks} on {nodes}, {report.seconds:.1f} s"
+        yield ""
+    if report.findings:
+        yield table(("", "", ""), _finding_rows(report))
+    groups = [[observations] for observations in by_host.values()]
+    if len(groups) > MANY_NODES:
+        groups = share_entries(by_host.values(), lambda observations: _look(evidence, observations))
+    tables = [_rows(evidence, group) for group in groups]
+    widths = () if terminal else widths_of([_HEADER, *(row for rows in tables for row in rows)])
+    for group, rows in zip(groups, tables, strict=True):
+        yield ""
+        yield styled(_title(evidence, group))
+        if rows:
+            yield table(_HEADER, rows, widths=widths)
     counts = Counter(finding.level for finding in report.findings)
-    label, colour = _LABELS[report.level]
-    summary = f"{counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
-    return "\n".join([*lines, "", f"{click.style(label, fg=colour)}: {summary}"])
+    yield ""
+    summary = f": {counted(counts['error'], 'error')}, {counted(counts['warning'], 'warning')}"
+    yield styled(*_LABELS[report.level]).append(summary)
 
 
-def _finding_lines(report: Report) -> Iterator[str]:
-    width = max((len(finding.what) for finding in report.findings), default=0)
-
-    def line(level: Level, what: str, text: str) -> str:
-        label, colour = _LABELS[level]
-        return f"  {click.style(f'{label:7}', fg=colour)}  {what:{width}}  {text}"
-
+def _finding_rows(report: Report) -> Iterator[tuple[str | Text, str, str]]:
     counts: Counter[tuple[Level, str]] = Counter()
     for finding in report.findings:
         counts[finding.level, finding.what] += 1
         if counts[finding.level, finding.what] <= MOST_LINES:
             where = _where(finding, report.evidence.size)
-            yield line(finding.level, finding.what, f"{where}{finding.found}")
+            yield _label(finding.level), finding.what, f"{where}{finding.found}"
             if finding.fix:
-                yield f"  {'':7}  {'':{width}}  Fix: {finding.fix}"
+                yield "", "", f"Fix: {finding.fix}"
     for (level, what), count in counts.items():
         if count > MOST_LINES:
-            yield line(level, what, f"{count - MOST_LINES} more like these; --json has them all")
+            yield _label(level), what, f"{count - MOST_LINES} more like these; --json has them all"
+
+
+def _label(level: Level) -> Text:
+    text, colour = _LABELS[level]
+    return styled(f"{text:7}", colour)
 
 
 def _where(finding: Finding, size: int) -> str:
-    """The ranks of a finding and their nodes; nothing where it concerns all ranks, or the job."""
+    """The ranks of a finding and their nodes; empty if it concerns all ranks, or the job."""
     if not finding.ranks or len(finding.ranks) == size:
         return ""
     hosts = f" on {fold_names(finding.hosts)}" if finding.hosts else ""
@@ -340,38 +339,34 @@ def _versions(evidence: Evidence) -> list[tuple[list[int], tuple[tuple[str, str]
     return [(ranks, versions) for versions, ranks in found.items()]
 
 
-def _pattern(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
-    """What must be equal for two nodes to share a block: all but names, UUIDs, free bytes and the first rank."""
+def _look(evidence: Evidence, ranks: Sequence[Observations]) -> Hashable:
+    """The look of a node, equal if two nodes share an entry: all but names, UUIDs, free bytes and the first rank."""
+    offsets = tuple(observed.rank - ranks[0].rank for observed in ranks)
+    # as of several nodes, whose UUIDs are not shown
+    return offsets, tuple(_facts(ranks, free=-1)), tuple(_rows(evidence, [ranks, ranks]))
+
+
+def _facts(ranks: Sequence[Observations], free: int) -> Iterator[str]:
+    """A node in words; `free`: bytes in its scratch directory, negative if unknown."""
     first = ranks[0]
-    return (
-        tuple(observed.rank - first.rank for observed in ranks),
-        first.inventory and (first.inventory.cpus, first.inventory.memory),
-        first.driver,
-        first.scratch.path,
-        first.scratch.filesystem,
-        tuple(row[:2] + row[3:] for row in _rows(evidence, [ranks])),
-    )
+    if first.inventory is not None:
+        cpus = (cpu for observed in ranks if observed.inventory for cpu in observed.inventory.cpus)
+        yield f"cores {fold_numbers(cpus)}"
+        yield format_bytes(first.inventory.memory) if first.inventory.memory else "memory unknown"
+    if first.driver:
+        yield f"driver {first.driver}"
+    space = f", {format_bytes(free)} free" if free >= 0 else ""
+    yield f"scratch {first.scratch.path} ({first.scratch.filesystem or 'unknown'}{space})"
 
 
 def _title(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> str:
-    first = group[0][0]
-    parts = []
-    if first.inventory is not None:
-        cores = fold_numbers(
-            cpu for observed in group[0] if observed.inventory for cpu in observed.inventory.cpus
-        )
-        memory = first.inventory.memory
-        parts += [f"cores {cores}", format_bytes(memory) if memory else "memory unknown"]
-    parts += [f"driver {first.driver}"] if first.driver else []
-    free = min(ranks[0].scratch.free for ranks in group)
-    room = f", {format_bytes(free)} free" if free >= 0 else ""
-    parts.append(f"scratch {first.scratch.path} ({first.scratch.filesystem or 'unknown'}{room})")
+    parts = ", ".join(_facts(group[0], min(ranks[0].scratch.free for ranks in group)))
+    every = ranks_text(observed.rank for ranks in group for observed in ranks)
     if len(group) == 1:
         ahead = _ahead(evidence, group[0])
-        parts += [f"clock {ahead:+.3f} s"] if ahead is not None else []
-        return f"node {first.host}: {ranks_text(observed.rank for observed in group[0])}, {', '.join(parts)}"
-    every = ranks_text(observed.rank for ranks in group for observed in ranks)
-    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {', '.join(parts)}"
+        clock = f", clock {ahead:+.3f} s" if ahead is not None else ""
+        return f"node {group[0][0].host}: {every}, {parts}{clock}"
+    return f"{len(group)} nodes {fold_names(ranks[0].host for ranks in group)}: {every}; on each {parts}"
 
 
 def _rows(evidence: Evidence, group: Sequence[Sequence[Observations]]) -> list[tuple[str, ...]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dask_gpu_mpi.base.tables import is_terminal, show
 from dask_gpu_mpi.cli.options import (
     RUN_CONTEXT,
     RunCommand,
@@ -52,18 +53,21 @@ def check(
     Give it the arguments that the job will have after `run`: options count where they change what there is to check, SCRIPT is
     ignored. Ends within 20 seconds, with code 1 where something is wrong (red), else 0.
     """
-    from dask_gpu_mpi.check.report import as_data, render
+    from dask_gpu_mpi.check.report import as_data, display
     from dask_gpu_mpi.check.run import run_check
 
-    def show(report: Report) -> None:
-        # Open MPI gives its ranks a terminal as standard output, wherever that goes, but not as standard error.
-        color = None if sys.stderr.isatty() else False
-        click.echo(json.dumps(as_data(report), indent=1) if as_json else render(report), color=color)
+    def print_report(report: Report) -> None:
+        if as_json:
+            click.echo(json.dumps(as_data(report), indent=1))
+        else:
+            show(display(report, terminal=is_terminal()))
 
     try:
         given, program = split_run(given, program)
         options = resolve_texts(given)
-        code = run_check(options, kernel=kernel, show=show, expect_gpus=expect_gpus, has_client=bool(program))
+        code = run_check(
+            options, kernel=kernel, show=print_report, expect_gpus=expect_gpus, has_client=bool(program)
+        )
     except DaskGpuMpiError as error:
         fail(error)
     sys.exit(code)

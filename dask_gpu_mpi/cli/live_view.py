@@ -1,4 +1,4 @@
-"""The live view of `top`: a terminal that is left as it was found, its keys, signals, and a sample every few seconds."""
+"""The command ``top``: it finds the cluster, and prints it once or shows it live, on a terminal that is left as it was found."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from dask_gpu_mpi.base.tables import text_of
 from dask_gpu_mpi.cli.options import read_texts
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.job.outcome import code_of_signal
 from dask_gpu_mpi.network.scheduler_file import Target, read_scheduler_file
 from dask_gpu_mpi.view import snapshot as snapshots
-from dask_gpu_mpi.view.link import Link, NoAnswerError
-from dask_gpu_mpi.view.snapshot import Snapshot
-from dask_gpu_mpi.view.top_view import View, keys_of, press, room_for_rows, screen
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
+from dask_gpu_mpi.view.snapshot import Link, NoAnswerError, Snapshot
+from dask_gpu_mpi.view.top_view import View, keys_of, plain, press, rows_of_screen, screen
 
 #: Signals that end it.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -39,23 +35,17 @@ TICK = 1.0
 
 
 class Source(Protocol):
-    """What samples come from."""
+    """The origin of samples, a `Link`."""
 
     async def sample(self) -> Snapshot:
-        """The cluster now.
-
-        Raises
-        ------
-        NoAnswerError
-            It does not answer, but may do so again.
-        """
+        """The cluster now; NoAnswerError: it does not answer, but may do so again."""
 
     def close(self) -> None:
-        """There will be no more."""
+        """End the connection."""
 
 
 def check_terminal() -> None:
-    """Raise an InputError where there is no terminal to draw on, and to read keys from."""
+    """Raise an InputError if there is no terminal to draw on and to read keys from."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb":
         raise InputError(
             "top: standard input and output are no terminal that can be drawn on (expected a terminal with TERM set). Fix: run "
@@ -64,7 +54,7 @@ def check_terminal() -> None:
 
 
 class Terminal:
-    """Draws on the alternate screen, and has keys come one by one; `leave` puts everything back. Both may be called again."""
+    """Draws on the alternate screen and reads single keys; `leave` restores everything. Both may be called again."""
 
     def __init__(self, console: Console, fd: int) -> None:
         self.console = console
@@ -88,7 +78,7 @@ class Terminal:
         self._live.start()
 
     def leave(self) -> None:
-        """Give it back; a terminal that is gone is no error."""
+        """Restore it; a terminal that is gone is not an error."""
         live, self._live = self._live, None
         before, self._before = self._before, None
         with contextlib.suppress(OSError):
@@ -104,7 +94,7 @@ class Terminal:
             self._live.update(renderable, refresh=True)
 
 
-class _Session:
+class _LiveView:
     """One live view."""
 
     def __init__(self, terminal: Terminal, fd: int) -> None:
@@ -193,7 +183,7 @@ class _Session:
             self._end(code_of_signal(signal.SIGHUP))
             return
         rows = self._snapshot.rows if self._snapshot is not None else ()
-        height = room_for_rows(self._snapshot, self._terminal.console.height) if self._snapshot else 1
+        height = rows_of_screen(self._snapshot, self._terminal.console.height) if self._snapshot else 1
         for key in keys_of(text):
             if not press(self._view, key, rows, height):
                 self._end(0)
@@ -215,49 +205,26 @@ class _Session:
 
 
 async def watch(connect: Callable[[], Source], interval: float) -> int:
-    """Show a cluster until a key or a signal ends that.
-
-    Parameters
-    ----------
-    connect : callable
-        Makes what samples come from.
-    interval : float
-        Seconds between samples.
-
-    Returns
-    -------
-    int
-        The exit code: 0 after the key q, 128 and the signal's number after one.
-    """
+    """Show a cluster until the key q (exit code 0) or a signal (128 and its number) ends that; `interval`: seconds."""
     fd = sys.stdin.fileno()
     terminal = Terminal(Console(highlight=False), fd)
-    session = _Session(terminal, fd)
+    view = _LiveView(terminal, fd)
     source = connect()
     try:
-        with session.listening():
+        with view.listening():
             terminal.enter()
-            return await session.run(source, interval)
+            return await view.run(source, interval)
     finally:
         terminal.leave()
         source.close()
 
 
-# What the command ``top`` does: find the cluster, and show it once, as JSON, or live.
-
 #: Seconds between the two samples that rates come from: workers report at least so often in a cluster of up to 200.
 BETWEEN = 1.0
-#: Columns of a table that goes into a file or a pipe: as many as it needs.
-ANY_WIDTH = 10_000
 
 
 def find_cluster(scheduler_file: str | None) -> Target:
-    """The cluster of this file, else of this process's Dask configuration: its scheduler's address, or ours of a file.
-
-    Raises
-    ------
-    InputError
-        There is none, or the file can't be used.
-    """
+    """The cluster of this file, else of Dask's configuration: its scheduler's address, or our option for a file."""
     import dask
 
     address = dask.config.get("scheduler-address", None)
@@ -273,15 +240,7 @@ def find_cluster(scheduler_file: str | None) -> Target:
 
 
 def run_top(scheduler_file: str | None, *, once: bool, as_json: bool, interval: float) -> int:
-    """Do what the command says; returns the exit code.
-
-    Raises
-    ------
-    DaskGpuMpiError
-        There is no such cluster, or it has ended meanwhile.
-    """
-    from rich.console import Console
-
+    """Run the command and return its exit code; DaskGpuMpiError: there is no such cluster, or it has ended."""
     if not (once or as_json):
         check_terminal()
     target = find_cluster(scheduler_file)
@@ -313,10 +272,8 @@ async def _sampled(target: Target) -> Snapshot:
 
 
 def print_table(console: Console, snapshot: Snapshot) -> None:
-    """Print all rows and warnings, in the width of the terminal, if it is one."""
-    from dask_gpu_mpi.view.top_view import plain
-
-    width = console.width if console.is_terminal else None
-    if width is None:
-        console.width = ANY_WIDTH
-    console.print(plain(snapshot, width))
+    """Print all rows and warnings: on a terminal in its width, else as wide as they are."""
+    if console.is_terminal:
+        console.print(plain(snapshot, console.width))
+    else:
+        print(text_of([plain(snapshot, None)]), file=console.file)

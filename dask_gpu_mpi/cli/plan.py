@@ -4,26 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from dask_gpu_mpi.base.files import write
-from dask_gpu_mpi.base.hostlist import fold_numbers
-from dask_gpu_mpi.base.text import printable
+from dask_gpu_mpi.base.tables import is_terminal, show
 from dask_gpu_mpi.cli.options import TOPICS, HelpCommand, fail, help_of, resolve_texts, usable, with_options
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError
-from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.plan.hosts import name_some
-from dask_gpu_mpi.plan.model import HostPlan, Planned
-from dask_gpu_mpi.plan.nodes import summary
-from dask_gpu_mpi.plan.table import HEADER, NO_WORKER, NUMERIC, Block, blocks
+from dask_gpu_mpi.plan.nodes import display
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,72 +20,6 @@ if TYPE_CHECKING:
     from dask_gpu_mpi.machine.inventory import Inventory
     from dask_gpu_mpi.options.model import Options
     from dask_gpu_mpi.plan.plan import Plan
-
-
-# A plan as a table in colour, for a terminal: the plain table's entries, and what is to be warned of in red.
-
-_ROLES = {"scheduler": "bold blue", "client": "bold magenta"}
-_RED = "bold red"
-
-
-def show(plan: Planned, console: Console | None = None) -> None:
-    """Print a plan; `console`: standard output, unless given."""
-    console = console or Console(highlight=False)
-    roles = Text()
-    for role, where in (("scheduler", plan.scheduler), ("client", plan.client)):
-        roles.append("; " if roles else "").append(role, _ROLES[role])
-        roles.append(printable(f": rank {where.rank} on {where.host}"))
-    console.print(Text(summary(plan), "bold"))
-    console.print(roles)
-    devices = {(worker.host, device) for worker in plan.workers for device in worker.devices}
-    for block in blocks(plan.hosts, plan.workers):
-        console.print()
-        console.print(_title(block, plan))
-        console.print(_table(block) if block.rows else Text(f"  {NO_WORKER}", "dim"))
-        for text, places in (
-            (
-                "without a worker",
-                _places(block.hosts, lambda host, gpu: (host.host, gpu.uuid) not in devices),
-            ),
-            ("in use by others", _places(block.hosts, lambda _, gpu: bool(gpu.processes))),
-        ):
-            if places:
-                console.print(Text(printable(f"  {text}: {name_some(places)}"), _RED))
-    if plan.warnings:
-        console.print()
-    for warning in plan.warnings:
-        console.print(Text.assemble(("warning", _RED), (printable(f": {warning}"), "red")))
-
-
-def _title(block: Block, plan: Planned) -> Text:
-    title = Text(printable(block.title), "bold")
-    names = {host.host for host in block.hosts}
-    for role, where in (("scheduler", plan.scheduler), ("client", plan.client)):
-        if where.host in names:
-            title.append("  ").append(role, _ROLES[role])
-    return title
-
-
-def _table(block: Block) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=True, header_style="dim")
-    for name, numeric in zip(HEADER, NUMERIC, strict=True):
-        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in block.rows:
-        colour = "cyan" if row[HEADER.index("device")] == "-" else "green"
-        cells = [Text(printable(cell)) for cell in row]
-        for name in ("worker", "device"):
-            cells[HEADER.index(name)].stylize(colour)
-        table.add_row(*cells)
-    return table
-
-
-def _places(hosts: Iterable[HostPlan], found: Callable[[HostPlan, Gpu], bool]) -> list[str]:
-    """The GPUs of hosts for which that holds, by host."""
-    places = []
-    for host in hosts:
-        numbers = fold_numbers(number for number, gpu in enumerate(host.gpus) if found(host, gpu))
-        places += [f"GPU {numbers} of {host.host}"] if numbers else []
-    return places
 
 
 @help_of(
@@ -178,14 +101,12 @@ def plan(
         fail(error)
     if as_json:
         click.echo(json.dumps(made.as_json(), indent=1))
-    elif _in_colour():
-        show(made)
     else:
-        click.echo(made.table())
+        show(display(made, terminal=is_terminal()))
 
 
 def _check_worker_options(options: Options) -> None:
-    """As the agents of a job do: `plan` starts none."""
+    """Check them as the agents of a job do, since `plan` starts none."""
     if options.worker_options:
         from dask_gpu_mpi.workers.worker_options import read_worker_options
 
@@ -193,13 +114,7 @@ def _check_worker_options(options: Options) -> None:
 
 
 def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> Plan:
-    """The plan of a hypothetical allocation.
-
-    Raises
-    ------
-    InputError
-        No plan fits the options.
-    """
+    """The plan of a hypothetical allocation; InputError if no plan fits the options."""
     from dask_gpu_mpi.plan.planner import make_plan
 
     _check_worker_options(options)
@@ -207,13 +122,7 @@ def plan_of_inventories(options: Options, inventories: Sequence[Inventory]) -> P
 
 
 def _draw(plan: Plan, path: str) -> None:
-    """Write the picture of a plan.
-
-    Raises
-    ------
-    InputError
-        The file can't be written.
-    """
+    """Write the picture of a plan; InputError if the file can't be written."""
     from dask_gpu_mpi.plan.picture import svg
 
     try:
@@ -223,12 +132,6 @@ def _draw(plan: Plan, path: str) -> None:
             f"command line: --svg {path!r} can't be written: {error.strerror}. Fix: name a file in a folder that is there "
             "and that you may write"
         ) from None
-
-
-def _in_colour() -> bool:
-    # Open MPI gives its ranks a terminal as standard output, wherever that goes, but not as standard error.
-    terminal = sys.stdout.isatty() and sys.stderr.isatty()
-    return terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _memory(text: str | None) -> int:

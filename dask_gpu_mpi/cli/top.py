@@ -1,4 +1,4 @@
-"""The command ``top``; what it does is in `dask_gpu_mpi.cli.live_view`."""
+"""The options of the command ``top``, which is in `dask_gpu_mpi.cli.live_view`: that imports Rich."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import click
 
 from dask_gpu_mpi.cli.options import HelpCommand, fail, help_of
 from dask_gpu_mpi.errors import DaskGpuMpiError
-
-__all__ = ["top"]
 
 
 @help_of(

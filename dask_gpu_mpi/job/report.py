@@ -19,8 +19,8 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.startup.bringup import Joined
-from dask_gpu_mpi.view.report_data import Job, assemble
-from dask_gpu_mpi.view.report_file import is_page, write_report
+from dask_gpu_mpi.view.report_data import ReportedJob, assemble
+from dask_gpu_mpi.view.report_page import is_page, write_report
 
 #: Seconds for the scheduler to answer at the end, and to connect to it.
 ASKING, CONNECTING = 3.0, 10.0
@@ -150,15 +150,15 @@ class Reporter:
             )
         self._writing = self._submit(self._write, path, self._job(outcome))
 
-    async def _write(self, path: str, job: Job) -> None:
+    async def _write(self, path: str, job: ReportedJob) -> None:
         write_report(path, assemble(job, self._record))
 
-    def _job(self, outcome: Outcome) -> Job:
+    def _job(self, outcome: Outcome) -> ReportedJob:
         joined = self._joined
         assert joined.cluster.plan is not None  # the client rank is given it
         steps = joined.cluster.steps
         begins = [step.start for step in steps.get(joined.channels.rank, ())]
-        return Job(
+        return ReportedJob(
             plan=joined.cluster.plan,
             options=joined.options,
             began=min([self._started, *begins]),
@@ -231,7 +231,7 @@ def _prepare() -> None:
 
 def _import_page() -> None:
     with contextlib.suppress(Exception):  # told when the report is made
-        importlib.import_module("dask_gpu_mpi.view.report_page")
+        importlib.import_module("dask_gpu_mpi.view.report_figures")
 
 
 def _clock(record: Mapping[str, Any]) -> str:

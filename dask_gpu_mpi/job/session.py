@@ -162,7 +162,7 @@ class Session:
         TimeoutError
             The scheduler does not answer; nothing is written.
         """
-        from dask_gpu_mpi.view.report_file import check_report
+        from dask_gpu_mpi.view.report_page import check_report
 
         if os.getpid() != self._end.owner:
             raise InputError(

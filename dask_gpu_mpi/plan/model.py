@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.options.protocols import Transport
-
-__all__ = ["HostPlan", "Planned", "Role", "Start", "WorkerPlan"]
 
 
 @dataclass(frozen=True)
@@ -96,20 +94,15 @@ class Start:
     ucx_probe: str | int | None = None
 
 
-class Planned(Protocol):
-    """A `Plan`, for the modules that show one: `Plan` imports them."""
+@dataclass(frozen=True)
+class PlanData:
+    """The fields of a `Plan`, for the modules that display one: `Plan` imports them."""
 
-    @property
-    def layout(self) -> str: ...  # noqa: D102
-    @property
-    def world_size(self) -> int: ...  # noqa: D102
-    @property
-    def scheduler(self) -> Role: ...  # noqa: D102
-    @property
-    def client(self) -> Role: ...  # noqa: D102
-    @property
-    def hosts(self) -> tuple[HostPlan, ...]: ...  # noqa: D102
-    @property
-    def workers(self) -> tuple[WorkerPlan, ...]: ...  # noqa: D102
-    @property
-    def warnings(self) -> tuple[str, ...]: ...  # noqa: D102
+    layout: str
+    world_size: int
+    scheduler: Role
+    client: Role
+    hosts: tuple[HostPlan, ...]
+    workers: tuple[WorkerPlan, ...]
+    warnings: tuple[str, ...] = ()
+    scheduler_device: str = ""

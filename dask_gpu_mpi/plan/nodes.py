@@ -1,19 +1,26 @@
-"""What the picture of a plan shows of each node; many nodes that would look alike share a box."""
+"""A plan for people: a node as a box of the picture or an entry of the table. Many nodes that look alike share one."""
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
 from dask_gpu_mpi.base.text import format_bytes
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.plan.model import HostPlan, Planned, WorkerPlan
-from dask_gpu_mpi.plan.table import MANY_HOSTS
+from dask_gpu_mpi.plan.hosts import name_some
+from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan
 
-__all__ = ["DomainBox", "GpuBox", "NodeBox", "WorkerBox", "node_boxes", "roles", "summary"]
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
 
+#: Many nodes have the same sets of cores.
+_cores = functools.lru_cache(fold_numbers)
 #: Boxes of a plan of many nodes; the other nodes are named together.
 MOST_BOXES = 16
 #: Nodes with something to warn of that have a box of their own in such a plan.
@@ -37,12 +44,12 @@ class WorkerBox:
     cores: str
     #: How many there are.
     number: int = 1
-    #: Which of the worker's devices this is, where it has several.
+    #: The number of this device among the worker's, if it has several.
     device: int | None = None
 
     @property
     def label(self) -> str:
-        """What its box is headed."""
+        """The title of its box."""
         if self.number > 1:
             return f"{self.number} workers: {self.name}"
         return f"worker {self.name}" if self.device is None else f"{self.name}, device {self.device}"
@@ -58,9 +65,9 @@ class GpuBox:
     memory: str
     #: None: the GPU is idle.
     worker: WorkerBox | None
-    #: What other processes hold; empty: nothing.
+    #: Memory that other processes use; empty: none.
     in_use: str
-    #: What tells it from those of other nodes.
+    #: UUID and index, which differ between nodes that look alike.
     identity: str = field(compare=False)
 
 
@@ -75,7 +82,7 @@ class DomainBox:
 
 @dataclass(frozen=True)
 class _Content:
-    """What must be equal for two nodes to share a box."""
+    """The look of a node: equal if two nodes share a box or an entry."""
 
     memory: str
     gpus: int
@@ -100,7 +107,7 @@ class NodeBox:
     ranks: tuple[int, ...]
     #: "scheduler", "client".
     roles: tuple[str, ...]
-    #: What is wrong with the node as a whole.
+    #: Problems of the node as a whole.
     alarms: tuple[str, ...]
     content: _Content
 
@@ -118,11 +125,11 @@ class NodeBox:
 
     @property
     def is_red(self) -> bool:
-        """Whether there is something to warn of."""
+        """Whether it has a problem."""
         return bool(self.alarms) or self.content.is_red
 
 
-def summary(plan: Planned) -> str:
+def summary(plan: PlanData) -> str:
     """The plan in one line."""
     gpus = sum(len(host.gpus) for host in plan.hosts)
     return ", ".join(
@@ -136,32 +143,36 @@ def summary(plan: Planned) -> str:
     )
 
 
-def roles(plan: Planned) -> str:
-    """Where scheduler and client are."""
+def roles(plan: PlanData) -> str:
+    """The ranks and hosts of scheduler and client."""
     return (
         f"scheduler: rank {plan.scheduler.rank} on {plan.scheduler.host}; "
         f"client: rank {plan.client.rank} on {plan.client.host}"
     )
 
 
-def node_boxes(plan: Planned) -> tuple[list[NodeBox], tuple[str, ...]]:
+def node_boxes(plan: PlanData) -> tuple[list[NodeBox], tuple[str, ...]]:
     """The boxes of a plan, in the order of its nodes, and the names of nodes that have none.
 
-    Up to `MANY_HOSTS` nodes have a box each. Of more, those with the scheduler or the client have one, and so have those with
+    Up to `MANY_NODES` nodes have a box each. Of more, those with the scheduler or the client have one, and so have those with
     something to warn of, if they are not many; of the others those share a box that would look alike.
     """
     view = _View(plan)
-    few = len(plan.hosts) <= MANY_HOSTS
+    few = len(plan.hosts) <= MANY_NODES
     contents = [view.content(host, alike=not few) for host in plan.hosts]
     red = [
         content.is_red or bool(view.warnings_of(host))
         for host, content in zip(plan.hosts, contents, strict=True)
     ]
-    groups: dict[Hashable, list[HostPlan]] = {}
-    for number, host in enumerate(plan.hosts):
-        own = few or view.roles(host) or (red[number] and sum(red) <= MOST_WARNED)
-        groups.setdefault(number if own else (red[number], contents[number]), []).append(host)
-    boxes = [view.box(hosts) for hosts in groups.values()]
+
+    def look(number: int) -> Hashable:
+        own = few or view.roles(plan.hosts[number]) or (red[number] and sum(red) <= MOST_WARNED)
+        return number if own else (red[number], contents[number])
+
+    boxes = [
+        view.box([plan.hosts[number] for number in numbers])
+        for numbers in share_entries(range(len(plan.hosts)), look)
+    ]
     if len(boxes) <= MOST_BOXES or few:
         return boxes, ()
     by_weight = sorted(boxes, key=lambda box: (not box.roles, not box.is_red, -len(box.hosts)))
@@ -173,7 +184,7 @@ def node_boxes(plan: Planned) -> tuple[list[NodeBox], tuple[str, ...]]:
 class _View:
     """A plan, by host."""
 
-    def __init__(self, plan: Planned) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self.plan = plan
         self.workers: dict[str, list[WorkerPlan]] = {host.host: [] for host in plan.hosts}
         for worker in plan.workers:
@@ -204,11 +215,11 @@ class _View:
             ranks=tuple(rank for host in hosts for rank in host.ranks),
             roles=self.roles(first),
             alarms=tuple(alarms),
-            content=content,
+            content=replace(content, cpu_workers=_fold_workers(content.cpu_workers)),
         )
 
     def content(self, host: HostPlan, *, alike: bool) -> _Content:
-        """What is shown of a host; `alike`: without what differs between hosts that are alike."""
+        """The look of a host; `alike`: without names, ranks and UUIDs."""
         first = host.ranks[0]
         workers = self.workers[host.host]
         plan = self.plan
@@ -227,13 +238,42 @@ class _View:
         return _Content(
             memory=_short(host.memory) if host.memory else "memory unknown",
             gpus=len(host.gpus),
-            domains=tuple(DomainBox(fold_numbers(cpus), tuple(gpus)) for cpus, gpus in domains.items()),
-            cpu_workers=_fold_workers([boxes[w.name] for w in workers if w.gpu_index is None]),
+            domains=tuple(DomainBox(_cores(cpus), tuple(gpus)) for cpus, gpus in domains.items()),
+            cpu_workers=tuple(boxes[worker.name] for worker in workers if worker.gpu_index is None),
             without_worker=tuple(
                 rank - first for rank in sorted(working - {worker.rank for worker in workers})
             ),
             reserved=not working,
         )
+
+    def rows(self, hosts: Sequence[HostPlan]) -> list[tuple[str, ...]]:
+        """The table of an entry: a cell for each name in `HEADER`."""
+        first, last = self.workers[hosts[0].host], self.workers[hosts[-1].host]
+        return [
+            (
+                _span(worker.name, other.name),
+                _span(worker.rank, other.rank),
+                _device(worker, hosts[0].gpus, alone=len(hosts) == 1),
+                str(worker.nthreads),
+                format_bytes(worker.memory_limit) if worker.memory_limit else "unlimited",
+                _cores(worker.cpus) or "-",
+            )
+            for worker, other in zip(first, last, strict=True)
+        ]
+
+    def troubles(self, hosts: Sequence[HostPlan]) -> Iterator[str]:
+        """The GPUs of an entry that nobody uses, and those that others use."""
+        idle: list[str] = []
+        busy: list[str] = []
+        for host in hosts:
+            devices = {device for worker in self.workers[host.host] for device in worker.devices}
+            for places, numbers in (
+                (idle, [number for number, gpu in enumerate(host.gpus) if gpu.uuid not in devices]),
+                (busy, [number for number, gpu in enumerate(host.gpus) if gpu.processes]),
+            ):
+                places += [f"GPU {fold_numbers(numbers)} of {host.host}"] if numbers else []
+        yield from [f"without a worker: {name_some(idle)}"] if idle else []
+        yield from [f"in use by others: {name_some(busy)}"] if busy else []
 
 
 def _gpu_box(place: int, gpu: Gpu, worker: WorkerBox | None, alike: bool) -> GpuBox:
@@ -252,18 +292,18 @@ def _gpu_box(place: int, gpu: Gpu, worker: WorkerBox | None, alike: bool) -> Gpu
 
 
 def _worker_box(worker: WorkerPlan, first: int | None) -> WorkerBox:
-    """`first`: the first rank of its host, from which its own is counted instead of being named."""
+    """The box of a worker; with the `first` rank of its host its name counts from that."""
     return WorkerBox(
         name=str(worker.name) if first is None else _pattern(worker, first),
         kind=worker.kind,
         threads=counted(worker.nthreads, "thread"),
         memory=_short(worker.memory_limit) if worker.memory_limit else "unlimited",
-        cores=f"cores {fold_numbers(worker.cpus)}" if worker.cpus else "",
+        cores=f"cores {_cores(worker.cpus)}" if worker.cpus else "",
     )
 
 
 def _pattern(worker: WorkerPlan, first: int) -> str:
-    """A worker's name, which is the same on hosts that are alike: ``<rank>-0``, and with a second rank ``<rank+1>-2``."""
+    """A worker's name as it is on all hosts that look alike: ``<rank>-0``, and ``<rank+1>-2`` for a second rank."""
     name = str(worker.name)
     added = re.search(r"-cpu-\d+$", name)
     end = f"-{worker.gpu_index}" if worker.gpu_index is not None else added[0] if added else ""
@@ -271,13 +311,10 @@ def _pattern(worker: WorkerPlan, first: int) -> str:
     return f"{name.removesuffix(end).removesuffix(str(worker.rank))}<rank{offset}>{end}"
 
 
-def _fold_workers(boxes: Sequence[WorkerBox]) -> tuple[WorkerBox, ...]:
+def _fold_workers(boxes: tuple[WorkerBox, ...]) -> tuple[WorkerBox, ...]:
     if len(boxes) <= MOST_CPU_WORKERS:
-        return tuple(boxes)
-    groups: dict[Hashable, list[WorkerBox]] = {}
-    for box in boxes:
-        groups.setdefault((box.threads, box.memory), []).append(box)
-    return tuple(_one_of(group) for group in groups.values())
+        return boxes
+    return tuple(map(_one_of, share_entries(boxes, lambda box: (box.threads, box.memory))))
 
 
 def _one_of(boxes: Sequence[WorkerBox]) -> WorkerBox:
@@ -297,3 +334,78 @@ def _short(size: int) -> str:
     number, unit = format_bytes(size).split()
     value = float(number)
     return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+
+
+HEADER = ("worker", "rank", "device", "threads", "memory", "cores")
+#: Those of them that are numbers.
+NUMBERS = ("rank", "threads", "memory")
+_ROLES = {"scheduler": "bold blue", "client": "bold magenta"}
+_RED = "bold red"
+
+
+def display(plan: PlanData, *, terminal: bool = False) -> Iterator[RenderableType]:
+    """The plan as lines and tables: roles, then each node with its workers, then the warnings.
+
+    `terminal`: what is to be warned of is marked as well.
+    """
+    view = _View(plan)
+    ranks, hosts = counted(plan.world_size, "rank"), counted(len(plan.hosts), "host")
+    first = f"layout {plan.layout}: {ranks} on {hosts}, {counted(len(plan.workers), 'worker')}"
+    yield styled(summary(plan) if terminal else first, "bold")
+    text = styled(roles(plan))
+    for role, style in _ROLES.items():
+        text.highlight_words([role], style)
+    yield text
+    entries = [[host] for host in plan.hosts]
+    if len(entries) > MANY_NODES:
+        entries = share_entries(plan.hosts, lambda host: view.content(host, alike=True))
+    tables = [view.rows(entry) for entry in entries]
+    widths = () if terminal else widths_of([HEADER, *(row for rows in tables for row in rows)])
+    for entry, rows in zip(entries, tables, strict=True):
+        yield ""
+        title = styled(_title(entry), "bold")
+        for role in {role: None for host in entry for role in view.roles(host)} if terminal else ():
+            title.append("  ").append(role, _ROLES[role])
+        yield title
+        yield (
+            table(HEADER, map(_coloured, rows), right=NUMBERS, widths=widths)
+            if rows
+            else styled("  no worker", "dim")
+        )
+        if terminal:
+            yield from (styled(f"  {text}", _RED) for text in view.troubles(entry))
+    if plan.warnings:
+        yield ""
+    for warning in plan.warnings:
+        yield styled("warning", _RED).append(styled(f": {warning}", "red"))
+
+
+def _title(hosts: Sequence[HostPlan]) -> str:
+    first, *others = hosts
+    memory = format_bytes(first.memory) if first.memory else "memory unknown"
+    gpus = counted(len(first.gpus), "GPU")
+    if not others:
+        return f"host {first.host}: {ranks_text(first.ranks)}, {memory}, {gpus}"
+    ranks = ranks_text(rank for host in hosts for rank in host.ranks)
+    return f"{len(hosts)} hosts {fold_names(host.host for host in hosts)}: {ranks}; on each {memory}, {gpus}"
+
+
+def _coloured(row: Sequence[str]) -> list[Text]:
+    colour = "cyan" if row[HEADER.index("device")] == "-" else "green"
+    return [
+        styled(cell, colour if name in ("worker", "device") else "")
+        for name, cell in zip(HEADER, row, strict=True)
+    ]
+
+
+def _span(first: object, last: object) -> str:
+    return f"{first}" if first == last else f"{first} .. {last}"
+
+
+def _device(worker: WorkerPlan, gpus: Sequence[Gpu], *, alone: bool) -> str:
+    if worker.gpu_index is None:
+        return "-"
+    gpu = gpus[worker.gpu_index]
+    places = fold_numbers(place for place, other in enumerate(gpus) if other.uuid in worker.devices)
+    # The first place is the one of the worker's name; the UUID differs between nodes that share an entry.
+    return f"{places} {gpu.name}" + (f" {gpu.uuid[:12]}" if alone else "")

@@ -1,4 +1,4 @@
-"""A plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; what is to be warned of in red."""
+"""A plan as an SVG picture: nodes as boxes, in them their GPUs with their workers; problems are red."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from html import escape
 
 from dask_gpu_mpi.base.hostlist import counted, fold_names
 from dask_gpu_mpi.base.text import printable
-from dask_gpu_mpi.plan.model import Planned
+from dask_gpu_mpi.plan.model import PlanData
 from dask_gpu_mpi.plan.nodes import DomainBox, GpuBox, NodeBox, WorkerBox, node_boxes, roles, summary
 
-# Parts of an SVG picture, and how they are put beside and below each other. Text has no measure here: its width is estimated.
+# Parts of an SVG picture, and their layout in rows and columns. Text can't be measured here: its width is estimated.
 
 #: Pixels between parts, and from one line of text to the next.
 GAP, LINE = 8, 16
@@ -36,7 +36,7 @@ class Part:
 
 
 def flow(parts: Iterable[Part], limit: int, gap: int) -> Part:
-    """Parts in rows, from left to right, none wider than the limit where that can be."""
+    """Parts in rows, from left to right, not wider than the limit unless a single part is."""
     placed, x, y, row, width = [], 0, 0, 0, 0
     for part in parts:
         if x and x + part.width > limit:
@@ -65,15 +65,15 @@ def rectangle(kind: str, width: int, height: int, *, radius: int = 6) -> str:
 
 
 def extent(letters: int, kind: str) -> float:
-    """How wide so many letters are."""
+    """The width of so many letters."""
     return letters * SIZES.get(kind, 12) * (BOLD_LETTER if kind in BOLD else LETTER)
 
 
-def text(x: int, y: int, words: str, kind: str = "", *, room: float = 0, anchor: str = "") -> str:
-    """A line of text; with a room, shortened to it."""
+def text(x: int, y: int, words: str, kind: str = "", *, limit: float = 0, anchor: str = "") -> str:
+    """A line of text, shortened to so many pixels if there is a `limit`."""
     words = printable(words)
-    letters = int(room / extent(1, kind))
-    if room and len(words) > letters:
+    letters = int(limit / extent(1, kind))
+    if limit and len(words) > letters:
         words = words[: max(letters - 1, 0)] + "…"
     classes = f' class="{kind}"' if kind else ""
     anchors = f' text-anchor="{anchor}"' if anchor else ""
@@ -81,7 +81,7 @@ def text(x: int, y: int, words: str, kind: str = "", *, room: float = 0, anchor:
 
 
 def titled(title: str, part: Part) -> Part:
-    """A part, with a text for who points at it."""
+    """A part with a text that appears when the mouse is on it."""
     return Part(f"<g><title>{escape(printable(title))}</title>{part.markup}</g>", part.width, part.height)
 
 
@@ -110,7 +110,7 @@ PAD, GPU_WIDTH, WORKER_HEIGHT = 12, 176, 54
 #: A domain's GPUs in one row, and a node's workers on CPUs.
 IN_A_ROW = 4
 LEAST_NODE, LEAST_PAGE, MOST_PAGE = 250, 640, 1600
-#: Nodes with GPUs in one column: two beside each other are small print on a page of text.
+#: Nodes with GPUs in one column: two side by side are small print on a page of text.
 IN_A_COLUMN = 4
 #: Warnings that are spelled out.
 MOST_WARNINGS = 12
@@ -153,14 +153,11 @@ STYLE = """
 """
 
 
-def svg(plan: Planned, *, warnings: bool = True) -> str:
+def svg(plan: PlanData, *, warnings: bool = True) -> str:
     """Draw a plan; `warnings`: with their texts.
 
-    Returns
-    -------
-    str
-        One self-contained SVG element: no scripts, nothing from elsewhere, no ids. Its colours follow the reader's setting
-        (light or dark), on a background of its own.
+    The result is one SVG element without scripts, ids or anything from elsewhere. Its colours and background follow the reader's
+    setting (light or dark).
     """
     boxes, left_out = node_boxes(plan)
     contents = [_content(box) for box in boxes]
@@ -188,21 +185,21 @@ def svg(plan: Planned, *, warnings: bool = True) -> str:
     )
 
 
-def _title(plan: Planned) -> str:
+def _title(plan: PlanData) -> str:
     return (
         f"Plan: {summary(plan)}; scheduler on {plan.scheduler.host}, client on {plan.client.host}; "
         f"{counted(len(plan.warnings), 'warning')}"
     )
 
 
-def _head(plan: Planned, width: int) -> Part:
+def _head(plan: PlanData, width: int) -> Part:
     devices = {device for worker in plan.workers for device in worker.devices}
     idle = sum(gpu.uuid not in devices for host in plan.hosts for gpu in host.gpus)
     red = [f"{counted(idle, 'GPU')} without a worker"] if idle else []
     red += [counted(len(plan.warnings), "warning")] if plan.warnings else []
-    lines = [text(0, 16, summary(plan), "top", room=width), text(0, 36, roles(plan), room=width)]
+    lines = [text(0, 16, summary(plan), "top", limit=width), text(0, 36, roles(plan), limit=width)]
     if red:
-        lines.append(text(0, 54, ", ".join(red), "bad", room=width))
+        lines.append(text(0, 54, ", ".join(red), "bad", limit=width))
     return Part("".join(lines), width, 60 if red else 42)
 
 
@@ -221,7 +218,7 @@ def _warnings(warnings: Sequence[str], width: int) -> list[Part]:
     if len(warnings) > MOST_WARNINGS:
         lines.append(f"{len(warnings) - MOST_WARNINGS} more warnings; the table has them all")
     return [
-        Part(text(0, LINE, "Warnings", "bad", room=width), width, LINE),
+        Part(text(0, LINE, "Warnings", "bad", limit=width), width, LINE),
         paragraph(lines, width, "warning"),
     ]
 
@@ -238,7 +235,7 @@ def _node(box: NodeBox, content: Part, width: int) -> Part:
     top = 52
     below = top + content.height + (GAP if content.height else 0)
     alarms = [
-        text(PAD, below + LINE * number, alarm, "bad", room=width - 2 * PAD)
+        text(PAD, below + LINE * number, alarm, "bad", limit=width - 2 * PAD)
         for number, alarm in enumerate(box.alarms, start=1)
     ]
     height = below + LINE * len(alarms) + (GAP + 4 if alarms else 4)
@@ -246,8 +243,8 @@ def _node(box: NodeBox, content: Part, width: int) -> Part:
     markup = [
         sheets,
         rectangle("node red" if box.is_red else "node", width, height),
-        text(PAD, 23, box.title, "head", room=right - PAD),
-        text(PAD, 42, box.subtitle, "small", room=width - 2 * PAD),
+        text(PAD, 23, box.title, "head", limit=right - PAD),
+        text(PAD, 42, box.subtitle, "small", limit=width - 2 * PAD),
         *chips,
         at(PAD, top, content),
         *alarms,
@@ -257,7 +254,7 @@ def _node(box: NodeBox, content: Part, width: int) -> Part:
 
 
 def _sheet(width: int, height: int, shift: int) -> str:
-    """What lies below a box of several nodes."""
+    """A sheet below the box of several nodes."""
     return at(shift, shift, Part(rectangle("node", width, height), width, height))
 
 
@@ -280,7 +277,7 @@ def _domain(domain: DomainBox, tall: bool) -> Part:
     if not domain.cores:
         return gpus
     width, height = gpus.width + 2 * GAP, gpus.height + 20 + GAP
-    label = text(GAP, 14, f"NUMA domain: cores {domain.cores}", "small", room=width - 2 * GAP)
+    label = text(GAP, 14, f"NUMA domain: cores {domain.cores}", "small", limit=width - 2 * GAP)
     return Part(rectangle("domain", width, height) + label + at(GAP, 20, gpus), width, height)
 
 
@@ -291,20 +288,20 @@ def _gpu(gpu: GpuBox, tall: bool) -> Part:
     height = top + WORKER_HEIGHT + GAP
     markup = [
         rectangle(kind, GPU_WIDTH, height),
-        text(GAP, 16, gpu.label, "head", room=inside - extent(len(gpu.memory), "small") - GAP),
+        text(GAP, 16, gpu.label, "head", limit=inside - extent(len(gpu.memory), "small") - GAP),
         text(GPU_WIDTH - GAP, 16, gpu.memory, "small", anchor="end"),
-        text(GAP, 32, gpu.product, "small", room=inside),
-        text(GAP, 32 + LINE, gpu.in_use, "bad", room=inside),
+        text(GAP, 32, gpu.product, "small", limit=inside),
+        text(GAP, 32 + LINE, gpu.in_use, "bad", limit=inside),
     ]
     if gpu.worker is None:
         markup.append(text(GAP, top + WORKER_HEIGHT // 2, "no worker", "bad"))
     else:
         markup.append(at(GAP, top, _worker(gpu.worker, inside)))
-    return titled(_told(gpu), Part("".join(markup), GPU_WIDTH, height))
+    return titled(_all_of_gpu(gpu), Part("".join(markup), GPU_WIDTH, height))
 
 
-def _told(gpu: GpuBox) -> str:
-    """All about a GPU, for who points at it."""
+def _all_of_gpu(gpu: GpuBox) -> str:
+    """All about a GPU, for a reader who points at it."""
     worker = _all_of(gpu.worker) if gpu.worker else "no worker"
     return "; ".join(
         filter(None, (f"{gpu.label}: {gpu.product}", gpu.memory, gpu.identity, gpu.in_use, worker))
@@ -319,8 +316,8 @@ def _worker(worker: WorkerBox, width: int) -> Part:
     inside = width - 2 * GAP
     markup = [
         rectangle("worker" if worker.kind == "gpu" else "worker cpu", width, WORKER_HEIGHT, radius=4),
-        text(GAP, 16, worker.label, "head", room=inside),
-        text(GAP, 31, f"{worker.threads} · {worker.memory}", "small", room=inside),
-        text(GAP, 46, worker.cores, "small", room=inside),
+        text(GAP, 16, worker.label, "head", limit=inside),
+        text(GAP, 31, f"{worker.threads} · {worker.memory}", "small", limit=inside),
+        text(GAP, 46, worker.cores, "small", limit=inside),
     ]
     return Part("".join(markup), width, WORKER_HEIGHT)

@@ -1,23 +1,19 @@
-"""The plan: what every rank is to do. Plain data, as JSON for programs and as a table for people."""
+"""The plan: the work of every rank. Plain data, as JSON for programs and as a table for people."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from dask_gpu_mpi.base.hostlist import counted
-from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
-from dask_gpu_mpi.plan.nodes import roles, summary
-from dask_gpu_mpi.plan.table import host_blocks
-
-__all__ = ["Plan"]
+from dask_gpu_mpi.base.tables import text_of
+from dask_gpu_mpi.plan.model import PlanData, WorkerPlan
+from dask_gpu_mpi.plan.nodes import display, roles, summary
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What every rank is to do; made by `dask_gpu_mpi.plan.planner.make_plan`.
+class Plan(PlanData):
+    """The work of every rank; made by `dask_gpu_mpi.plan.planner.make_plan`.
 
     Attributes
     ----------
@@ -36,15 +32,6 @@ class Plan:
     scheduler_device : str
         UUID of the GPU that the scheduler's process sees, empty if none: it unpickles graphs, and those of cuDF hold GPU objects.
     """
-
-    layout: str
-    world_size: int
-    scheduler: Role
-    client: Role
-    hosts: tuple[HostPlan, ...]
-    workers: tuple[WorkerPlan, ...]
-    warnings: tuple[str, ...] = ()
-    scheduler_device: str = ""
 
     @cached_property
     def _by_rank(self) -> Mapping[int, tuple[WorkerPlan, ...]]:
@@ -104,12 +91,4 @@ class Plan:
 
     def table(self) -> str:
         """The plan for people: roles, then each host with its workers, then the warnings."""
-        lines = [
-            f"layout {self.layout}: {counted(self.world_size, 'rank')} on {counted(len(self.hosts), 'host')}, "
-            f"{counted(len(self.workers), 'worker')}",
-            roles(self),
-            *host_blocks(self.hosts, self.workers),
-        ]
-        if self.warnings:
-            lines += ["", *(f"warning: {warning}" for warning in self.warnings)]
-        return "\n".join(lines)
+        return text_of(display(self))

@@ -1,4 +1,4 @@
-"""What a worker's heartbeat tells, for `top` and for the report. Pure functions; a worker of somebody else may send anything."""
+"""Figures in workers' heartbeats, for `top` and for the report. Pure functions. A worker that is not ours may send anything."""
 
 from __future__ import annotations
 
@@ -7,25 +7,15 @@ from typing import Any, NamedTuple
 
 from dask_gpu_mpi.base.timeline import METRIC
 
-__all__ = [
-    "MOST_GPUS",
-    "Gpu",
-    "gpus_of",
-    "integer",
-    "mapping",
-    "measured",
-    "number",
-    "of_gpu",
-    "spilled_of",
-]
-
+#: The kinds of work in a report: Dask's actions, and a computation that has failed.
+ACTIONS = ("compute", "failed", "transfer", "disk-read", "disk-write", "deserialize", "other")
 #: GPUs of one worker of which measurements are kept.
 MOST_GPUS = 16
-#: What is more is no figure: it would not be kept, or written as JSON.
+#: More is not a figure: it would not be kept, or written as JSON.
 _LARGEST = 2.0**100
 
 
-class Gpu(NamedTuple):
+class GpuFigures(NamedTuple):
     """Figures of a GPU; None: not known. Use is in percent, memory in bytes."""
 
     use: float | None = None
@@ -40,31 +30,22 @@ class Spilled(NamedTuple):
     from_gpu: int | None
 
 
-def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[Gpu]:
-    """The figures of each GPU of a worker.
+def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[GpuFigures]:
+    """The figures of each GPU of a worker, of its last heartbeat; `started`: what it reported of its GPU when it started.
 
-    Parameters
-    ----------
-    metrics : mapping
-        Of its last heartbeat.
-    started : Any
-        What it told of its GPU when it started, if that is known.
-
-    Examples
-    --------
     >>> gpus_of({"gpu_utilization": 9, "gpu_memory_used": 8})
-    [Gpu(use=9, memory=8, memory_total=None)]
+    [GpuFigures(use=9, memory=8, memory_total=None)]
     >>> gpus_of({"gpu_utilization": 9, "gpu_mpi": {"gpus": [[1, 2, 3], [4, 5, 6]]}})
-    [Gpu(use=1, memory=2, memory_total=3), Gpu(use=4, memory=5, memory_total=6)]
+    [GpuFigures(use=1, memory=2, memory_total=3), GpuFigures(use=4, memory=5, memory_total=6)]
     """
     several = mapping(metrics.get(METRIC)).get("gpus")
     if isinstance(several, (list, tuple)) and all(isinstance(each, (list, tuple)) for each in several):
-        return [Gpu(*map(number, figures[:3])) for figures in several]
-    # What distributed's monitor of the worker's process samples. Its metric "gpu" is for processes that had NVML before their
+        return [GpuFigures(*map(number, figures[:3])) for figures in several]
+    # From distributed's monitor of the worker's process. Its metric "gpu" is for processes that had NVML before their
     # worker was made.
     gpu = mapping(metrics.get("gpu"))
     return [
-        Gpu(
+        GpuFigures(
             number(metrics.get("gpu_utilization", gpu.get("utilization"))),
             number(metrics.get("gpu_memory_used", gpu.get("memory-used"))),
             number(metrics.get("gpu-memory-total", mapping(started).get("memory-total"))),
@@ -73,10 +54,8 @@ def gpus_of(metrics: Mapping[str, Any], started: Any = None) -> list[Gpu]:
 
 
 def spilled_of(metrics: Mapping[str, Any]) -> Spilled:
-    """What a worker has spilled.
+    """The bytes that a worker has spilled.
 
-    Examples
-    --------
     >>> spilled_of({"spilled_bytes": {"memory": 7, "disk": 5}})
     Spilled(to_disk=5, from_gpu=None)
     >>> spilled_of({"spilled_bytes": {"memory": 0, "disk": 0}, "gpu_mpi": {"spilled": 9}})
@@ -98,10 +77,8 @@ def of_gpu(quantity: str, gpu: int) -> str:
 
 
 def measured(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The quantities that the report keeps; what a worker does not tell is left out.
+    """The quantities that the report keeps, those that the worker reports.
 
-    Examples
-    --------
     >>> measured({"cpu": 50.0, "memory": 1000, "managed_bytes": 10, "spilled_bytes": {"memory": 7, "disk": 5}})
     {'cpu': 50.0, 'memory': 1000, 'managed': 10, 'spilled': 5}
     >>> measured({"gpu_utilization": 9, "gpu_memory_used": 8, "rmm": {"rmm-used": 7, "rmm-total": None}})
@@ -139,6 +116,6 @@ def number(value: Any) -> Any:
 
 
 def integer(value: Any) -> int | None:
-    """The same as an integer."""
+    """The value as an integer if it is a number, else None."""
     found = number(value)
     return None if found is None else int(found)

@@ -1,4 +1,4 @@
-"""What the scheduler of a job is told of it: the rows of its plan, and the warnings of its start. Plain data, light to import."""
+"""The facts that a job's scheduler is sent: the rows of its plan, and the warnings of its start. Plain data, light to import."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dask_gpu_mpi.plan.plan import Plan
-
-__all__ = ["JobFacts", "PlannedRow", "RunWarning", "facts_of"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class RunWarning:
 
 @dataclass(frozen=True)
 class JobFacts:
-    """What is known of a job when its scheduler starts."""
+    """The facts of a job that are known when its scheduler starts."""
 
     rows: tuple[PlannedRow, ...] = ()
     #: Of the options and the plan, one line each.
@@ -51,7 +49,7 @@ class JobFacts:
 
     @classmethod
     def from_data(cls, data: Any) -> JobFacts:
-        """What `as_data` has made.
+        """The facts that `as_data` has made plain data.
 
         >>> facts = JobFacts((PlannedRow("0-0", "n1", "gpu", 0, "GPU-1"),), ("slow",))
         >>> JobFacts.from_data(facts.as_data()) == facts
@@ -61,7 +59,7 @@ class JobFacts:
 
 
 def facts_of(plan: Plan, warnings: Sequence[str] = ()) -> JobFacts:
-    """What there is to know of a job with this plan; `warnings`: those of its options, which come first."""
+    """The facts of a job with this plan; `warnings`: those of its options, which come first."""
     return JobFacts(tuple(_rows(plan)), (*warnings, *plan.warnings))
 
 

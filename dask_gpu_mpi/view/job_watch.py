@@ -23,8 +23,6 @@ from dask_gpu_mpi.machine.visible_devices import NO_GPU
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
 
-__all__ = ["FACTS_OPERATION", "JobWatch"]
-
 #: The scheduler's handler.
 FACTS_OPERATION = "gpu_mpi_job"
 #: Warnings that are kept, and characters of each: a log line may be a traceback.
@@ -45,13 +43,7 @@ INTENDED = ("retire-workers-", "worker-close-gracefully-")
 
 
 class JobWatch(SchedulerPlugin):
-    """Watches one scheduler.
-
-    Parameters
-    ----------
-    facts : JobFacts
-        What is known when it starts.
-    """
+    """Watches one scheduler; `facts`: those that are known when it starts."""
 
     name = JOB_PLUGIN
 
@@ -118,17 +110,14 @@ class JobWatch(SchedulerPlugin):
             self._timer.cancel()
 
     async def answer(self) -> dict[str, Any]:
-        """The facts, and what has happened since, as plain data.
+        """The facts and later events, as plain data.
 
-        Returns
-        -------
-        dict
-            `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"retired"``: names of workers that
-            are gone because that was asked for, ``"end"``: when the batch system ends the job, or None, and ``"now"``; times are
-            in seconds since the epoch by the scheduler's clock.
+        `JobFacts.as_data`, with ``"events"``: ``[time, text]`` of the last warnings, ``"retired"``: names of workers that
+        were closed on request, ``"end"``: when the batch system ends the job, or None, and ``"now"``. Times are in seconds since
+        the epoch by the scheduler's clock.
         """
         if self._end is None:
-            # Some batch systems are asked by a command of theirs: once, and only where somebody wants to know.
+            # Some batch systems need a command for this: it runs once, and only if somebody asks.
             self._end = asyncio.get_running_loop().run_in_executor(None, end_time, dict(os.environ))
         return {
             **self.facts.as_data(),
@@ -148,10 +137,7 @@ class JobWatch(SchedulerPlugin):
     def refuse_cpu_workers(self, function: Any) -> None:
         """Refuse an engine that makes every worker a member on its GPU, if some have none: the others would wait forever.
 
-        Raises
-        ------
-        RuntimeError
-            In the client that calls ``client.run(function)``.
+        The RuntimeError is raised in the client that calls ``client.run(function)``.
         """
         without = [name for name in self._names.values() if self._kinds.get(name) == "cpu"]
         if isinstance(function, bytes) and POLARS in function and without and "gpu" in self._kinds.values():

@@ -1,16 +1,20 @@
-"""What the scheduler's process records of a job, for its report, in bounded memory; and its answer, in one message.
+"""The record of a job that the scheduler's process keeps for the report, in bounded memory, and sends as one message.
 
-Nothing is asked of the workers: their heartbeats carry Dask's metrics, and their messages of finished tasks when each began and
-ended, and from whom they have fetched data (`workers.plugins.TransferSizes` adds how much).
+Nothing is requested of the workers. Their heartbeats carry Dask's metrics; their messages of finished tasks carry when each began
+and ended, and from whom they have fetched data (`workers.plugins.TransferSizes` adds how much).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import heapq
+import math
+import random
 import time
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dask.utils import key_split
@@ -18,11 +22,251 @@ from distributed.comm.addressing import get_address_host
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dask_gpu_mpi.base.timeline import DEATHS_TOPIC
-from dask_gpu_mpi.view.heartbeat import measured
+from dask_gpu_mpi.view.heartbeat import ACTIONS, measured
 from dask_gpu_mpi.view.job_watch import JobWatch
-from dask_gpu_mpi.view.samples import Series, TaskStream, Transfers
 
-__all__ = ["Recorder", "recorder_of"]
+# Measurements over time that stay small however long the job: at a bound every second one goes, and the interval doubles.
+
+#: Points in time that are kept, and workers of which values are kept: about 7 MB with nine quantities.
+MOST_TIMES, MOST_NAMES = 720, 256
+_NAN = math.nan
+
+
+class Series:
+    """Values of several quantities of many workers, at common points in time that are at least `interval` seconds apart.
+
+    >>> series = Series(1.0, most_times=4)
+    >>> for second in range(6):
+    ...     if series.due(second):
+    ...         series.add(second, {"0": {"cpu": second}})
+    >>> series.interval, list(series.times), list(series.columns["0"]["cpu"])
+    (2.0, [0.0, 2.0, 4.0], [0.0, 2.0, 4.0])
+    """
+
+    def __init__(
+        self, interval: float, *, most_times: int = MOST_TIMES, most_names: int = MOST_NAMES
+    ) -> None:
+        #: Grows when there are too many points.
+        self.interval = interval
+        self.times = array("d")
+        #: By worker and quantity: a value for each point in time, not a number where there was none.
+        self.columns: dict[str, dict[str, array[float]]] = {}
+        #: Workers beyond the bound.
+        self.left_out: set[str] = set()
+        self._most_times = most_times
+        self._most_names = most_names
+        self._next = -math.inf
+
+    def due(self, now: float) -> bool:
+        """Whether it is time for a point."""
+        return now >= self._next
+
+    def add(self, now: float, rows: Mapping[str, Mapping[str, float]]) -> None:
+        """Add a point: by worker and quantity its values."""
+        for name, values in rows.items():
+            if name not in self.columns and len(self.columns) >= self._most_names:
+                self.left_out.add(name)
+                continue
+            columns = self.columns.setdefault(name, {})
+            for quantity in values:
+                if quantity not in columns:
+                    columns[quantity] = array("f", [_NAN]) * len(self.times)
+        self.times.append(now)
+        nothing: Mapping[str, float] = {}
+        for name, columns in self.columns.items():
+            values = rows.get(name, nothing)
+            for quantity, column in columns.items():
+                column.append(values.get(quantity, _NAN))
+        if len(self.times) >= self._most_times:
+            self._thin()
+        # a little less, since a clock that is asked once a second is asked a little late
+        self._next = self.times[-1] + self.interval * 0.95
+
+    def _thin(self) -> None:
+        self.times = self.times[::2]
+        for columns in self.columns.values():
+            for quantity, column in columns.items():
+                columns[quantity] = column[::2]
+        self.interval *= 2
+
+    def packed(self) -> dict[str, Any]:
+        """As a message carries it: times as packed float64, values as packed float32."""
+        return {
+            "interval": self.interval,
+            "times": self.times.tobytes(),
+            "values": {
+                name: {quantity: column.tobytes() for quantity, column in columns.items()}
+                for name, columns in self.columns.items()
+            },
+            "left_out": len(self.left_out),
+        }
+
+
+# A sample of the tasks that have run, of bounded size: one of every so many, by chance, and the longest.
+#
+# Dask's `TaskStreamPlugin` keeps all of the last tasks: only the end of a long job.
+
+_PLACE = {action: place for place, action in enumerate(ACTIONS)}
+#: Rectangles, and longest tasks, that are kept.
+MOST, LONGEST = 20_000, 1_000
+#: Rectangles of one task, names of tasks, and lanes of one worker that are kept.
+MOST_OF_TASK, MOST_TASK_NAMES, MOST_LANES = 32, 2_000, 256
+
+#: Begin, end, lane, name, action.
+Rectangle = tuple[float, float, int, int, int]
+
+
+class TaskStream:
+    """The sample: `most` rectangles of tasks, and the `longest` tasks."""
+
+    def __init__(self, *, most: int = MOST, longest: int = LONGEST) -> None:
+        #: Tasks that have run.
+        self.seen = 0
+        #: One of so many tasks is sampled, by chance: a pattern in the order of tasks must not be one of the sample.
+        self.stride = 1
+        self._most = most
+        self._longest = longest
+        self._rectangles = 0
+        self._chance = random.Random(0)
+        #: Random number of the task, its number, and its rectangles.
+        self._kept: list[tuple[int, int, list[Rectangle]]] = []
+        #: Length, random number (of tasks that are as long some are kept from all over the job), number, rectangles: a heap.
+        self._long: list[tuple[float, int, int, list[Rectangle]]] = []
+        self._names: dict[str, int] = {}
+        self._lanes: dict[tuple[str, int], int] = {}
+        #: By worker: the lane of each of its threads.
+        self._threads: dict[str, dict[Any, int]] = {}
+
+    def add(
+        self, worker: str, thread: Any, name: str, startstops: Sequence[Mapping[str, Any]], *, failed: bool
+    ) -> None:
+        """Add a task that has run, with what its worker did for it and when."""
+        self.seen += 1
+        if not startstops:
+            return
+        begin = min(each["start"] for each in startstops)
+        length = max(each["stop"] for each in startstops) - begin
+        chance = self._chance.getrandbits(32)
+        sampled = chance % self.stride == 0
+        is_long = len(self._long) < self._longest or (self._long and (length, chance) > self._long[0][:2])
+        if not sampled and not is_long:
+            return
+        lane, place = self._lane(worker, thread), self._name(name)
+        rectangles = [
+            (each["start"], each["stop"], lane, place, _action(each["action"], failed))
+            for each in startstops[-MOST_OF_TASK:]
+        ]
+        if sampled:
+            self._kept.append((chance, self.seen, rectangles))
+            self._rectangles += len(rectangles)
+            if self._rectangles > self._most:
+                self._thin()
+        if is_long:
+            add = heapq.heappush if len(self._long) < self._longest else heapq.heapreplace
+            add(self._long, (length, chance, self.seen, rectangles))
+
+    def restarted(self, worker: str) -> None:
+        """A worker has a new process, whose threads take the place of the old ones."""
+        self._threads.pop(worker, None)
+
+    def _lane(self, worker: str, thread: Any) -> int:
+        threads = self._threads.setdefault(worker, {})
+        if (
+            thread not in threads and len(threads) < MOST_LANES
+        ):  # each task that secedes leaves a new thread behind
+            threads[thread] = len(threads)
+        return self._lanes.setdefault((worker, threads.get(thread, MOST_LANES - 1)), len(self._lanes))
+
+    def _name(self, name: str) -> int:
+        if name not in self._names and len(self._names) >= MOST_TASK_NAMES:
+            name = "other"
+        return self._names.setdefault(name, len(self._names))
+
+    def _thin(self) -> None:
+        while self._rectangles > self._most // 2:
+            self.stride *= 2
+            self._kept = [task for task in self._kept if task[0] % self.stride == 0]
+            self._rectangles = sum(len(rectangles) for *_, rectangles in self._kept)
+
+    def packed(self, since: float) -> dict[str, Any]:
+        """As a message carries it: columns, packed; times in seconds after `since`."""
+        tasks = {number: rectangles for _, _, number, rectangles in self._long}
+        tasks |= {number: rectangles for _, number, rectangles in self._kept}
+        rectangles = sorted(rectangle for each in tasks.values() for rectangle in each)
+        return {
+            "seen": self.seen,
+            "shown": len(tasks),
+            "stride": self.stride,
+            "longest": len(self._long),
+            "names": list(self._names),
+            "lanes": [list(lane) for lane in self._lanes],
+            "start": array("d", [each[0] - since for each in rectangles]).tobytes(),
+            "length": array("f", [max(0.0, each[1] - each[0]) for each in rectangles]).tobytes(),
+            "lane": array("i", [each[2] for each in rectangles]).tobytes(),
+            "name": array("i", [each[3] for each in rectangles]).tobytes(),
+            "action": array("b", [each[4] for each in rectangles]).tobytes(),
+        }
+
+
+def _action(action: str, failed: bool) -> int:
+    if action == "compute" and failed:
+        action = "failed"
+    return _PLACE.get(action, _PLACE["other"])
+
+
+# Data between workers, added up by sender and receiver; if there are too many pairs of workers, by node.
+
+#: Pairs that are kept.
+MOST_PAIRS = 20_000
+
+
+class Transfers:
+    """The sums.
+
+    >>> transfers = Transfers(most=1)
+    >>> transfers.add(("0-0", "a"), ("1-0", "b"), 100, 0.5)
+    >>> transfers.add(("0-0", "a"), ("1-0", "b"), 50, 0.5)
+    >>> transfers.as_rows()
+    [['0-0', '1-0', 2, 150, 1.0]]
+    >>> transfers.add(("0-0", "a"), ("1-1", "b"), 10, 0.5)
+    >>> transfers.by, transfers.as_rows()
+    ('node', [['a', 'b', 3, 160, 1.5]])
+    """
+
+    def __init__(self, most: int = MOST_PAIRS) -> None:
+        #: Whether the pairs are workers or nodes: ``"worker"`` or ``"node"``.
+        self.by = "worker"
+        self._most = most
+        #: By sender and receiver, each worker and node: number, bytes, seconds.
+        self._pairs: dict[tuple[tuple[str, str], tuple[str, str]], list[float]] = {}
+
+    def add(self, sender: tuple[str, str], receiver: tuple[str, str], size: int, seconds: float) -> None:
+        """Add a transfer between two workers, each with its node."""
+        self._add(sender, receiver, 1, size, seconds)
+        if len(self._pairs) > self._most and self.by == "worker":
+            self.by = "node"
+            pairs, self._pairs = self._pairs, {}
+            for (one, other), (number, bytes_, seconds_) in pairs.items():
+                self._add(one, other, number, bytes_, seconds_)
+
+    def _add(
+        self, sender: tuple[str, str], receiver: tuple[str, str], number: float, size: float, seconds: float
+    ) -> None:
+        if self.by == "node":
+            sender, receiver = (sender[1], sender[1]), (receiver[1], receiver[1])
+            if len(self._pairs) >= self._most and (sender, receiver) not in self._pairs:
+                sender = receiver = ("other", "other")
+        sums = self._pairs.setdefault((sender, receiver), [0, 0, 0.0])
+        sums[0] += number
+        sums[1] += size
+        sums[2] += seconds
+
+    def as_rows(self) -> list[list[Any]]:
+        """Sender, receiver, number of transfers, bytes, seconds."""
+        return [[sender[0], receiver[0], *sums] for (sender, receiver), sums in self._pairs.items()]
+
+
+# The plugin.
 
 #: Least seconds between samples; and workers that are sampled in a second, beyond which the samples are less frequent.
 INTERVAL, SAMPLED_PER_SECOND = 1.0, 128
@@ -33,17 +277,7 @@ MOST_PREFIXES = 5_000
 
 
 class Recorder(SchedulerPlugin):
-    """Records; a plugin of the scheduler.
-
-    Parameters
-    ----------
-    scheduler : distributed.Scheduler
-        Whose workers and tasks.
-    from_start : bool
-        Whether it has been there before the first worker.
-    clock : callable
-        Seconds since the epoch.
-    """
+    """Records the workers and tasks of a scheduler; `from_start`: since before its first worker."""
 
     name = "dask_gpu_mpi-recorder"
     idempotent = True
@@ -72,13 +306,13 @@ class Recorder(SchedulerPlugin):
 
     def begin(self) -> None:
         """Begin to sample, in the scheduler's event loop."""
-        self._sampling = asyncio.get_running_loop().create_task(self._sample_for_ever())
+        self._sampling = asyncio.get_running_loop().create_task(self._sample_forever())
 
     def end(self) -> None:
         """End to sample."""
         self._sampling.cancel()
 
-    async def _sample_for_ever(self) -> None:
+    async def _sample_forever(self) -> None:
         while True:
             self._try_sample()
             await asyncio.sleep(max(INTERVAL, len(self._scheduler.workers) / SAMPLED_PER_SECOND))
@@ -89,7 +323,7 @@ class Recorder(SchedulerPlugin):
             self.sample(last=last)
 
     def sample(self, *, last: bool = False) -> None:
-        """Take what each worker has reported last; `last`: also where it is not time yet."""
+        """Record what each worker has reported last; `last`: even if it is not time yet."""
         now = self._clock()
         rows: dict[str, dict[str, float]] = {}
         for address, state in self._scheduler.workers.items():

@@ -1,4 +1,4 @@
-"""The figures of a job's report, as plain data: what the JSON file holds, and all that the page is made of (docs/json.md)."""
+"""The figures of a job's report, as plain data: the JSON file, and all that the page is made of (docs/json.md)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import platform
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg
 from dask_gpu_mpi.plan.plan import Plan
-from dask_gpu_mpi.view.samples import ACTIONS
+from dask_gpu_mpi.view.heartbeat import ACTIONS
 
 # Leaves secrets out of what is shown or passed on.
 
@@ -121,8 +121,8 @@ _PACKAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What the client rank knows of its job by itself."""
+class ReportedJob:
+    """The part of a report that the client rank knows without the scheduler."""
 
     plan: Plan
     options: Options
@@ -130,7 +130,7 @@ class Job:
     began: float
     ready: float
     ended: float
-    #: How it has ended, in words; and its exit code, None where that is not known here.
+    #: How it has ended, in words; and its exit code, None if that is not known here.
     how: str
     exit_code: int | None
     #: Whether the scheduler has answered when it was asked for its record last; else the record is an older one, or None.
@@ -144,16 +144,8 @@ class Job:
     steps: Mapping[int, Sequence[Step]]
 
 
-def assemble(job: Job, record: Mapping[str, Any] | None) -> dict[str, Any]:
-    """All figures.
-
-    Parameters
-    ----------
-    job : Job
-        What the client rank knows.
-    record : mapping or None
-        The scheduler's (`recorder.Recorder.record`); None: it could not be asked any more.
-    """
+def assemble(job: ReportedJob, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """All figures; `record`: the scheduler's (`recorder.Recorder.record`), None if it did not answer any more."""
     explicit = job.options.explicit
     values = {field.name: getattr(job.options, field.name) for field in fields(Options)}
     options = scrub_options({name: value for name, value in values.items() if name not in _NO_OPTIONS})
@@ -194,6 +186,22 @@ def versions() -> dict[str, str]:
     return found
 
 
+def warned_at_start(data: Mapping[str, Any]) -> list[str]:
+    """Warnings of the options, the plan and the start."""
+    return list(data["warnings"])
+
+
+def warned_in_run(data: Mapping[str, Any]) -> list[str]:
+    """Warnings of the scheduler's process while the script ran."""
+    return [
+        f"after {each['at']:.1f} s: {each['text']}" for each in (data["record"] or {}).get("warnings", ())
+    ]
+
+
+#: The lines of the page's first screen. Each rule is a function of the report's data, and has no lines if all is well.
+RULES: tuple[Callable[[Mapping[str, Any]], list[str]], ...] = (warned_at_start, warned_in_run)
+
+
 def summary(data: Mapping[str, Any]) -> str:
     """The job in one line.
 
@@ -213,7 +221,7 @@ def summary(data: Mapping[str, Any]) -> str:
     return f"{where}; {job['ended_after']:.1f} s{tasks}; {job['how']}{code}"
 
 
-def _start(job: Job) -> dict[str, Any]:
+def _start(job: ReportedJob) -> dict[str, Any]:
     """The steps of each rank; of very many ranks those that were ready first and last."""
     ranks = sorted(
         (rank for rank in job.steps if job.steps[rank]),
@@ -241,7 +249,7 @@ def _start(job: Job) -> dict[str, Any]:
     }
 
 
-def _record(record: Mapping[str, Any], job: Job) -> dict[str, Any]:
+def _record(record: Mapping[str, Any], job: ReportedJob) -> dict[str, Any]:
     """The scheduler's record with its packed numbers as lists, and times in seconds after the job's begin.
 
     The scheduler knows addresses of nodes, the plan their names.

@@ -1,68 +1,372 @@
-"""The page of a report: one HTML file with all that it needs, made of the figures alone (`report_data.assemble`).
+"""The file of a report: JSON, or a page made of the same data by a template and Bokeh, with all that it needs inside.
 
-python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes it of a JSON file that was written before.
+python -m dask_gpu_mpi.view.report_page FILE.json FILE.html    makes the page of a JSON file that was written before.
 """
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from bokeh.embed import file_html
-from bokeh.layouts import column
-from bokeh.models import InlineStyleSheet, TabPanel, Tabs
-from bokeh.resources import INLINE
-
+from dask_gpu_mpi.base.files import check_replaceable, replace
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.view import report_tabs
-from dask_gpu_mpi.view.report_data import SCHEMA, summary
-from dask_gpu_mpi.view.report_html import PAGE_STYLE, TABS_STYLE, TEMPLATE
+from dask_gpu_mpi.base.text import format_bytes, natural
+from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
+from dask_gpu_mpi.view.report_data import RULES, SCHEMA, summary
 
-__all__ = ["TABS", "main", "page"]
+TEMPLATE = Path(__file__).with_name("report.html")
+#: Bars, ranks with all their processes, rows of tables, and pairs of workers that are shown.
+MOST_BARS, MOST_RANKS, MOST_ROWS, MOST_PAIRS = 25, 8, 256, 20
 
-#: What makes each tab of the data.
-TABS = {
-    "Overview": report_tabs.overview,
-    "Start-up": report_tabs.start,
-    "GPUs": report_tabs.gpus,
-    "Memory & spill": report_tabs.memory,
-    "Tasks": report_tabs.task_stream,
-    "Task prefixes": report_tabs.prefixes,
-    "Transfers": report_tabs.transfers,
-    "Events": report_tabs.events,
-}
+
+def check_report(path: str, where: str) -> None:
+    """Raise InputError for a report that can't be made or written, before anything starts; `where`: rank and host."""
+    if not is_page(path) and PurePath(path).suffix.lower() != ".json":
+        raise InputError(
+            f"the report {path!r} has no known kind (expected FILE.html or FILE.json). Fix: set report (--report) to such a name"
+        )
+    if is_page(path) and importlib.util.find_spec("bokeh") is None:
+        raise InputError(
+            f"the report {path!r} needs bokeh, which is not installed on {where}. Fix: pip install 'bokeh>=3.1,<3.10', or set "
+            "report (--report) to FILE.json"
+        )
+    try:
+        check_replaceable(path)
+    except OSError as error:
+        raise InputError(
+            f"the report {path!r} can't be written by {where} ({error.strerror}). Fix: set report (--report) to a file in a "
+            "directory that exists and is writable"
+        ) from None
+
+
+def is_page(path: str) -> bool:
+    """Whether the file is to be a page; else JSON.
+
+    >>> is_page("a/b.HTML"), is_page("b.json")
+    (True, False)
+    """
+    return PurePath(path).suffix.lower() in (".html", ".htm")
+
+
+def write_report(path: str, data: Mapping[str, Any]) -> None:
+    """Write the file, whole or not at all, in place of an older one; OSError if it can't be written."""
+    text = (
+        page(data) if is_page(path) else json.dumps(data, allow_nan=False, separators=(",", ":"), default=str)
+    )
+    replace(path, text.encode("utf-8", "backslashreplace"))
 
 
 def page(data: Mapping[str, Any]) -> str:
     """The page as text; ValueError for data of a later schema."""
     if data["schema"] > SCHEMA:
         raise ValueError(f"report of schema {data['schema']} (expected {SCHEMA} at most)")
-    tabs = Tabs(
-        tabs=[
-            TabPanel(title=title, child=column(*make(data), sizing_mode="stretch_width"))
-            for title, make in TABS.items()
+    # Neither is imported before there is a page to be made.
+    from bokeh.embed import components
+    from bokeh.resources import Resources
+    from jinja2 import Environment
+
+    record = data["record"]
+    tabs: dict[str, Any] = {"start": _start(data["start"])}
+    if record is not None:
+        tabs |= {
+            "gpus": _gpus(record),
+            "memory": _memory(record),
+            "tasks": _tasks(record["tasks"]),
+            "prefixes": _prefixes(record["prefixes"]),
+            "transfers": _transfers(record),
+            "events": _events(record),
+        }
+    figures = {f"{tab}-{n}": each for tab in tabs for n, each in enumerate(tabs[tab].pop("figures", ()))}
+    script, elements = components(figures) if figures else ("", {})
+    svg = data["plan_picture"].encode("utf-8", "backslashreplace")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {"size": _size, "value": _value}
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        data,
+        **tabs,
+        began_at=time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(data["job"]["began"])),
+        summary=summary(data),
+        found=[line for rule in RULES for line in rule(data)],
+        picture=base64.b64encode(svg).decode(),
+        figures={tab: [html for name, html in elements.items() if name.split("-")[0] == tab] for tab in tabs},
+        bokeh=Resources("inline", components=["bokeh"]).render(),
+        script=script,
+    )
+
+
+def _start(start: Mapping[str, Any]) -> dict[str, Any]:
+    """The steps of each rank; of many ranks, those of their agents and workers are left out."""
+    all_processes = len({step["rank"] for step in start["steps"]}) <= MOST_RANKS
+    steps = [step for step in start["steps"] if all_processes or step["process"] in ("rank", "scheduler")]
+    if not steps:
+        return {"steps": []}
+    from dask_gpu_mpi.view.report_figures import GREY, bars, colours_of
+
+    labels = [
+        f"rank {step['rank']} {step['host']}" + ("" if step["process"] == "rank" else f": {step['process']}")
+        for step in steps
+    ]
+    rows = list(dict.fromkeys(labels))
+    place = {label: number for number, label in enumerate(rows)}
+    names = [step["name"] for step in steps]
+    lengths = [step["end"] - step["begin"] for step in steps]
+    colours = colours_of(zip(names, lengths, strict=True))
+    figure = bars(
+        "start-up",
+        rows,
+        row=[place[label] for label in labels],
+        left=[step["begin"] for step in steps],
+        length=lengths,
+        name=names,
+        colour=[colours.get(name, GREY) for name in names],
+    )
+    slowest = sorted(zip(labels, names, lengths, strict=True), key=lambda step: -step[2])[:10]
+    return {
+        "figures": [figure],
+        "colours": colours,
+        "all_processes": all_processes,
+        "left_out": start["left_out"],
+        "steps": [[label, name, round(length, 3)] for label, name, length in slowest],
+    }
+
+
+def _gpus(record: Mapping[str, Any]) -> dict[str, Any]:
+    known = [each for worker in record["workers"] for each in worker["device_memory"]]
+    return {
+        "figures": _over_time(
+            record,
+            ("GPU use, %", _of_gpus(record, "gpu"), "number", 100.0),
+            ("GPU memory in use", _of_gpus(record, "gpu_memory"), "bytes", max(known, default=0) or None),
+            ("allocated by RMM", _quantity(record, "rmm"), "bytes", None),
+            ("spilled from the GPU", _quantity(record, "gpu_spilled"), "bytes", None),
+            ("spilled by cuDF", _quantity(record, "cudf_spilled"), "bytes", None),
+        ),
+        "peaks": [
+            [
+                _gpu_name(worker["name"], place),
+                worker["host"],
+                round(peaks.get(of_gpu("gpu", place), 0), 1),
+                _size(peaks.get(of_gpu("gpu_memory", place), 0)),
+                _size(worker["device_memory"][place]) if place < len(worker["device_memory"]) else "-",
+                _size(peaks.get("gpu_spilled")) if place == 0 else "",
+            ]
+            for worker in _workers(record)
+            for peaks in [worker["peaks"]]
+            for place in range(MOST_GPUS)
+            if of_gpu("gpu", place) in peaks or of_gpu("gpu_memory", place) in peaks
         ],
-        sizing_mode="stretch_width",
-        stylesheets=[InlineStyleSheet(css=TABS_STYLE)],
+    }
+
+
+def _memory(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "figures": _over_time(
+            record,
+            ("memory of the worker's process", _quantity(record, "memory"), "bytes", None),
+            ("results that Dask holds (managed memory)", _quantity(record, "managed"), "bytes", None),
+            ("spilled to disk", _quantity(record, "spilled"), "bytes", None),
+            ("CPU, % of a core", _quantity(record, "cpu"), "number", None),
+        ),
+        "peaks": [
+            [
+                worker["name"],
+                worker["host"],
+                _size(peaks.get("memory", 0)),
+                _size(worker["memory_limit"]) if worker["memory_limit"] else "no limit",
+                _size(peaks.get("managed", 0)),
+                _size(peaks.get("spilled")),
+                round(peaks.get("cpu", 0)),
+            ]
+            for worker in _workers(record)
+            for peaks in [worker["peaks"]]
+        ],
+    }
+
+
+def _tasks(tasks: Mapping[str, Any]) -> dict[str, Any]:
+    """The task stream: a row for each thread of a worker."""
+    if not tasks["start"]:
+        return {"colours": {}}
+    from dask_gpu_mpi.view.report_figures import ACTION_COLOURS, GREY, bars, colours_of
+
+    names = [tasks["names"][name] for name in tasks["name"]]
+    actions = [tasks["actions"][action] for action in tasks["action"]]
+    colours = colours_of(
+        (name, length)
+        for name, action, length in zip(names, actions, tasks["length"], strict=True)
+        if action == "compute"
     )
-    began = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(data["job"]["began"]))
-    text: str = file_html(
-        tabs,
-        INLINE,
-        title="dask-gpu-mpi report",
-        template=TEMPLATE,
-        template_variables={
-            "style": PAGE_STYLE,
-            "heading": f"dask-gpu-mpi: job of {escape(began)}",
-            "summary": escape(summary(data)),
-        },
+    of_action = {action: ACTION_COLOURS[action] for action in sorted({*actions} - {"compute"})}
+    lanes = tasks["lanes"]
+    order = sorted(range(len(lanes)), key=lambda lane: (natural(lanes[lane][0]), lanes[lane][1]))
+    row = {lane: place for place, lane in enumerate(order)}
+    several = {worker for worker, thread in lanes if thread}
+    figure = bars(
+        "task stream",
+        [f"{w} thread {thread}" if w in several else w for w, thread in (lanes[lane] for lane in order)],
+        row=[row[lane] for lane in tasks["lane"]],
+        left=tasks["start"],
+        length=tasks["length"],
+        name=[n if a == "compute" else f"{a}: {n}" for n, a in zip(names, actions, strict=True)],
+        colour=[of_action.get(a) or colours.get(n, GREY) for n, a in zip(names, actions, strict=True)],
+        alpha=[1.0 if action in ("compute", "failed") else 0.4 for action in actions],
     )
-    return text
+    return {"figures": [figure], "colours": colours | of_action}
+
+
+def _prefixes(prefixes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Time by prefix of tasks."""
+    first = prefixes[:MOST_BARS]
+    actions = sorted(
+        {action for prefix in first for action in prefix["seconds"]}, key=lambda a: (a != "compute", a)
+    )
+    table = {
+        "header": [f"{action}, s" for action in actions],
+        "rows": [
+            [
+                prefix["name"],
+                prefix["tasks"],
+                prefix["failed"],
+                *(round(prefix["seconds"].get(action, 0.0), 3) for action in actions),
+                round(1e3 * prefix["seconds"].get("compute", 0.0) / prefix["tasks"], 3)
+                if prefix["tasks"]
+                else 0,
+                _size(prefix["bytes"]),
+            ]
+            for prefix in prefixes[:MOST_ROWS]
+        ],
+    }
+    if not actions:
+        return {**table, "colours": {}}
+    from dask_gpu_mpi.view.report_figures import ACTION_COLOURS, bars
+
+    parts = [
+        (
+            row,
+            sum(prefix["seconds"].get(before, 0.0) for before in actions[:place]),
+            prefix["seconds"][action],
+            action,
+        )
+        for row, prefix in enumerate(first)
+        for place, action in enumerate(actions)
+        if action in prefix["seconds"]
+    ]
+    row, left, length, name = zip(*parts, strict=True)
+    colours = {action: ACTION_COLOURS.get(action, ACTION_COLOURS["other"]) for action in actions}
+    figure = bars(
+        "time by prefix of tasks",
+        [prefix["name"] for prefix in first],
+        row=row,
+        left=left,
+        length=length,
+        name=name,
+        colour=[colours[action] for action in name],
+        x_label="seconds of all workers",
+    )
+    return {**table, "figures": [figure], "colours": colours}
+
+
+def _transfers(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Data between workers; between nodes as well, if there are several."""
+    rows, by = record["transfers"]["rows"], record["transfers"]["by"]
+    if not rows:
+        return {"most": []}
+    from dask_gpu_mpi.view.report_figures import BYTES, NUMBER, matrix
+
+    by_bytes = any(row["bytes"] for row in rows)
+    value, form, what = ("bytes", BYTES, "bytes") if by_bytes else ("count", NUMBER, "number of transfers")
+    cells = {(row["from"], row["to"]): row[value] for row in rows}
+    figures = [matrix(f"{what}, by {by}", cells, form)]
+    host = {worker["name"]: worker["host"] for worker in record["workers"]}
+    if by == "worker" and len(set(host.values())) > 1:
+        folded: Counter[tuple[str, str]] = Counter()
+        for (sender, receiver), number in cells.items():
+            folded[host.get(sender, "unknown"), host.get(receiver, "unknown")] += number
+        figures.insert(0, matrix(f"{what}, by node", folded, form))
+    return {
+        "figures": figures,
+        "number": sum(row["count"] for row in rows),
+        "bytes": sum(row["bytes"] for row in rows) if by_bytes else None,
+        "most": [
+            [
+                row["from"],
+                row["to"],
+                row["count"],
+                _size(row["bytes"]) if by_bytes else "-",
+                round(row["seconds"], 3),
+                _size(row["bytes"] / row["seconds"]) if by_bytes and row["seconds"] else "-",
+            ]
+            for row in sorted(rows, key=lambda row: -row[value])[:MOST_PAIRS]
+        ],
+    }
+
+
+def _events(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Arrivals, deaths and restarts of workers."""
+    rows: list[list[Any]] = [
+        [round(event["at"], 1), *(event[key] for key in ("what", "worker", "why", "output"))]
+        for event in record["events"]
+    ]
+    return {
+        "deaths": sum(row[1] == "process died" for row in rows),
+        "again": sum(worker["starts"] > 1 for worker in record["workers"]),
+        "started": [row[0] for row in rows if row[1] == "worker started"],
+        "rows": [row for row in rows if row[1] != "worker started"],
+    }
+
+
+def _over_time(
+    record: Mapping[str, Any], *charts: tuple[str, Mapping[str, Any], str, float | None]
+) -> list[Any]:
+    """A figure for each quantity that some worker reports: title, values by worker, kind of number, end of the scale."""
+    from dask_gpu_mpi.view.report_figures import BYTES, NUMBER, over_time
+
+    forms = {"bytes": BYTES, "number": NUMBER}
+    return [
+        over_time(title, record["series"]["times"], rows, forms[kind], high)
+        for title, rows, kind, high in charts
+        if rows and (high is not None or any(any(row) for row in rows.values()))
+    ]
+
+
+def _quantity(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+    found = {name: columns.get(quantity) or () for name, columns in record["series"]["workers"].items()}
+    return {name: values for name, values in found.items() if any(value is not None for value in values)}
+
+
+def _of_gpus(record: Mapping[str, Any], quantity: str) -> dict[str, Sequence[float | None]]:
+    """A row for each GPU; a worker's second GPU and those after it have their number in the name."""
+    return {
+        _gpu_name(worker, place): values
+        for place in range(MOST_GPUS)
+        for worker, values in _quantity(record, of_gpu(quantity, place)).items()
+    }
+
+
+def _gpu_name(worker: str, place: int) -> str:
+    return worker if place == 0 else f"{worker} GPU {place + 1}"
+
+
+def _workers(record: Mapping[str, Any]) -> list[Any]:
+    """The workers of a record that tables show, in the order of their names."""
+    return sorted(record["workers"], key=lambda worker: natural(worker["name"]))[:MOST_ROWS]
+
+
+def _size(number: float | None) -> str:
+    return "-" if number is None else format_bytes(int(number)) if number else "0"
+
+
+def _value(value: Any) -> str:
+    """The value of an option."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""What of a snapshot `top` shows: order, node, fold, scroll position; and the keys that change these. Pure functions."""
+"""The screen of `top`: a table of a snapshot that fits the width, around it the job, its warnings and keys. Pure functions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from dask_gpu_mpi.base.tables import styled, table
 from dask_gpu_mpi.base.text import clock
 from dask_gpu_mpi.view.snapshot import Row, Snapshot
-
-# Snapshots as Rich draws them: a table that fits the width, and around it the job, its warnings and the keys.
 
 KEYS = "q quit  s sort  r reverse  n/N node  f fold  j/k scroll"
 #: Lines for warnings on the screen.
@@ -96,7 +94,7 @@ def short(number: float | None) -> str:
 
 
 def pair(used: int | None, total: int | None) -> str:
-    """Bytes used of a total, in eight characters where there is not more used than there is.
+    """Bytes used of a total, in eight characters if no more is used than there is.
 
     >>> pair(8 * 2**30, 80 * 2**30), pair(130 * 2**30, 512 * 2**30), pair(2**30, None), pair(None, None)
     ('8.0/80G', '130/512G', '1.0G', '-')
@@ -122,7 +120,7 @@ def _digits(value: float) -> str:
 
 
 def fit(text: str, width: int, *, keep_end: bool = True) -> str:
-    """A text in so many characters; of a long one the end stays, by which names differ.
+    """A text in so many characters. Of a long one the end stays: names differ there.
 
     >>> fit("gpu-node-0123", 8), fit("short", 8), fit("a long line", 6, keep_end=False)
     ('..e-0123', 'short', 'a lo..')
@@ -133,7 +131,7 @@ def fit(text: str, width: int, *, keep_end: bool = True) -> str:
     return (".." + text[len(text) - kept :] if keep_end else text[:kept] + "..")[:width]
 
 
-def table(rows: Sequence[Row], width: int | None) -> Table:
+def table_of(rows: Sequence[Row], width: int | None) -> RenderableType:
     """The rows in so many columns of the screen; None: as wide as they are."""
     columns = [c for c in COLUMNS if c.title != "GPU" or any(row.gpu_index is not None for row in rows)]
     while width is not None and len(columns) > 3 and _width(columns, [c.width for c in columns]) > width:
@@ -145,27 +143,25 @@ def table(rows: Sequence[Row], width: int | None) -> Table:
             longest = max((len(line[place][0]) for line in cells), default=0)
             spare = longest if width is None else width - _width(columns, widths)
             widths[place] += max(0, min(longest - column.width, spare))
-    made = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold", show_edge=False)
-    for column, each in zip(columns, widths, strict=True):
-        made.add_column(
-            column.title,
-            width=each,
-            no_wrap=True,
-            overflow="crop",
-            justify="left" if column.grows else "right",
-        )
-    for line in cells:
-        made.add_row(
-            *(Text(fit(text, each), style=style) for (text, style), each in zip(line, widths, strict=True))
-        )
-    return made
+    return table(
+        [column.title for column in columns],
+        [
+            [styled(fit(text, each), style) for (text, style), each in zip(line, widths, strict=True)]
+            for line in cells
+        ],
+        right=[column.title for column in columns if not column.grows],
+        widths=widths,
+        gap=1,
+        indent=0,
+        style="bold",
+    )
 
 
 def _width(columns: Sequence[_Column], widths: Sequence[int]) -> int:
     return sum(widths) + len(columns) - 1
 
 
-def room_for_rows(snapshot: Snapshot, height: int) -> int:
+def rows_of_screen(snapshot: Snapshot, height: int) -> int:
     """How many rows a screen of this height has."""
     return max(1, height - 5 - len(_warnings(snapshot)))
 
@@ -174,19 +170,19 @@ def screen(
     snapshot: Snapshot, view: View, width: int, height: int, silence: float | None = None
 ) -> RenderableType:
     """The whole screen; `silence`: for how many seconds the scheduler has not answered, if it does not."""
-    page = page_of(view, snapshot.rows, room_for_rows(snapshot, height))
+    page = page_of(view, snapshot.rows, rows_of_screen(snapshot, height))
     lines = [Text(fit(line, width, keep_end=False)) for line in _head(snapshot, silence)]
     warnings = [Text(fit(line, width, keep_end=False), style="yellow") for line in _warnings(snapshot)]
     status = Text(fit(_status(view, page), width, keep_end=False), style="dim")
     keys = Text(fit(KEYS, width, keep_end=False), style="dim")
-    return Group(*lines, table(page.rows, width), *warnings, status, keys)
+    return Group(*lines, table_of(page.rows, width), *warnings, status, keys)
 
 
 def plain(snapshot: Snapshot, width: int | None) -> RenderableType:
     """All rows and all warnings, in so many columns; None: as many as they need."""
     lines = [*_head(snapshot), *_all_warnings(snapshot)]
     shown = [Text(line if width is None else fit(line, width, keep_end=False)) for line in lines]
-    return Group(*shown[:2], table(snapshot.rows, width), *shown[2:])
+    return Group(*shown[:2], table_of(snapshot.rows, width), *shown[2:])
 
 
 def _head(snapshot: Snapshot, silence: float | None = None) -> list[str]:
@@ -243,7 +239,7 @@ def share(used: int | None, total: int | None) -> float | None:
     return None if used is None or not total else used / total
 
 
-#: By what rows can be sorted, in the order of the key `s`; the first is the plan's order. The largest figure comes first.
+#: The figures that rows are sorted by, in the order of the key `s`; the first is the plan's order. The largest comes first.
 SORTS: dict[str, Callable[[Row], float | None] | None] = {
     "node": None,
     "GPU use": lambda row: row.gpu_use,
@@ -256,7 +252,7 @@ SORTS: dict[str, Callable[[Row], float | None] | None] = {
     "out": lambda row: row.sent_rate,
     "spilled": lambda row: row.spilled,
 }
-#: What terminals send for keys that are no characters.
+#: The sequences that terminals send for keys without a character.
 _SEQUENCES = {"\x1b[A": "up", "\x1b[B": "down", "\x1bOA": "up", "\x1bOB": "down"}
 _SEQUENCES |= {"\x1b[5~": "page up", "\x1b[6~": "page down"}
 
@@ -270,7 +266,7 @@ class View:
     reverse: bool = False
     #: The node whose rows are shown; None: all nodes.
     node: str | None = None
-    #: Whether each node is one row; None: where the rows are more than the screen has.
+    #: Whether each node is one row; None: if there are more rows than the screen has.
     fold: bool | None = None
     #: Rows that are scrolled past.
     offset: int = 0
@@ -289,7 +285,7 @@ class Page:
 
 
 def keys_of(text: str) -> Iterator[str]:
-    r"""The keys of what a terminal has sent; of a sequence that is none of ours nothing.
+    r"""The keys that a terminal has sent; other sequences are left out.
 
     >>> [*keys_of("s\x1b[Bq"), *keys_of("\x1b[1;5C")]
     ['s', 'down', 'q']
@@ -359,7 +355,7 @@ def _sorted(rows: list[Row], view: View) -> list[Row]:
 
 
 def folded(rows: Iterable[Row]) -> list[Row]:
-    """One row for each node: the mean of the GPUs' use, and sums of all else."""
+    """One row for each node: the mean of the GPUs' use, and sums of the rest."""
     by_node: dict[str, list[Row]] = {}
     for row in rows:
         by_node.setdefault(row.node, []).append(row)

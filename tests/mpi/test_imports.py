@@ -54,7 +54,7 @@ with Client() as client:
 #: Optional packages, which Dask looks for in each worker.
 OPTIONAL = {"cudf", "distributed_ucxx", "gilknocker", "prometheus_client"}
 #: Large, and not needed to start workers. (distributed itself imports numpy, and dask_cuda cuda.bindings.)
-LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "scipy", "sklearn"}
+LARGE = {"IPython", "bokeh", "cupy", "matplotlib", "numba", "pandas", "pyarrow", "rich", "scipy", "sklearn"}
 
 
 @pytest.mark.parametrize(

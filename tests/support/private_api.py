@@ -439,7 +439,7 @@ TABLE: tuple[PrivateName, ...] = (
     *_of(
         "distributed.protocol.core",
         "pickle",
-        "view/link",
+        "view/snapshot",
         _DISTRIBUTED,
         why="replaced: what a stranger at the address of a cluster without encryption sends `top` is not unpickled",
         without="the test of this module fails",

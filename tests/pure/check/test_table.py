@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from dask_gpu_mpi.base.tables import show, text_of
 from dask_gpu_mpi.check.kernel import KernelResult
-from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report, as_data, render
+from dask_gpu_mpi.check.report import Evidence, Finding, Outcome, Report, as_data, display
 from dask_gpu_mpi.check.rules import apply_rules
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.network.reachability import Reach
 from support.mocks.preflights import GIB, evidence, gpu, observed, reaching
+
+
+def render(report: Report) -> str:
+    return text_of(display(report))
 
 
 def test_table_of_a_bad_job() -> None:
@@ -102,12 +110,12 @@ def many_kinds() -> Report:
 TABLE = """\
 check of 4 ranks on 3 nodes, 1.3 s
 
-  \x1b[32mok     \x1b[0m  launcher  fine
-  \x1b[33mwarning\x1b[0m  GPUs      ranks 0-1 on h1: busy
+  ok       launcher  fine
+  warning  GPUs      ranks 0-1 on h1: busy
                      Fix: stop them
-  \x1b[31mERROR  \x1b[0m  ranks     rank 2: silent
+  ERROR    ranks     rank 2: silent
                      Fix: inspect it
-  \x1b[31mERROR  \x1b[0m  ranks     everywhere
+  ERROR    ranks     everywhere
                      Fix: inspect all
 
 node h1: ranks 0-1, cores 0-1,4, 64.00 GiB, driver 580.1, scratch /scratch (ext4, 100.00 GiB free), clock -0.001 s
@@ -120,12 +128,29 @@ node h2: rank 2, cores 0-1, memory unknown, scratch /s (unknown, 0 B free)
 
 node h3: rank 3, scratch /s (nfs, 1.00 GiB free)
 
-\x1b[31mERROR\x1b[0m: 2 errors, 1 warning"""
+ERROR: 2 errors, 1 warning"""
 
 
 def test_the_whole_table() -> None:
     assert render(many_kinds()) == TABLE
-    assert render(Report(Evidence(0), ())) == "\n\x1b[32mok\x1b[0m: 0 errors, 0 warnings"
+    assert render(Report(Evidence(0), ())) == "\nok: 0 errors, 0 warnings"
+
+
+def test_levels_have_colours_and_a_narrow_terminal_shows_all() -> None:
+    stream = io.StringIO()
+    console = Console(
+        file=stream, force_terminal=True, color_system="standard", width=60, highlight=False, _environ={}
+    )
+    show(display(many_kinds(), terminal=True), console)
+    text = stream.getvalue()
+    for word in (
+        "\x1b[32mok     \x1b[0m",
+        "\x1b[33mwarning\x1b[0m",
+        "\x1b[31mERROR  \x1b[0m",
+        "Fix: inspect all",
+    ):
+        assert word in text
+    assert max(len(line) for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()) <= 60
 
 
 def test_the_whole_json() -> None:

@@ -26,7 +26,7 @@ import asyncio, sys
 sys.path.insert(0, "tests")
 from dask_gpu_mpi.cli.live_view import check_terminal, watch
 from dataclasses import replace
-from dask_gpu_mpi.view.link import NoAnswerError
+from dask_gpu_mpi.view.snapshot import NoAnswerError
 from dask_gpu_mpi.view.snapshot import snapshot_of
 from support.mocks.snapshots import cluster
 

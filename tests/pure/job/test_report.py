@@ -197,7 +197,7 @@ def test_what_makes_a_page_is_imported_before_the_end(
 
 
 def test_the_import_is_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "dask_gpu_mpi.view.report_page"
+    name = "dask_gpu_mpi.view.report_figures"
     monkeypatch.delitem(sys.modules, name, raising=False)
     module._import_page()
     assert name in sys.modules

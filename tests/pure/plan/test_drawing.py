@@ -37,8 +37,10 @@ def test_text_is_escaped_and_shortened() -> None:
     assert text(1, 2, "a<b>\x1b&", "head") == '<text class="head" x="1" y="2">a&lt;b&gt;\ufffd&amp;</text>'
     assert text(1, 2, "") == ""
     # 12 * 0.61 pixels for each letter
-    assert text(0, 0, "abcdefgh", room=37, anchor="end") == '<text x="0" y="0" text-anchor="end">abcd…</text>'
-    assert ">abcde</text>" in text(0, 0, "abcde", room=37)
+    assert (
+        text(0, 0, "abcdefgh", limit=37, anchor="end") == '<text x="0" y="0" text-anchor="end">abcd…</text>'
+    )
+    assert ">abcde</text>" in text(0, 0, "abcde", limit=37)
     assert titled("<t>", BOX).markup == "<g><title>&lt;t&gt;</title><b/></g>"
     assert rectangle("node", 5, 6) == '<rect class="node" width="5" height="6" rx="6"/>'
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from dask_gpu_mpi.cli.plan import show
+from dask_gpu_mpi.base.tables import show
+from dask_gpu_mpi.plan.nodes import display
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, one_host, plan
@@ -20,7 +21,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 def shown(found: Plan, width: int = 120) -> str:
     stream = io.StringIO()
     show(
-        found,
+        display(found, terminal=True),
         Console(
             file=stream,
             force_terminal=True,

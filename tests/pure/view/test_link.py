@@ -16,7 +16,7 @@ from dask_gpu_mpi.errors import ClusterLostError, InputError
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
 from dask_gpu_mpi.view.job_watch import JobWatch
-from dask_gpu_mpi.view.link import Link, NoAnswerError
+from dask_gpu_mpi.view.snapshot import Link, NoAnswerError
 
 FACTS = JobFacts((PlannedRow("a", "n1", "gpu", 0, "GPU-0"),), ("slow network",))
 
@@ -101,7 +101,7 @@ def test_a_scheduler_that_is_not_there() -> None:
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 0.2)
+    monkeypatch.setattr("dask_gpu_mpi.view.snapshot.TIMEOUT", 0.2)
 
     async def ask() -> None:
         async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -131,10 +131,10 @@ def test_a_scheduler_that_is_busy_is_not_gone(monkeypatch: pytest.MonkeyPatch) -
             return identity(**kwargs)
 
         scheduler.handlers["identity"] = busy
-        monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 0.2)
+        monkeypatch.setattr("dask_gpu_mpi.view.snapshot.TIMEOUT", 0.2)
         with pytest.raises(NoAnswerError, match=r"no response from the scheduler at .* within 0\.2 s"):
             await link.sample()
-        monkeypatch.setattr("dask_gpu_mpi.view.link.TIMEOUT", 30.0)
+        monkeypatch.setattr("dask_gpu_mpi.view.snapshot.TIMEOUT", 30.0)
         freed.set()
         assert (await link.sample()).scheduler == scheduler.address
 

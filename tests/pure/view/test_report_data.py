@@ -10,7 +10,7 @@ import pytest
 
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.view.report_data import MOST_RANKS, Job, assemble, summary, versions
+from dask_gpu_mpi.view.report_data import MOST_RANKS, ReportedJob, assemble, summary, versions
 from support import ROOT
 from support.mocks.inputs import gpu, one_host, plan
 from support.mocks.snapshots import made_up
@@ -18,12 +18,12 @@ from support.mocks.snapshots import made_up
 PAGE = ROOT / "docs" / "json.md"
 
 
-def job(**more: Any) -> Job:
+def job(**more: Any) -> ReportedJob:
     fixed: dict[str, Any] = {
         "plan": plan(one_host((gpu(0),))), "options": Options(), "began": 100.0, "ready": 103.0, "ended": 110.5,
         "how": "the script ended", "exit_code": 0, "hosts": {}, "steps": {},
     }  # fmt: skip
-    return Job(**{**fixed, **more})
+    return ReportedJob(**{**fixed, **more})
 
 
 def keys(data: Any, prefix: str = "") -> set[str]:

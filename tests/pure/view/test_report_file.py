@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.view import report_file
-from dask_gpu_mpi.view.report_file import check_report, write_report
+from dask_gpu_mpi.view import report_page
+from dask_gpu_mpi.view.report_page import check_report, write_report
 from support.mocks.snapshots import made_up
 
 
@@ -33,7 +33,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_a_page_needs_bokeh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_file.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(report_page.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(
         InputError, match="needs bokeh, which is not installed on rank 0 on h. Fix: pip install"
     ):

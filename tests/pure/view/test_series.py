@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 
-from dask_gpu_mpi.view.samples import Series
+from dask_gpu_mpi.view.recorder import Series
 
 
 def test_a_long_job_has_fewer_points_and_all_of_its_time() -> None:

@@ -6,7 +6,8 @@ from array import array
 from collections import Counter
 from typing import Any
 
-from dask_gpu_mpi.view.samples import ACTIONS, MOST_LANES, MOST_OF_TASK, MOST_TASK_NAMES, TaskStream
+from dask_gpu_mpi.view.heartbeat import ACTIONS
+from dask_gpu_mpi.view.recorder import MOST_LANES, MOST_OF_TASK, MOST_TASK_NAMES, TaskStream
 
 
 def compute(start: float, length: float = 1.0) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from dask_gpu_mpi.view.job_facts import RunWarning
 from dask_gpu_mpi.view.snapshot import Row, Snapshot, snapshot_of
-from dask_gpu_mpi.view.top_view import View, fit, pair, plain, room_for_rows, screen, short
+from dask_gpu_mpi.view.top_view import View, fit, pair, plain, rows_of_screen, screen, short
 from support.mocks.snapshots import GIB, cluster
 
 SMALL = snapshot_of(*cluster(2, 2), 7.0)
@@ -90,7 +90,7 @@ def test_the_time_left_and_the_last_warnings() -> None:
     assert lines[8].endswith(" event 0")
     told = replace(told, events=events)
     assert [line.split()[-1] for line in drawn(screen(told, View(), 80, 24))[7:10]] == ["2", "3", "4"]
-    assert room_for_rows(told, 24) == 16
+    assert rows_of_screen(told, 24) == 16
     # not on a screen, all of them
     assert len([line for line in drawn(plain(told, None), 1000) if "event" in line]) == 5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dask_gpu_mpi.view.samples import Transfers
+from dask_gpu_mpi.view.recorder import Transfers
 
 
 def test_too_many_pairs_become_those_of_nodes_and_nothing_is_lost() -> None:

@@ -119,6 +119,14 @@ TABS = (
     "Transfers",
     "Events",
 )
+#: Of a tab: its figures with the length of each of their sources, and its text.
+LOOK = """
+const section = document.querySelectorAll('section')[arguments[0]];
+const figures = [...section.querySelectorAll('[data-root-id]')]
+  .map(element => Bokeh.documents[0].get_model_by_id(element.dataset.rootId))
+  .map(figure => [figure.title.text, figure.renderers.map(each => each.data_source.get_length())]);
+return [figures, section.textContent];
+"""
 #: Finds what Bokeh keeps in shadow trees.
 FIND = """
 const found = [];
@@ -129,14 +137,6 @@ const walk = root => {
   }
 };
 walk(document);
-"""
-#: Of a tab: its figures with the length of each of their sources, its texts, and how many of its canvases have colours.
-LOOK = """
-const panel = Bokeh.documents[0].roots()[0].tabs[arguments[0]];
-const models = [...panel.references()];
-const figures = models.filter(model => model.type === 'Figure').map(figure => [
-  figure.title.text, figure.renderers.map(each => each.data_source.get_length())]);
-const texts = models.filter(model => model.type === 'Div').map(model => model.text);
 """
 #: What Chromium says of the reading below, not of the page.
 OWN_READING = "willReadFrequently"
@@ -181,12 +181,12 @@ class Browser:
         self._until(
             "return window.Bokeh !== undefined && Bokeh.documents.length > 0 && Bokeh.documents[0].is_idle"
         )
-        buttons = self._driver.execute_script(f"{FIND} return found", ".bk-tab")
+        buttons = self._driver.find_elements("css selector", "nav button")
         tabs = []
         for number, button in enumerate(buttons):
             title = button.text
             button.click()
-            figures, text = self._driver.execute_script(f"{LOOK} return [figures, texts.join(' ')]", number)
+            figures, text = self._driver.execute_script(LOOK, number)
             painted = self._painted(len(figures))
             tabs.append(Tab(title, [(name, marks) for name, marks in figures], text, painted))
         told = [entry["message"] for entry in self._driver.get_log("browser") if entry["level"] != "INFO"]
