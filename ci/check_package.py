@@ -38,7 +38,8 @@ def main(prefix: str) -> int:
         "--time",
         "01:00:00",
         "--",
-        "my.py",
+        "-c",
+        "pass",
     ]
     made = subprocess.run([f"{prefix}/bin/dask-gpu-mpi", *asked], capture_output=True, text=True, cwd="/")
     if made.returncode or "\n#SBATCH --nodes=2\n" not in made.stdout:

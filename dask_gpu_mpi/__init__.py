@@ -23,6 +23,7 @@ from dask_gpu_mpi.errors import (
 )
 
 if TYPE_CHECKING:
+    from dask_gpu_mpi.cli.jobscript import job_script, submit
     from dask_gpu_mpi.gang.group import Group
     from dask_gpu_mpi.gang.spmd import spmd
     from dask_gpu_mpi.job.api import connect, execute, initialize, send_close_signal
@@ -50,8 +51,10 @@ __all__ = [
     "current_session",
     "execute",
     "initialize",
+    "job_script",
     "send_close_signal",
     "spmd",
+    "submit",
 ]
 
 #: Where the names are that are only loaded when somebody asks for them.
@@ -63,8 +66,10 @@ _LAZY = {
     "current_session": "job.session",
     "execute": "job.api",
     "initialize": "job.api",
+    "job_script": "cli.jobscript",
     "send_close_signal": "job.api",
     "spmd": "gang.spmd",
+    "submit": "cli.jobscript",
 }
 
 

@@ -1,8 +1,9 @@
-"""The command ``jobscript``: what a job script is to request, from the command line and Dask's configuration."""
+"""Job scripts from Python and by the command ``jobscript``: what a job is to request, from the user and Dask's configuration."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,35 +12,38 @@ import click
 
 from dask_gpu_mpi.base.files import write
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.cli.launch import launch
 from dask_gpu_mpi.cli.options import (
     HelpCommand,
     click_option,
     complete_files,
     fail,
     help_of,
-    parse_run,
     resolve_texts,
     usable,
 )
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, OptionError, Problem
 from dask_gpu_mpi.options.convert import convert, show, suggest
 from dask_gpu_mpi.options.dask_config import import_config
-from dask_gpu_mpi.options.model import Option
-from dask_gpu_mpi.sites.batch import JobRequest, batch_system
-from dask_gpu_mpi.sites.jobscript import SCRIPTED, render, submit
+from dask_gpu_mpi.options.model import OPTIONS, Option, Source
+from dask_gpu_mpi.sites.batch import BatchSystem, JobRequest, batch_system
+from dask_gpu_mpi.sites.jobscript import SCRIPTED, render
+from dask_gpu_mpi.sites.jobscript import submit as submit_script
 
-__all__ = ["JOB_OPTIONS", "jobscript", "request"]
+__all__ = ["JOB_OPTIONS", "job_script", "jobscript", "request", "submit"]
 
 # Directives can't be quoted: these texts must be safe as they are.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.,@+-]*"
 _NAMED = "letters, digits and _ . , @ + - (it can't be quoted in a directive)"
+_EXPRESSION = r"[A-Za-z0-9_.,@+:&|*()\[\]^-]+"
 #: Ranks, or GPUs, of the largest job that is planned: more than any machine has, and planned in seconds.
 _LARGEST = 100_000
 #: Seconds that a walltime of four digits of hours can't have.
 _LONGEST = 10_000 * 3600
-_WALLTIME = r"(?!0+:00:00)\d{1,4}:[0-5]\d:[0-5]\d"
 
 _NO_SCRIPT = "command line: the script is missing (expected -- SCRIPT ARGS...)"
+#: Ends of names that job scripts have, and logs have not.
+_SCRIPTS = (".sbatch", ".slurm", ".pbs", ".bsub", ".sh", ".bash", ".job")
 
 # fmt: off
 #: The options of a job script by name; their keys are those below ``gpu-mpi.jobscript`` in Dask's configuration.
@@ -48,26 +52,98 @@ JOB_OPTIONS: Mapping[str, Option] = {option.name: option for option in (
     Option("int", "gpus_per_node", None, "GPUs of each node.", ("--gpus-per-node",), minimum=0),
     Option("int", "ranks_per_node", None, "MPI ranks on each node; one is enough. Default: 1.",
            ("--ranks-per-node",), minimum=1),
-    Option("int", "cpus_per_node", None, "Cores of each node; PBS has to know them.", ("--cpus-per-node",), minimum=1),
-    Option("str", "time", None, "Walltime.", ("--time", "-t"), pattern=_WALLTIME,
-           expected="HH:MM:SS above zero, such as 01:30:00"),
+    Option("int", "cpus_per_node", None, "Cores of each node; PBS has to know them, and --shared.", ("--cpus-per-node",),
+           minimum=1),
+    Option("str", "memory_per_node", None, "Memory of each node, such as 64G. Default: all; with --shared the site's default.",
+           ("--memory-per-node", "--mem"), pattern=r"(?i:[1-9][0-9]{0,11} ?[KMGT]i?B?)", expected="a size such as 64G"),
+    Option("bool", "shared", None, "Share the nodes with other jobs, or have whole nodes. Default: whole nodes.",
+           ("--shared/--exclusive",)),
+    Option("str", "time", None, "Walltime, HH:MM:SS or as the batch system has it: 60, 1-12:00:00 (Slurm).", ("--time", "-t")),
     Option("str", "account", None, "Account, project or bank to charge.", ("--account", "-A"), pattern=_NAME, expected=_NAMED),
     Option("str", "queue", None, "Queue or partition.", ("--queue", "--partition", "-q", "-p"), pattern=_NAME, expected=_NAMED),
+    Option("str", "qos", None, "Quality of service (Slurm; there also -q).", ("--qos",), pattern=_NAME, expected=_NAMED),
+    Option("str", "constraint", None, "Features of the nodes (Slurm, Flux).", ("--constraint", "-C"), pattern=_EXPRESSION,
+           expected="names of features, with & or | between them (it can't be quoted in a directive)"),
+    Option("str", "mail_user", None, "Address for mail of the batch system.", ("--mail-user",), pattern=_NAME, expected=_NAMED),
+    Option("str", "output", None, "Log file of the job, as the batch system writes it: %x-%j.log (Slurm).", ("--output", "-o"),
+           pattern=r"[A-Za-z0-9_.,@+%{}^/:=-]+", expected="a path of letters, digits and _ . , @ + - % { } ^ / : ="),
     Option("choice", "launcher", None, "Command that starts the ranks. Default: srun, mpirun (PBS), flux; jsrun or mpirun (LSF).",
            ("--launcher",), choices=("srun", "mpirun", "mpiexec", "pals", "jsrun", "flux")),
-    Option("str", "mpi", None, "srun --mpi=... or flux run -o pmi=... Default: what the MPI library of mpi4py needs.",
-           ("--mpi",), pattern=r"[A-Za-z0-9_]+", expected="a name such as pmix or pmi2"),
     Option("path", "setup", None, "File to source first, for modules, a venv or conda.", ("--setup",)),
-    Option("path", "container", None, "Apptainer image to run in.", ("--container",)),
-    Option("path", "scratch", None, "Node-local directory, a short path. Default: each node's TMPDIR or /tmp.", ("--scratch",)),
 )}
 #: Options that can be given several times.
 _LISTS: Mapping[str, Option] = {option.name: option for option in (
     Option("str", "modules", None, "Module to load.", ("--module",)),
-    Option("str", "directives", None, "Further option of the batch system, such as '--constraint=gpu'.", ("--directive",),
-           pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--constraint=gpu'"),
+    Option("str", "directives", None, "Further option of the batch system, such as '--reservation=x'.", ("--directive",),
+           pattern=r"-[ -~]+", expected="an option of the batch system as it stands in a script, such as '--reservation=x'"),
 )}
 # fmt: on
+#: Options whose texts go into directives as they are (`BatchSystem.words`).
+_WORDS = ("account", "queue", "qos", "constraint", "mail_user", "output")
+
+
+def job_script(system: str, program: str | os.PathLike[str] | Sequence[str], **options: Any) -> str:
+    """Write a job script for a batch system, as ``dask-gpu-mpi jobscript`` does.
+
+    Parameters
+    ----------
+    system : {"slurm", "pbs", "lsf", "flux"}
+        The batch system.
+    program : str, path or sequence of str
+        The script; or a command line of ``dask-gpu-mpi launch``: options, the script and its arguments.
+    **options
+        What the job requests: `nodes`, `gpus_per_node` and `time` are needed, unless section ``gpu-mpi.jobscript`` of Dask's
+        configuration has them. All others of ``dask-gpu-mpi jobscript --help-all`` may be given as well, such as `account`,
+        `queue`, `qos`, `shared`, `setup`, and lists of `modules` and `directives`.
+
+    Returns
+    -------
+    str
+        The text of the script.
+
+    Raises
+    ------
+    InputError
+        An option is missing, unknown or wrong, the script does not exist, or GPUs of the job would have no worker.
+
+    Examples
+    --------
+    >>> text = job_script("slurm", ["-c", "print(1)"], nodes=2, gpus_per_node=4, time="1-12", account="abc")
+    >>> [line for line in text.splitlines() if "--time" in line or "--account" in line]
+    ['#SBATCH --time=36:00:00', '#SBATCH --account=abc']
+    """
+    return render(request(system, _words(program), options, "keyword"))
+
+
+def submit(system: str, program: str | os.PathLike[str] | Sequence[str], **options: Any) -> str:
+    """Submit a job to a batch system.
+
+    Parameters
+    ----------
+    system, program, **options
+        As of `job_script`.
+
+    Returns
+    -------
+    str
+        The job's id, for commands of the batch system such as ``squeue -j``.
+
+    Raises
+    ------
+    InputError
+        As of `job_script`; or there is no such batch system here, or it refuses the job.
+
+    Examples
+    --------
+    >>> submit("slurm", ["train.py", "--epochs", "3"], nodes=2, gpus_per_node=4, time="1:00:00")  # doctest: +SKIP
+    '4711'
+    """
+    job = request(system, _words(program), options, "keyword")
+    return submit_script(job, render(job))
+
+
+def _words(program: str | os.PathLike[str] | Sequence[str]) -> tuple[str, ...]:
+    return (os.fspath(program),) if isinstance(program, (str, os.PathLike)) else tuple(program)
 
 
 def _clicks(function: Any) -> Any:
@@ -81,19 +157,37 @@ def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list
     return [name for name in SCRIPTED if name.startswith(begun)]
 
 
+class _Jobscript(HelpCommand):
+    """A command that knows the short options of each batch system, and which options belong to `launch`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Click's, with another message for an option of `launch` that stands before ``--``."""
+        system = batch_system(args[0]) if args and args[0] in SCRIPTED else BatchSystem()
+        end = args.index("--") if "--" in args else len(args)
+        args = [*(system.short.get(word, word) for word in args[:end]), *args[end:]]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            of_launch = {flag for each in launch.params for flag in (*each.opts, *each.secondary_opts)}
+            if error.option_name not in of_launch:
+                raise
+            raise click.UsageError(
+                f"{error.option_name} is an option of launch. Fix: put it behind --, before the script", ctx
+            ) from None
+
+
 @help_of(
-    short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "output", "submits"),
+    short=("nodes", "gpus_per_node", "time", "account", "queue", "setup", "save", "submits"),
     examples=(
         "dask-gpu-mpi jobscript slurm -N 2 --gpus-per-node 4 -t 01:00:00 -- analysis.py",
         "dask-gpu-mpi jobscript pbs -N 2 --gpus-per-node 4 --submit -- analysis.py",
     ),
 )
-@click.command(cls=HelpCommand)
+@click.command(cls=_Jobscript)
 @click.argument("system", metavar="|".join(SCRIPTED), shell_complete=_complete_systems)
 @_clicks
 @click.option(
-    "-o",
-    "--output",
+    "--save",
     metavar="FILE",
     shell_complete=complete_files,
     help="Write the script there instead of printing it.",
@@ -102,84 +196,123 @@ def _complete_systems(_: click.Context, __: click.Parameter, begun: str) -> list
 @click.argument(
     "program", nargs=-1, type=click.UNPROCESSED, metavar="-- SCRIPT [ARGS]...", shell_complete=complete_files
 )
-def jobscript(system: str, program: tuple[str, ...], output: str | None, submits: bool, **given: Any) -> None:
+def jobscript(system: str, program: tuple[str, ...], save: str | None, submits: bool, **given: Any) -> None:
     """Print a job script for a batch system, or submit it.
 
-    Options that are not given come from the section gpu-mpi.jobscript of Dask's configuration.
+    Options of `launch` come between -- and SCRIPT. Options that are not given come from the section gpu-mpi.jobscript of Dask's
+    configuration.
     """
     try:
         job = request(system, program, given)
         text = render(job)
-        if output is not None:
+        if save is not None:
             try:
-                write(output, os.fsencode(text))
+                write(save, os.fsencode(text))
             except OSError as error:
-                raise InputError(f"--output {output!r} can't be written: {error.strerror}") from None
+                raise InputError(f"--save {save!r} can't be written: {error.strerror}") from None
         elif not submits:
             sys.stdout.buffer.write(os.fsencode(text))
             sys.stdout.flush()
         if submits:
-            print(submit(job, text))
+            print(submit_script(job, text))
     except DaskGpuMpiError as error:
         fail(error)
 
 
-def request(system: str, program: Sequence[str], given: Mapping[str, Any]) -> JobRequest:
-    """Merge command line and configuration, and check that the job can be planned.
+def request(
+    system: str, program: Sequence[str], given: Mapping[str, Any], source: Source = "command line"
+) -> JobRequest:
+    """Merge the user's values and the configuration, and check that the job can be planned.
 
     Parameters
     ----------
     system : str
         A name in `SCRIPTED`.
     program : sequence of str
-        The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
+        The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
     given : mapping
-        Texts of the command line by option name; None or empty: not set.
+        Values by option name; None or empty: not set.
+    source : {"command line", "keyword"}
+        Whether these are texts of a command line.
 
     Raises
     ------
     OptionError
         An option is missing, unknown or of the wrong form.
     InputError
-        GPUs of the job would have no worker, or the program's options can't be used.
+        GPUs of the job would have no worker, or the program does not exist, or its options can't be used.
     """
     if system not in SCRIPTED:
         raise OptionError(
-            f"command line: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
+            f"{source}: unknown batch system {show(system)} (expected one of {', '.join(SCRIPTED)})"
         )
-    values: dict[str, Any] = _configured()
+    values = _configured()
     for name, value in given.items():
-        option = JOB_OPTIONS.get(name) or _LISTS[name]
-        origin = f"command line: {option.flags[0]}"
+        option = JOB_OPTIONS.get(name) or _LISTS.get(name)
+        if option is None:
+            raise OptionError(f"keyword {name}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
+        origin = _origin(name, source)
         if name in _LISTS:
             # the user's directives come after those of the site, the user's modules instead of them
-            added = tuple(convert(option, text, origin, "command line") for text in value or ())
+            added = tuple(convert(option, text, origin, source) for text in _texts(value))
             values[name] = (
                 values.get(name, ()) + added if name == "directives" else added or values.get(name, ())
             )
         elif value is not None:
-            values[name] = convert(option, value, origin, "command line")
+            values[name] = convert(option, value, origin, source)
+    batch = batch_system(system)
+    values = {name: value for name, value in values.items() if value is not None}
     for name in ("nodes", "gpus_per_node", "time"):
-        if values.get(name) is None:
-            option = JOB_OPTIONS[name]
-            raise OptionError(
-                f"command line: {option.flags[0]} is missing", expected=option.expected or "a number"
-            )
-    hours, minutes, seconds = map(int, values.pop("time").split(":"))
-    values["ranks_per_node"] = values.get("ranks_per_node") or 1
+        if name not in values:
+            expected = "a walltime such as 01:30:00" if name == "time" else "a number"
+            raise OptionError(f"{_origin(name, source)} is missing (expected {expected})")
+    seconds = batch.seconds(text := values.pop("time"))
+    if seconds is None or seconds >= _LONGEST:
+        spelled = ", ".join(("HH:MM:SS", *batch.times))
+        raise OptionError(
+            f"{_origin('time', source)}: invalid value {show(text)} (expected a walltime of {batch.title} above zero: {spelled})"
+        )
+    values.setdefault("ranks_per_node", 1)
     for name in ("ranks_per_node", "gpus_per_node"):
         if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"command line: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
-                expected=f"at most {_LARGEST} in the whole job",
+                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
+                f"(expected at most {_LARGEST} in the whole job)"
             )
-    job = JobRequest(
-        system=system, program=tuple(program), seconds=3600 * hours + 60 * minutes + seconds, **values
-    )
-    if remark := batch_system(system).remark(job):
+    if memory := values.pop("memory_per_node", None):
+        values["memory_per_node"] = _bytes(memory)
+    if values.get("shared") and "cpus_per_node" not in values:
+        raise OptionError(
+            f"{_origin('shared', source)}: {batch.title} has to know the cores of the job. Fix: --cpus-per-node"
+        )
+    words = {name: values.pop(name) for name in _WORDS if name in values}
+    if (log := words.get("output", "")).endswith(_SCRIPTS):
+        raise OptionError(
+            f"{_origin('output', source)}: {log} is the name of a script (expected the log of the job, such as job.log). "
+            f"Fix: --save {log} writes the job script there"
+        )
+    job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
+    if remark := batch.remark(job):
         say(remark)
-    _check_workers(job)
+    _check_program(job)
     return job
+
+
+def _texts(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else () if value is None else (value,)
+
+
+def _origin(name: str, source: Source) -> str:
+    """What messages call an option that the user has set, or has not."""
+    if source == "keyword":
+        return f"keyword {name}"
+    return f"command line: {(JOB_OPTIONS.get(name) or _LISTS[name]).flags[0].partition('/')[0]}"
+
+
+def _bytes(text: str) -> int:
+    """Bytes of a size as batch systems write it: ``64G`` are 64 GiB."""
+    number, unit = re.findall(r"[0-9]+|[A-Za-z]", text)[:2]
+    return int(number) << 10 * (1 + "KMGT".index(unit.upper()))
 
 
 def _configured() -> dict[str, Any]:
@@ -197,34 +330,53 @@ def _configured() -> dict[str, Any]:
     for key, value in section.items():
         origin, name = f"configuration gpu-mpi.jobscript.{key}", str(key).replace("-", "_").lower()
         if name in _LISTS:
-            texts = value if isinstance(value, (list, tuple)) else () if value is None else (value,)
-            values[name] = tuple(convert(_LISTS[name], text, origin, "configuration") for text in texts)
+            values[name] = tuple(
+                convert(_LISTS[name], text, origin, "configuration") for text in _texts(value)
+            )
         elif name in JOB_OPTIONS:
-            if name == "time" and type(value) is int and 0 <= value < _LONGEST:
-                # YAML 1.1 reads 01:30:00 as a number of base 60
-                value = f"{value // 3600:02}:{value // 60 % 60:02}:{value % 60:02}"
+            if name == "time" and isinstance(value, (int, float)):
+                raise OptionError(
+                    f"{origin}: invalid value {show(value)} (expected a text: YAML reads 1:30:00 as the number 5400). Fix: put "
+                    "it in quotes"
+                )
             values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")
         else:
             raise OptionError(f"{origin}: unknown option{suggest(name, [*JOB_OPTIONS, *_LISTS])}")
     return values
 
 
-def _check_workers(job: JobRequest) -> None:
-    """Plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
+def _check_program(job: JobRequest) -> None:
+    """Find the script and plan the job as its ranks will, to refuse now what would fail, or leave GPUs unused, hours later."""
+    from dask_gpu_mpi.job.program import Program
     from dask_gpu_mpi.plan.planner import make_plan
-    from dask_gpu_mpi.plan.synthetic import hypothetical_job
+    from dask_gpu_mpi.plan.synthetic import NODE_MEMORY, hypothetical_job
 
     try:
-        given = parse_run(job.program)
+        with launch.make_context("launch", list(job.program)) as context:
+            given = dict(context.params)
+            shape = [name for name in ("ranks", "ranks_per_node", "hosts") if _is_given(context, name)]
     except click.ClickException as error:
         raise InputError(f"command line: {error.format_message()} (before the script)") from None
     except click.exceptions.Exit:
         raise InputError(_NO_SCRIPT) from None
+    if shape:
+        raise InputError(
+            f"command line: --{shape[0].replace('_', '-')} of launch: the job script has it. Fix: --nodes and --ranks-per-node "
+            "before the --"
+        )
     program = given.pop("program")
     if not program and given["scheduler_file"] is None:
         raise InputError(_NO_SCRIPT)
-    options = usable(resolve_texts(given))
-    inventories = hypothetical_job(job.nodes, job.ranks_per_node, job.gpus_per_node)
+    if program and not given["container"]:
+        Program.of(program).check()
+    options = usable(resolve_texts({name: given[name] for name in OPTIONS if name in given}))
+    inventories = hypothetical_job(
+        job.nodes,
+        job.ranks_per_node,
+        job.gpus_per_node,
+        cpus_per_node=(job.shared and job.cpus_per_node) or 64,
+        memory_per_node=job.memory_per_node or NODE_MEMORY,
+    )
     plan = make_plan(inventories, options, device_options={})  # how much memory its GPUs have is not known
     gpus, busy = job.nodes * job.gpus_per_node, sum(worker.kind == "gpu" for worker in plan.workers)
     if busy < gpus and options.worker_kind != "cpu":
@@ -236,3 +388,7 @@ def _check_workers(job: JobRequest) -> None:
         )
     for warning in plan.warnings:
         say(str(warning))
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

@@ -13,6 +13,7 @@ from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts, visible_gpus
 from dask_gpu_mpi.network.interfaces import boot_id
+from dask_gpu_mpi.sites.batch import cpus_on_node
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Inventory:
     warnings: tuple[Problem, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
-    #: CPU time of the rank's container, in cores; None: no quota.
+    #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
+    #: neither is known.
     cpu_quota: float | None = None
 
 
@@ -72,7 +74,7 @@ def take_inventory(
         pid=os.getpid(),
         cpus=allowed_cpus(),
         memory=host_memory(),
-        cpu_quota=cpu_quota(),
+        cpu_quota=min(filter(None, (cpu_quota(), cpus_on_node(environ))), default=None),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
         visible=environ.get(VISIBLE_DEVICES),
         contexts=own_contexts() if look_for_gpus else (),

@@ -13,7 +13,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from dask_gpu_mpi.base.files import open_to_append
@@ -33,6 +33,7 @@ __all__ = [
     "as_hosts",
     "batch_system",
     "count_hosts",
+    "cpus_on_node",
     "end_time",
     "find_allocation",
     "gpus_on_node",
@@ -56,6 +57,9 @@ SYSTEMS: Mapping[str, tuple[str, ...]] = {
 _PLAIN = {"hosts": "plain", "local": "plain"}
 #: Seconds that a command of the batch system gets to answer during a start.
 COMMAND_TIMEOUT = 5.0
+
+#: Seconds of a part of a walltime, and how many there are in the next larger one.
+_UNITS = {"D": (86400, 0), "H": (3600, 24), "M": (60, 60), "S": (1, 60)}
 
 #: Runs a command and returns what it prints; empty if it can't be run or fails.
 Ask = Callable[[Sequence[str]], str]
@@ -173,23 +177,23 @@ class JobRequest:
     system : str
         A name in `SYSTEMS`.
     program : tuple of str
-        The script and its arguments, after options of ``dask-gpu-mpi run`` if there are any.
+        The script and its arguments, after options of ``dask-gpu-mpi launch`` if there are any.
     nodes, gpus_per_node, ranks_per_node : int
         Hosts, GPUs and MPI ranks of each.
     seconds : int
         The walltime.
-    cpus_per_node : int or None
-        Cores of each host, which PBS has to be told; None: as the template has it.
-    account, queue : str or None
-        Account (project, bank) and queue (partition); None: the user's defaults.
+    cpus_per_node, memory_per_node : int or None
+        Cores, and bytes of memory, of each host; None: as the template has it.
+    shared : bool
+        Whether other jobs may use the rest of the nodes; `cpus_per_node` is then set.
+    words : mapping
+        Texts for the options in `BatchSystem.words`; one that is left out has the user's or the site's default.
     launcher : str or None
         One of the system's; None: its first.
-    mpi : str or None
-        How launcher and MPI library find each other (``srun --mpi``, ``flux run -o pmi``); None: as the library needs.
     modules, directives : tuple of str
         Modules to load; options of the batch system to add as they are.
-    setup, container, scratch : str or None
-        File to source; Apptainer image to run in; node-local directory.
+    setup : str or None
+        File to source.
     """
 
     system: str
@@ -199,20 +203,23 @@ class JobRequest:
     seconds: int
     ranks_per_node: int = 1
     cpus_per_node: int | None = None
-    account: str | None = None
-    queue: str | None = None
+    memory_per_node: int | None = None
+    shared: bool = False
+    words: Mapping[str, str] = field(default_factory=dict)
     launcher: str | None = None
-    mpi: str | None = None
     modules: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
     setup: str | None = None
-    container: str | None = None
-    scratch: str | None = None
 
     @property
     def walltime(self) -> str:
         """``HH:MM:SS``."""
         return f"{self.seconds // 3600:02}:{self.seconds // 60 % 60:02}:{self.seconds % 60:02}"
+
+    @property
+    def mebibytes(self) -> int | None:
+        """`memory_per_node` in the unit that all batch systems accept."""
+        return None if self.memory_per_node is None else -(-self.memory_per_node // 2**20)
 
 
 class BatchSystem:
@@ -233,6 +240,8 @@ class BatchSystem:
     login_variable = ""
     #: Its variable of the number of GPUs that the job has on this node; empty: none.
     gpus_variable = ""
+    #: Its variable of the number of cores that the job has on this node, which nothing may enforce; empty: none.
+    cpus_variable = ""
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -315,14 +324,30 @@ class BatchSystem:
     templates: Mapping[str, str] = {}
     #: Those of the launchers above that `launch` would choose anyway.
     default_launchers: tuple[str, ...] = ()
-    #: Those of the launchers above that accept ``--mpi``.
-    mpi_launchers: tuple[str, ...] = ()
     #: The command that reads a script from its standard input.
     submit: tuple[str, ...] = ()
     #: A regular expression of its answer, with the job's number as its group.
     job_id = ""
     #: Whether the environment of a job has the number of ranks on a node.
     tells_ranks = True
+    #: Its formats of a walltime besides HH:MM:SS: D, H, M and S are numbers, all else stands for itself.
+    times: tuple[str, ...] = ()
+    #: The beginning of its option for an option of `jobscript` whose text goes there as it is, by the latter's name.
+    words: Mapping[str, str] = {}
+    #: Its short options that `jobscript` has under another name.
+    short: Mapping[str, str] = {}
+
+    def seconds(self, text: str) -> int | None:
+        """The walltime that a user has written in one of its formats; None: it is in none, or zero."""
+        for form in ("H:M:S", *self.times):
+            # a number that follows a larger unit has two digits, and is below the next one
+            pattern = re.sub("[DHMS]", lambda unit: rf"(?P<{unit[0]}>[0-9]+)", form)
+            if (found := re.fullmatch(pattern, text)) is None:
+                continue
+            parts = {unit: int(number[:12]) for unit, number in found.groupdict().items()}
+            if all(parts[unit] < _UNITS[unit][1] and len(found[unit]) <= 2 for unit in [*parts][1:]):
+                return sum(_UNITS[unit][0] * number for unit, number in parts.items()) or None
+        return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         """Of a request: value by the beginning of the option; None removes the line."""
@@ -486,7 +511,20 @@ def gpus_on_node(environ: Mapping[str, str]) -> int:
     >>> gpus_on_node({"SLURM_GPUS_ON_NODE": "4"}), gpus_on_node({})
     (4, 0)
     """
-    counts = [environ.get(system.gpus_variable, "") for system in systems_of(environ)]
+    return _count(environ, [system.gpus_variable for system in systems_of(environ)])
+
+
+def cpus_on_node(environ: Mapping[str, str]) -> int:
+    """Cores that the batch system has allocated on this node; 0: unknown.
+
+    >>> cpus_on_node({"SLURM_CPUS_ON_NODE": "16"}), cpus_on_node({})
+    (16, 0)
+    """
+    return _count(environ, [system.cpus_variable for system in systems_of(environ)])
+
+
+def _count(environ: Mapping[str, str], names: Sequence[str]) -> int:
+    counts = (environ.get(name, "") for name in names)
     return next((int(count) for count in counts if re.fullmatch(r"[0-9]{1,9}", count)), 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, JobRequest
 
 __all__ = ["FLUX"]
@@ -22,10 +23,16 @@ class Flux(BatchSystem):
     prefix = "# flux: "
     templates: Mapping[str, str] = {"flux": "flux.sh"}
     default_launchers = ("flux",)
-    mpi_launchers = ("flux",)
     submit = ("flux", "batch")
     job_id = r"(?<!\S)([fƒ]\w+)(?!\S)"
     tells_ranks = False
+    times = ("M", "Ss", "Mm", "Hh", "Dd")
+    words: Mapping[str, str] = {
+        "account": "--bank=",
+        "queue": "--queue=",
+        "constraint": "--requires=",
+        "output": "--output=",
+    }
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -48,12 +55,19 @@ class Flux(BatchSystem):
         return now() + float(left) if known and float(left) else None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        return {
-            "--nodes=": str(job.nodes),
-            "--time-limit=": f"{job.seconds}s",
-            "--bank=": job.account,
-            "--queue=": job.queue,
-        }
+        if job.memory_per_node:
+            raise InputError(
+                "--memory-per-node: Flux allocates no memory (expected under Slurm, PBS and LSF). Fix: leave it out"
+            )
+        found: dict[str, str | None] = {"--nodes=": str(job.nodes), "--time-limit=": f"{job.seconds}s"}
+        if job.shared:
+            found |= {
+                "--exclusive": None,
+                "--nslots=": str(job.nodes),
+                "--cores-per-slot=": str(job.cpus_per_node),
+                "--gpus-per-slot=": str(job.gpus_per_node) if job.gpus_per_node else None,
+            }
+        return found
 
 
 FLUX = Flux()

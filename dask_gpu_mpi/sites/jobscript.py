@@ -2,8 +2,8 @@
 
 A template is a working script: the batch system's directives (``#SBATCH --nodes=1``), the user's environment, and a line with
 ``dask-gpu-mpi launch``. `render` replaces directives and the script with its arguments (``program=``), and adds lines: settings
-of ``launch`` (``export DGM_CONTAINER=...``) and modules. They are shell words and take any text, quoted. Directives can't be
-quoted, so what goes there must match a pattern.
+(``export DGM_SETUP=...``) and modules. They are shell words and take any text, quoted. Directives can't be quoted, so what goes
+there must match a pattern.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def render(job: JobRequest) -> str:
     Raises
     ------
     InputError
-        The system has no such launcher, or it can't be told about `mpi`.
+        The system has no such launcher, or no such option.
     """
     system = batch_system(job.system)
     launcher = job.launcher or next(iter(system.templates))
@@ -71,12 +71,14 @@ def render(job: JobRequest) -> str:
             f"--launcher {launcher}: not available under {system.title}",
             expected=f"one of {', '.join(system.templates)}",
         )
-    if job.mpi is not None and launcher not in system.mpi_launchers:
+    if missing := sorted(job.words.keys() - system.words.keys()):
         raise InputError(
-            f"--mpi {job.mpi}: {launcher} under {system.title} has no such option", fix="leave it out"
+            f"--{missing[0].replace('_', '-')}: {system.title} has no such option (expected one of "
+            f"{', '.join(system.words)}). Fix: leave it out, or --directive with an option of {system.submit[0]}"
         )
     lines = template(system.templates[launcher]).splitlines()
-    for beginning, value in system.directives(job).items():
+    words = {system.words[name]: text for name, text in job.words.items()}
+    for beginning, value in (system.directives(job) | words).items():
         _set_directive(lines, system.prefix, beginning, value)
     for directive in job.directives:
         lines.insert(_last(lines, system.prefix) + 1, system.prefix + directive)
@@ -96,7 +98,7 @@ def _head(job: JobRequest) -> str:
 
 def _settings(job: JobRequest, system: BatchSystem, launcher: str) -> dict[str, str]:
     """The settings of this job by name, without the prefix of their variables."""
-    settings = {"SETUP": job.setup, "CONTAINER": job.container, "SCRATCH": job.scratch, "MPI": job.mpi}
+    settings = {"SETUP": job.setup}
     # a batch system that reports how many it has given does so for other options of its command as well
     if job.gpus_per_node and not system.gpus_variable:
         settings["EXPECT_GPUS"] = str(job.gpus_per_node)
@@ -158,21 +160,24 @@ def submit(job: JobRequest, text: str) -> str:
     name = " ".join(command)
     if shutil.which(command[0]) is None:
         raise InputError(
-            f"--submit: command {command[0]} not found", fix=f"run this on a login node of {system.title}"
+            f"submit: command {command[0]} not found. Fix: run this on a login node of {system.title}"
         )
     try:
         done = subprocess.run(command, input=os.fsencode(text), capture_output=True, timeout=SUBMIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"--submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s",
-            fix="check whether the job is in the queue before you submit again",
+            f"submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s. Fix: check whether the job is in the queue "
+            "before you submit again"
         ) from None
     except OSError as error:
-        raise InputError(f"--submit: could not run {name}: {error.strerror}") from None
+        raise InputError(
+            f"submit: could not run {name}: {error.strerror}. Fix: run this on a login node"
+        ) from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:
         raise InputError(
-            f"--submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'}"
+            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'} "
+            "(expected the job's number)"
         )
     return found[1]

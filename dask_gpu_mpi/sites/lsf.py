@@ -29,6 +29,8 @@ class Lsf(BatchSystem):
     submit = ("bsub",)
     job_id = r"Job <(\d+)> is submitted.*"
     tells_ranks = False
+    times = ("M", "H:M")
+    words: Mapping[str, str] = {"account": "-P ", "queue": "-q ", "mail_user": "-u ", "output": "-o "}
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -47,14 +49,20 @@ class Lsf(BatchSystem):
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         minutes = -(-job.seconds // 60)  # LSF knows no seconds
-        return {
-            "-n ": str(job.nodes * job.ranks_per_node),
-            "-R ": f'"span[ptile={job.ranks_per_node}]"',
+        # a slot is a core; of a whole node, one for each rank is enough
+        slots = job.cpus_per_node if job.shared and job.cpus_per_node else job.ranks_per_node
+        memory = f" rusage[mem={job.mebibytes}MB/host]" if job.mebibytes else ""
+        found: dict[str, str | None] = {
+            "-n ": str(job.nodes * slots),
+            "-R ": f'"span[ptile={slots}]{memory}"',
             "-gpu ": f'"num={job.gpus_per_node}:mode=shared:j_exclusive=yes"' if job.gpus_per_node else None,
             "-W ": f"{minutes // 60:02}:{minutes % 60:02}",
-            "-P ": job.account,
-            "-q ": job.queue,
         }
+        if job.shared:
+            found["-x"] = None
+        if "mail_user" in job.words:
+            found["-N"] = ""  # besides the log
+        return found
 
 
 LSF = Lsf()

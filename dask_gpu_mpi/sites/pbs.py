@@ -46,6 +46,8 @@ class Pbs(BatchSystem):
     default_launchers = ("pals",)
     submit = ("qsub",)
     job_id = r"(?<!\S)(\d+(\[\])?(\.\S+)?)$"
+    times = ("S", "M:S")
+    words: Mapping[str, str] = {"account": "-A ", "queue": "-q ", "mail_user": "-M ", "output": "-o "}
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -109,11 +111,15 @@ class Pbs(BatchSystem):
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         cpus = job.cpus_per_node or _template_cpus()
         chunk = f"{job.nodes}:ncpus={cpus}:mpiprocs={job.ranks_per_node}"
+        if job.gpus_per_node:
+            chunk += f":ngpus={job.gpus_per_node}"
+        if job.mebibytes:
+            chunk += f":mem={job.mebibytes}mb"
         return {
-            "-l select=": f"{chunk}:ngpus={job.gpus_per_node}" if job.gpus_per_node else chunk,
+            "-l select=": chunk,
+            "-l place=": "scatter:shared" if job.shared else "scatter:excl",
             "-l walltime=": job.walltime,
-            "-A ": job.account,
-            "-q ": job.queue,
+            "-m ": "ae" if "mail_user" in job.words else None,
         }
 
     def remark(self, job: JobRequest) -> str:

@@ -26,6 +26,7 @@ class Slurm(BatchSystem):
     job_variable = "SLURM_JOB_ID"
     login_variable = "SLURM_SUBMIT_HOST"
     gpus_variable = GPUS_ON_NODE
+    cpus_variable = "SLURM_CPUS_ON_NODE"
     launcher = "srun"
     tells_mpirun = True
     sends_signal = True
@@ -35,9 +36,18 @@ class Slurm(BatchSystem):
     prefix = "#SBATCH "
     templates: Mapping[str, str] = {"srun": "slurm.sbatch", "mpirun": _MPIRUN, "mpiexec": _MPIRUN}
     default_launchers = ("srun",)
-    mpi_launchers = ("srun",)
     submit = ("sbatch", "--parsable")
     job_id = r"(\d+)(?:;.*)?"
+    times = ("M", "M:S", "D-H", "D-H:M", "D-H:M:S")
+    words: Mapping[str, str] = {
+        "account": "--account=",
+        "queue": "--partition=",
+        "qos": "--qos=",
+        "constraint": "--constraint=",
+        "mail_user": "--mail-user=",
+        "output": "--output=",
+    }
+    short: Mapping[str, str] = {"-q": "--qos"}
 
     def allocation(
         self, environ: Mapping[str, str], read: Callable[[str], str], ask: Ask
@@ -117,14 +127,28 @@ class Slurm(BatchSystem):
         return None
 
     def directives(self, job: JobRequest) -> dict[str, str | None]:
-        return {
+        found: dict[str, str | None] = {
             "--nodes=": str(job.nodes),
             "--ntasks-per-node=": str(job.ranks_per_node),
             "--gpus-per-node=": str(job.gpus_per_node) if job.gpus_per_node else None,
             "--time=": job.walltime,
-            "--account=": job.account,
-            "--partition=": job.queue,
         }
+        if "mail_user" in job.words:
+            found["--mail-type="] = "END,FAIL"  # by default it sends none
+        if job.mebibytes:
+            found["--mem="] = f"{job.mebibytes}M"
+        if job.shared and job.cpus_per_node:
+            if job.cpus_per_node % job.ranks_per_node:
+                raise InputError(
+                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives each rank as many (expected a multiple of "
+                    f"{job.ranks_per_node}, the ranks of a node). Fix: another number, or one rank a node"
+                )
+            found |= {
+                "--cpus-per-task=": str(job.cpus_per_node // job.ranks_per_node),
+                "--exclusive": None,
+                "--mem=": found.get("--mem="),
+            }
+        return found
 
 
 def _count(environ: Mapping[str, str], name: str) -> int | None:

@@ -125,17 +125,17 @@ def test_command_lines(words: list[str]) -> None:
     variables("a"),
 )
 def test_job_scripts(given: dict[str, str], argument: str) -> None:
-    texts = {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"} | given
+    texts = {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"} | given | {"shared": None}
     lists = {name: (texts.pop(name),) for name in ("modules", "directives") if name in texts}
-    script = soon(lambda: render(request("slurm", ("my.py", argument), texts | lists)))
-    assert script is None or "\nprogram=(my.py " in script
+    script = soon(lambda: render(request("slurm", (__file__, argument), texts | lists)))
+    assert script is None or f"\nprogram=({__file__} " in script
 
 
 @fuzz
 @given(st.dictionaries(st.sampled_from([*JOB_OPTIONS, "modules", "directives", "x"]), values, max_size=3))
 def test_job_scripts_of_the_configuration(section: dict[str, Any]) -> None:
     with dask.config.set({"gpu-mpi.jobscript": section}):
-        soon(request, "slurm", ("my.py",), {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"})
+        soon(request, "slurm", (__file__,), {"nodes": "1", "gpus_per_node": "1", "time": "01:00:00"})
 
 
 @fuzz

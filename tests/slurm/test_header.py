@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from support import ROOT
@@ -51,3 +53,21 @@ def test_options_of_sbatch_against_those_of_the_script(
 def test_options_that_sbatch_refuses(slurm: Slurm, option: str) -> None:
     with pytest.raises(JobError, match="sbatch: error:"):
         slurm.submit(ROOT / "jobscripts" / "slurm.sbatch", *TWO, option, args=["script.py"])
+
+
+def test_sbatch_reads_the_words_of_the_generator(slurm: Slurm) -> None:
+    """As a user submits: `jobscript --submit`, by the sbatch that is there."""
+    words = (
+        "--nodes 2 --gpus-per-node 2 --time 1-12 --shared --cpus-per-node 3 --mem 1G --mail-user a@b.c -C a|b "
+        "--output here-%j.log --directive=--hold --directive=--nodelist=h[1-2] --submit -- --layout shared -c pass"
+    )
+    make = (sys.executable, "-m", "dask_gpu_mpi", "jobscript", "slurm", *words.split())
+    with pytest.raises(JobError, match="Invalid feature specification"):
+        slurm.ask(*make)
+    number = slurm.ask(*(word for word in make if word not in ("-C", "a|b"))).strip()
+    shown = slurm.ask("scontrol", "show", "job", number)
+    slurm.ask("scancel", number)
+    for part in ("TimeLimit=1-12:00:00", "NumNodes=2", "CPUs/Task=3", "MinMemoryNode=1G", "OverSubscribe=OK"):
+        assert part in shown
+    for part in ("MailUser=a@b.c", "MailType=END,FAIL", f"/here-{number}.log", "TresPerNode=gres:gpu:2"):
+        assert part in shown

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dask_gpu_mpi import job_script
 from support.bed.slurm import Slurm, template, wait_all
 from support.jobs.clusters import TELL, facts, until, workers_of
 from support.jobs.mpi import Mpi
@@ -53,6 +54,50 @@ tell(met=len(os.listdir(here)))
         assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
         seen += [row["visible"] for row in rows.values()]
     assert sorted(seen) == sorted(gpu.uuid for gpu in slurm.gpus["h1"])
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_jobs_that_share_nodes_keep_to_their_part(confined: Slurm, launcher: str) -> None:
+    waits = """
+import time
+tell(threads=sorted(client.nthreads().values()))
+here = os.environ["MEETING"]
+open(os.path.join(here, os.environ["SLURM_JOB_ID"]), "w").close()
+limit = time.monotonic() + 60
+while len(os.listdir(here)) < 3 and time.monotonic() < limit:
+    time.sleep(0.05)
+tell(met=len(os.listdir(here)))
+"""
+
+    def script(gpus: int) -> str:
+        return job_script(
+            "slurm",
+            ["-c", "exec(open('script.py').read())"],
+            nodes=1,
+            gpus_per_node=gpus,
+            cpus_per_node=1,
+            memory_per_node="2000M",
+            time="5",
+            launcher=launcher,
+            shared=True,
+            directives=["--nodelist=h1"],
+        )
+
+    place = {"MEETING": str(confined.meeting_place())}
+    files = {"script.py": LOOKS + waits}
+    without = confined.submit(script(0), env=place, files=files)
+    jobs = [confined.submit(script(2), env=place, files=files) for _ in range(2)]
+    until(lambda: all(job.show() and job.gpus for job in jobs), 60, "both run")
+    # one of all cores, to which the affinity does not confine it here
+    assert facts(without.wait().check().output)["threads"] == [1]
+    visible = []
+    for job in jobs:
+        told = facts(job.wait().check().output)
+        rows = workers_of(told)
+        assert (told["met"], told["threads"]) == (3, [1, 1])
+        assert sum(row["memory"] for row in rows.values()) <= 2000 * 2**20
+        visible += [row["visible"] for row in rows.values() if row["visible"]]
+    assert sorted(visible) == sorted(gpu.uuid for gpu in confined.gpus["h1"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,11 +10,19 @@ import dask.config
 import pytest
 from click.testing import CliRunner
 
+import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import request
 from dask_gpu_mpi.cli.main import cli
 from dask_gpu_mpi.errors import InputError, OptionError
+from dask_gpu_mpi.sites.batch import batch_system
 
 SHAPE = {"nodes": "2", "gpus_per_node": "4", "time": "01:30:10"}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my.py").touch()
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +34,34 @@ def test_walltime(text: str, seconds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["00:00:00", "0:00:00", "0000:00:00", "1:60:00", "1:00:60", "1:00", "10000:00:00", "1:00:001"]
+    "text",
+    [
+        *("00:00:00", "0:00:00", "0000:00:00", "1:60:00", "1:00:60", "10000:00:00", "1:00:001"),
+        *("0", "0:00", "1-24", "1-0:60", "0-0", "1-", "1d", "-1", "1:00:00:00", "9" * 30, "", "417-0"),
+    ],
 )
 def test_walltime_that_is_none(text: str) -> None:
-    with pytest.raises(OptionError, match="^command line: --time: .*HH:MM:SS"):
+    with pytest.raises(OptionError, match="^command line: --time: .*(HH:MM:SS|text)"):
         request("slurm", ["my.py"], SHAPE | {"time": text})
+
+
+@pytest.mark.parametrize(
+    ("system", "text", "seconds"),
+    [
+        # sbatch(1)
+        *(("slurm", "60", 3600), ("slurm", "90:30", 5430), ("slurm", "1-12", 129600)),
+        *(("slurm", "1-12:30", 131400), ("slurm", "1-00:00:00", 86400), ("slurm", "1-0:0:1", 86401)),
+        # pbs_resources(7): the last part is seconds
+        *(("pbs", "3600", 3600), ("pbs", "90:30", 5430), ("pbs", "1:00:00", 3600), ("pbs", "1-12", None)),
+        # bsub(1): the last part is minutes
+        *(("lsf", "60", 3600), ("lsf", "1:30", 5400), ("lsf", "1:30:00", 5400), ("lsf", "1h", None)),
+        # flux-batch(1)
+        *(("flux", "60", 3600), ("flux", "90s", 90), ("flux", "2h", 7200), ("flux", "1d", 86400)),
+        *(("flux", "1:30", None), ("flux", "1h30m", None)),
+    ],
+)
+def test_walltime_as_the_batch_system_has_it(system: str, text: str, seconds: int | None) -> None:
+    assert batch_system(system).seconds(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -45,7 +76,7 @@ def test_walltime_that_is_none(text: str) -> None:
     ],
 )
 def test_the_largest_job(shape: dict[str, str], fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dask_gpu_mpi.cli.jobscript._check_workers", lambda job: None)
+    monkeypatch.setattr("dask_gpu_mpi.cli.jobscript._check_program", lambda job: None)
     if fits:
         assert request("slurm", ["my.py"], SHAPE | shape).nodes == int(shape["nodes"])
     else:
@@ -56,7 +87,7 @@ def test_the_largest_job(shape: dict[str, str], fits: bool, monkeypatch: pytest.
 def test_what_is_not_set() -> None:
     job = request("slurm", ["my.py", "1"], {**SHAPE, "account": None, "modules": ()})
     assert (job.nodes, job.gpus_per_node, job.ranks_per_node, job.program) == (2, 4, 1, ("my.py", "1"))
-    assert (job.account, job.modules, job.directives) == (None, (), ())
+    assert (job.words, job.modules, job.directives, job.shared) == ({}, (), (), False)
 
 
 @pytest.mark.parametrize(
@@ -103,9 +134,9 @@ def test_cpu_workers_leave_gpus_alone() -> None:
 
 def test_file_that_can_not_be_written(tmp_path: Path) -> None:
     shape = ["--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
-    done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(tmp_path), "--", "my.py"])
+    done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "--save", str(tmp_path), "--", "my.py"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr == f"dask_gpu_mpi: error: --output '{tmp_path}' can't be written: Is a directory\n"
+    assert done.stderr == f"dask_gpu_mpi: error: --save '{tmp_path}' can't be written: Is a directory\n"
 
 
 def test_script_into_a_pipe_or_a_device(tmp_path: Path) -> None:
@@ -113,7 +144,7 @@ def test_script_into_a_pipe_or_a_device(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     for path in ("/dev/null", tmp_path / "pipe"):
-        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "-o", str(path), "--", "my.py"])
+        done = CliRunner().invoke(cli, ["jobscript", "slurm", *shape, "--save", str(path), "--", "my.py"])
         assert (done.exit_code, done.output) == (0, "")
     assert os.read(reader, 100).startswith(b"#!")
     os.close(reader)
@@ -130,20 +161,65 @@ def test_the_smallest_job(option: str, least: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "seconds", [10**5000, 10_000 * 3600, -1, True], ids=["huge", "too long", "negative", "true"]
+    "number",
+    [10**5000, 5400, 60, -1, True, 1.5],
+    ids=["huge", "base 60", "minutes", "negative", "true", "float"],
 )
-def test_walltime_that_no_job_has(seconds: int) -> None:
-    """YAML 1.1 reads 01:30:00 as a number."""
+def test_walltime_that_is_a_number(number: float) -> None:
+    """YAML 1.1 reads 1:30:00 as 5400, which Slurm would read as minutes."""
     shape = {"nodes": "1", "gpus_per_node": "0"}
-    with dask.config.set({"gpu-mpi.jobscript": {"time": 5400}}):
-        assert request("slurm", ["my.py"], shape).seconds == 5400
     with (
-        dask.config.set({"gpu-mpi.jobscript": {"time": seconds}}),
+        dask.config.set({"gpu-mpi.jobscript": {"time": number}}),
         pytest.raises(
-            OptionError, match=r"^configuration gpu-mpi\.jobscript\.time: invalid value .*HH:MM:SS"
+            OptionError, match=r"^configuration gpu-mpi\.jobscript\.time: invalid value .*put it in quotes"
         ),
     ):
         request("slurm", ["my.py"], shape)
+
+
+# --- from Python
+
+
+def test_script_from_python_is_that_of_the_command() -> None:
+    shape = {"nodes": 2, "gpus_per_node": 4, "time": "1-12"}
+    text = dask_gpu_mpi.job_script(
+        "slurm", ["my.py", "a b"], account="abc", shared=True, cpus_per_node=8, modules=["cuda"], **shape
+    )
+    words = "--nodes 2 --gpus-per-node 4 --time 1-12 --account abc --shared --cpus-per-node 8 --module cuda"
+    done = CliRunner().invoke(cli, ["jobscript", "slurm", *words.split(), "--", "my.py", "a b"])
+    assert (done.exit_code, done.stdout) == (0, text)
+    assert dask_gpu_mpi.job_script("slurm", Path("my.py"), **shape) == dask_gpu_mpi.job_script(
+        "slurm", "my.py", **shape
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"time": 60}, "^keyword time: invalid value 60 .int; expected"),
+        ({"time": "1-25"}, "^keyword time: invalid value '1-25' .expected a walltime of Slurm"),
+        ({"nodes": "2"}, "^keyword nodes: invalid value '2'"),
+        ({"nodes": None}, "^keyword nodes is missing"),
+        ({"noodles": 2}, "^keyword noodles: unknown option; did you mean 'nodes'"),
+        ({"shared": "yes"}, "^keyword shared: invalid value 'yes'"),
+        ({"modules": 3}, "^keyword modules: invalid value 3"),
+    ],
+)
+def test_what_python_may_not_give(given: dict[str, Any], message: str) -> None:
+    shape = {"nodes": 2, "gpus_per_node": 4, "time": "1:00:00"}
+    with pytest.raises(OptionError, match=message):
+        dask_gpu_mpi.job_script("slurm", "my.py", **shape | given)
+
+
+def test_submit_from_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "sbatch").write_text("#!/bin/sh\ncat > script\necho 4711\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    shape: dict[str, Any] = {"nodes": 2, "gpus_per_node": 4, "time": "60"}
+    assert dask_gpu_mpi.submit("slurm", "my.py", **shape) == "4711"
+    assert (tmp_path / "script").read_text() == dask_gpu_mpi.job_script("slurm", "my.py", **shape)
+    with pytest.raises(InputError, match="script 'gone.py' does not exist"):
+        dask_gpu_mpi.submit("slurm", "gone.py", **shape)
 
 
 def test_number_that_is_too_large_to_show() -> None:

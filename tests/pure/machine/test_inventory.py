@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import InputError
+from dask_gpu_mpi.machine.cgroups import cpu_quota
 from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
 from dask_gpu_mpi.machine.nvidia import list_gpus
 from support.mocks.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
@@ -63,6 +64,12 @@ def test_the_rest() -> None:
     assert inventory.visible is None
     assert inventory.memory > 0
     assert inventory.cpus
+
+
+def test_cores_of_a_job_that_nothing_confines_to_them() -> None:
+    nvml = Nvml(init=NO_LIBRARY)
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "0"}, nvml=nvml).cpu_quota == cpu_quota()
+    assert take_inventory(0, 1, {"SLURM_CPUS_ON_NODE": "1"}, nvml=nvml).cpu_quota == 1
 
 
 def test_boot_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,4 +106,4 @@ def test_each_system_is_complete(name: str) -> None:
     assert system.title
     assert system.job_variable.startswith(SYSTEMS[name])
     assert bool(system.templates) == bool(system.prefix and system.submit and system.job_id)
-    assert {*system.default_launchers, *system.mpi_launchers} <= {*system.templates}
+    assert {*system.default_launchers} <= {*system.templates}

@@ -30,6 +30,14 @@ LAUNCHERS = [(system, launcher) for system in SCRIPTED for launcher in batch_sys
 HOSTILE = 'it\'s "$(touch gone)" `touch gone` \\ $HOME; * ~ ! #\t\r\n#SBATCH --nodes=99\n#PBS -q evil\n\x1b é \udcff'
 
 
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with the script of these jobs."""
+    (tmp_path / "my.py").touch()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture
 def batch() -> Iterator[FakeBatch]:
     with tempfile.TemporaryDirectory() as folder:
@@ -86,15 +94,11 @@ def test_script_is_the_template_but_for_directives_and_settings(system: str, lau
 
 
 def test_settings_and_modules_are_lines_of_their_own() -> None:
-    words = ("--setup", "my env.sh", "--container", "im age.sif", "--scratch", "/local", "--mpi", "pmi2")
-    made = asked("slurm", *words, "--module", "cuda", "--module", "a b").splitlines()
-    at = made.index("program=(my.py)")
-    assert made[at - 4 : at] == [
-        "export DGM_SETUP='my env.sh'",
-        "export DGM_CONTAINER='im age.sif'",
-        "export DGM_SCRATCH=/local",
-        "export DGM_MPI=pmi2",
-    ]
+    of_launch = ("--container", "im age.sif", "--local-directory", "/local", "--mpi", "pmi2")
+    words = ("--setup", "my env.sh", "--module", "cuda", "--module", "a b")
+    made = asked("slurm", *words, program=(*of_launch, "my.py")).splitlines()
+    at = made.index("program=(--container 'im age.sif' --local-directory /local --mpi pmi2 my.py)")
+    assert made[at - 1] == "export DGM_SETUP='my env.sh'"
     at = made.index("# source ~/venv/bin/activate")
     assert made[at + 1 : at + 3] == [
         "type -t module > /dev/null || source /etc/profile",
@@ -129,6 +133,28 @@ def test_module_that_can_not_be_loaded_ends_the_job(batch: FakeBatch) -> None:
             "'-l filesystems=home:eagle'",
         ),
         (
+            "slurm",
+            "--shared --cpus-per-node 16 --ranks-per-node 2 --mem 64G -C 'a&b' --mail-user a@b.c -q debug -o %x.log",
+            "--cpus-per-task=8 --mem=65536M '--constraint=a&b' --mail-user=a@b.c --mail-type=END,FAIL --qos=debug "
+            "--output=%x.log",
+        ),
+        (
+            "pbs",
+            "--shared --cpus-per-node 16 --mem 64G --mail-user a@b.c -q gpu -o logs/",
+            "'-l select=2:ncpus=16:mpiprocs=1:ngpus=4:mem=65536mb' '-l place=scatter:shared' '-M a@b.c' '-m ae' '-q gpu' "
+            "'-o logs/'",
+        ),
+        (
+            "lsf",
+            "--shared --cpus-per-node 16 --mem 64G --mail-user a@b.c --output %J.out",
+            """'-n 32' '-R "span[ptile=16] rusage[mem=65536MB/host]"' '-u a@b.c' '-N' '-o %J.out'""",
+        ),
+        (
+            "flux",
+            "--shared --cpus-per-node 16 --constraint 'a|b'",
+            "--nslots=2 --cores-per-slot=16 --gpus-per-slot=4 '--requires=a|b'",
+        ),
+        (
             "lsf",
             "--account abc --queue gpu --ranks-per-node 2",
             """'-n 4' '-R "span[ptile=2]"' '-gpu "num=4:mode=shared:j_exclusive=yes"' '-W 01:31' '-P abc' '-q gpu'""",
@@ -144,6 +170,16 @@ def test_directives(system: str, words: str, expected: str) -> None:
     found = directives(asked(system, *shlex.split(words)), batch_system(system).prefix)
     assert set(shlex.split(expected)) <= set(found)
     assert len({re.split("[= ]", line.replace("-l ", "-l", 1))[0] for line in found}) == len(found)
+
+
+def test_shared_nodes_are_not_requested_whole() -> None:
+    for system, whole in (("slurm", "--exclusive"), ("pbs", "excl"), ("lsf", "-x"), ("flux", "--exclusive")):
+        prefix = batch_system(system).prefix
+        lines = directives(asked(system, "--shared", "--cpus-per-node", "16"), prefix)
+        assert not any(line.endswith(whole) for line in lines)
+        assert any(line.endswith(whole) for line in directives(asked(system), prefix))
+    # which memory there is by default is the site's to say
+    assert "--mem" not in asked("slurm", "--shared", "--cpus-per-node", "16")
 
 
 def test_a_job_without_gpus() -> None:
@@ -188,7 +224,10 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
         (["slurm", "--nodes", "9" * 20], "--nodes: invalid value '99999999999999999999'"),
         (["slurm", "--gpus-per-node", "100000"], "--nodes 2 --gpus-per-node 100000: too many"),
         (["slurm", "--ranks-per-node", "100000"], "--nodes 2 --ranks-per-node 100000: too many"),
-        (["slurm", "--time", "90"], "--time: invalid value '90' (expected HH:MM:SS"),
+        (
+            ["slurm", "--time", "90m"],
+            "--time: invalid value '90m' (expected a walltime of Slurm above zero: HH:MM:SS, M, ",
+        ),
         (["slurm", "--time", "00:60:00"], "--time: invalid value '00:60:00'"),
         (["slurm", "--time", "00:00:00"], "--time: invalid value '00:00:00'"),
         (["slurm", "--gpus-per-node", "-1"], "--gpus-per-node: invalid value '-1'"),
@@ -201,7 +240,20 @@ def test_directives_obey_the_rules_of_pbs(name: str, generated: bool) -> None:
             ["slurm", "--launcher", "jsrun"],
             "not available under Slurm (expected one of srun, mpirun, mpiexec)",
         ),
-        (["slurm", "--launcher", "mpirun", "--mpi", "pmix"], "mpirun under Slurm has no such option"),
+        (["slurm", "--output", "job.sbatch"], "Fix: --save job.sbatch writes the job script there"),
+        (["slurm", "--output", "a b"], "--output: invalid value 'a b'"),
+        (["slurm", "--mem", "64"], "--memory-per-node: invalid value '64' (expected a size such as 64G"),
+        (["slurm", "--shared"], "--shared: Slurm has to know the cores of the job. Fix: --cpus-per-node"),
+        (
+            ["slurm", "--shared", "--cpus-per-node", "5", "--ranks-per-node", "2"],
+            "--cpus-per-node 5: Slurm gives each rank as many (expected a multiple of 2",
+        ),
+        (["flux", "--mem", "64G"], "--memory-per-node: Flux allocates no memory"),
+        (
+            ["lsf", "--qos", "x"],
+            "--qos: LSF has no such option (expected one of account, queue, mail_user, output)",
+        ),
+        (["lsf", "--mail-user", "a b"], "--mail-user: invalid value"),
         (["slurm", "--launcher", "srub"], "did you mean 'srun'?"),
         (["moab"], "unknown batch system 'moab' (expected one of slurm, pbs, lsf, flux)"),
     ],
@@ -213,12 +265,30 @@ def test_refused(words: list[str], message: str) -> None:
     assert len(told.splitlines()) == 1
 
 
+def test_an_option_of_launch_has_another_place() -> None:
+    words = ["--nodes", "2", "--gpus-per-node", "4", "--time", "01:00:00", "--container", "x", "--", "my.py"]
+    assert "--container is an option of launch. Fix: put it behind --" in command("slurm", *words, rc=2)
+
+
 @pytest.mark.parametrize("missing", ["--nodes", "--gpus-per-node", "--time"])
 def test_what_a_job_must_say(missing: str) -> None:
     said = {"--nodes": "2", "--gpus-per-node": "4", "--time": "01:00:00"}
     del said[missing]
     words = [word for pair in said.items() for word in pair]
     assert f"{missing} is missing" in command("slurm", *words, "--", "my.py", rc=2)
+
+
+def test_a_script_that_does_not_exist_is_found_before_the_queue() -> None:
+    shape = ("slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "01:00:00", "--submit", "--")
+    assert "script 'gone.py' does not exist" in command(*shape, "gone.py", rc=2)
+    assert "no module named 'gone'" in command(*shape, "-m", "gone", rc=2)
+    # nobody knows here which files the image has
+    assert "/opt/my.py" in asked("slurm", program=("--container", "im.sif", "/opt/my.py"))
+
+
+def test_ranks_are_the_job_scripts() -> None:
+    shape = ("slurm", "--nodes", "2", "--gpus-per-node", "4", "--time", "01:00:00", "--")
+    assert "--ranks of launch: the job script has it" in command(*shape, "-n", "2", "my.py", rc=2)
 
 
 def test_script_is_missing_or_its_options_are_wrong() -> None:
@@ -301,13 +371,12 @@ def test_hostile_values_arrive_unchanged(
         job = JobRequest(
             system=system,
             launcher=launcher,
-            program=tuple(program),
+            program=("--container", container, *program),
             nodes=2,
             gpus_per_node=4,
             seconds=60,
             modules=tuple(modules),
             setup=f"setup/{setup}",
-            container=container,
         )
         script = batch.directory / "job"
         script.write_bytes(os.fsencode(render(job)))
@@ -326,15 +395,15 @@ def test_hostile_values_arrive_unchanged(
         assert "\r" not in render(job)  # sbatch refuses scripts with line breaks of DOS
 
 
-def test_hostile_values_through_the_command_line(batch: FakeBatch) -> None:
+def test_hostile_values_through_the_command_line(batch: FakeBatch, here: Path) -> None:
     setup = batch.directory / "a '$(touch gone)' file"
     setup.write_text("true\n")
     out = batch.directory / "job"
     shape = ["slurm", "--nodes", "1", "--gpus-per-node", "1", "--time", "01:00:00"]
-    words = [*shape, "--setup", str(setup), "-o", str(out), "--", "my.py", os.fsencode(HOSTILE), ""]
+    words = [*shape, "--setup", str(setup), "--save", str(out), "--", "my.py", os.fsencode(HOSTILE), ""]
     done = subprocess.run(
         [sys.executable, "-m", "dask_gpu_mpi", "jobscript", *words],
-        capture_output=True, text=True, cwd=ROOT, timeout=60,
+        capture_output=True, text=True, cwd=here, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     ran = batch.run(out, (), ENVIRON["slurm"])
@@ -349,7 +418,7 @@ def test_a_site_can_ship_its_defaults(configured: Any) -> None:
     site = {
         "nodes": 1,
         "gpus-per-node": 8,
-        "time": 5400,  # YAML reads 01:30:00 as a number of base 60
+        "time": "01:30:00",
         "account": 123,
         "modules": ["cuda", "openmpi"],
         "directives": ["--constraint=gpu"],
@@ -377,7 +446,7 @@ def test_a_site_can_ship_its_defaults(configured: Any) -> None:
     )
 
 
-def test_configuration_from_the_environment(batch: FakeBatch) -> None:
+def test_configuration_from_the_environment(here: Path) -> None:
     env = {
         **os.environ,
         "DASK_GPU_MPI__JOBSCRIPT__ACCOUNT": "007",
@@ -386,7 +455,7 @@ def test_configuration_from_the_environment(batch: FakeBatch) -> None:
     words = ["slurm", "--nodes", "1", "--time", "01:00:00", "--", "my.py"]
     done = subprocess.run(
         [sys.executable, "-m", "dask_gpu_mpi", "jobscript", *words],
-        capture_output=True, text=True, cwd=ROOT, env=env, timeout=60,
+        capture_output=True, text=True, cwd=here, env=env, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "--account=007" in directives(done.stdout, "#SBATCH ")
