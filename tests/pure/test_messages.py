@@ -16,8 +16,6 @@ from support import ROOT
 PACKAGE, PAGE = ROOT / "dask_gpu_mpi", ROOT / "docs" / "troubleshooting.md"
 #: Errors and warnings that have neither a fix nor what was expected, by words of them, and why.
 WITHOUT_FIX = {
-    "least: worker {name} on {host}": "an answer of the report",
-    "the scheduler has no record of the workers": "the page's line about the scheduler has the reason",
     "(before the script)": "click's text says what it expects",
     "command line: {}": "click's text says what it expects",
     "SIGINT came before the start": "the user has ended the job",
@@ -26,10 +24,8 @@ WITHOUT_FIX = {
     "more ranks than GPUs": "the parenthesis says what to do",
     "may use more than the": "the user's own limits",
     "the scheduler file {} is not taken": "the reason follows, with its fix",
-    "--output {} can't be written: {}": "the system's reason follows",
+    "--save {} can't be written: {}": "the system's reason follows",
     "command line: --memory-per-node": "the reason follows, with what was expected",
-    "--submit: {} exited": "the batch system's own text follows",
-    "--submit: could not run": "the system's reason follows",
     "the scheduler did not start: {}": "what the scheduler raised",
     "the scheduler's process ended before it listened": "its output says more",
     "could not be made: {}": "what the worker's class raised",
@@ -42,7 +38,6 @@ WITHOUT_FIX = {
     "spmd: rank {} (worker": "what the user's function raised",
     "spmd: the connection to the scheduler is lost": "the cluster is lost: the job's own line has the reason",
     "restarting its process": "an event",
-    "at the end: lost": "the user tolerates it",
     "top: the scheduler at": "the cluster has ended",
     "{} without a GPU": "a reason for no UCX",
     "UCX leads to no other node": "a reason for no UCX",
