@@ -15,8 +15,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from dask_gpu_mpi.machine.nvml import driver_is_installed
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, driver_is_installed, sees_none
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.sites.launchers import first_on_host, scrub
 

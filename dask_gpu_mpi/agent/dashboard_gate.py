@@ -34,7 +34,7 @@ from tornado.httputil import (
 )
 from tornado.routing import Router
 
-from dask_gpu_mpi.network.dashboard_link import TOKEN
+from dask_gpu_mpi.network.credentials import TOKEN
 from dask_gpu_mpi.network.listeners import until_known
 
 # Which of Dask's servers listen for HTTP: those that have something to serve there.

@@ -23,7 +23,7 @@ from dask_gpu_mpi.agent.dashboard_gate import NO_SCHEDULER_ROUTES, listen_where_
 from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.streams import flush, say
 from dask_gpu_mpi.base.timeline import RECORD_OPERATION, Step, Timeline
-from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.network.credentials import certificate_validity, ending_soon, time_of_warning
 from dask_gpu_mpi.network.reachability import is_elsewhere
 from dask_gpu_mpi.network.ucx import disable_gpu_transports

@@ -14,7 +14,7 @@ from dask_gpu_mpi.agent.scheduler import SchedulerProcess
 from dask_gpu_mpi.base.frames import FrameReader, write_frame
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import DaskGpuMpiError
-from dask_gpu_mpi.machine.visible_devices import hide_gpus
+from dask_gpu_mpi.machine.nvidia import hide_gpus
 from dask_gpu_mpi.mpi.watchdogs import StartWatch
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
 from dask_gpu_mpi.network.ucx import (

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dask_gpu_mpi import errors
-from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import (
     DaskGpuMpiError,
     InputError,

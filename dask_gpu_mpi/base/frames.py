@@ -1,7 +1,7 @@
 """Frames over a pipe: the messages between a rank and its agent.
 
 A frame is a length (8 bytes, little endian) and a pickle of that length. Both ends of the pipe are processes of this package, one
-the child of the other, so pickle is safe here: no other process can open the pipe. `wait_until_read` is for pipes of others.
+the child of the other, and no other process can open the pipe, so pickle is safe here.
 """
 
 from __future__ import annotations
@@ -16,15 +16,13 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["FrameReader", "identity", "read_frame", "wait_until_read", "write_frame"]
-
 _LENGTH = struct.Struct("<Q")
 
 
 def identity(fd: int) -> tuple[int, int] | None:
-    """What identifies an open file; None: the descriptor is closed.
+    """Device and inode of an open file; None: the descriptor is closed.
 
-    A script may close all descriptors and open files of its own, which get the same numbers.
+    A script may close all descriptors and open other files, which get the same numbers.
     """
     try:
         status = os.fstat(fd)
@@ -34,9 +32,9 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 def write_frame(fd: int, value: Any, *, dumps: Any = pickle.dumps) -> None:
-    """Write one frame to a blocking file descriptor; BrokenPipeError where the other side is closed.
+    """Write one frame to a blocking file descriptor; raises BrokenPipeError if the other side is closed.
 
-    `dumps` is ``cloudpickle.dumps`` where the value may hold classes of the user's script.
+    `dumps` is ``cloudpickle.dumps`` if the value may contain classes of the user's script.
     """
     payload = dumps(value)
     data = memoryview(_LENGTH.pack(len(payload)) + payload)
@@ -65,7 +63,7 @@ def _read(fd: int, size: int) -> bytes:
 
 
 class FrameReader:
-    """Reads frames from a pipe, and never blocks longer than its caller allows."""
+    """Reads frames from a pipe, and blocks at most as long as its caller allows."""
 
     def __init__(self, fd: int) -> None:
         #: -1: closed.
@@ -78,11 +76,11 @@ class FrameReader:
         self._buffer = bytearray()
 
     def read(self, timeout: float) -> list[Any]:
-        """The frames that are complete after waiting at most `timeout` seconds for the first byte."""
+        """The complete frames, after a wait of at most `timeout` seconds for the first byte."""
         if self.eof or self.fd < 0:
             time.sleep(max(0.0, timeout))
             return []
-        # poll() instead of select(): select() fails in a script with 1,024 open files
+        # select() fails in a script with 1,024 open files
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
         wait = timeout
@@ -118,8 +116,8 @@ class FrameReader:
 
 
 def wait_until_read(fds: Iterable[int], seconds: float) -> None:
-    """Wait until everything written to these descriptors has been read, where they are pipes; `seconds` at most."""
-    import fcntl  # these two only here: all ranks and agents import this module
+    """Wait until pipes have been read to the end, `seconds` at most; other descriptors are ignored."""
+    import fcntl  # these two only here, since all ranks and agents import this module
     import termios
 
     deadline = time.monotonic() + seconds

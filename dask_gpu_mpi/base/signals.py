@@ -1,4 +1,11 @@
-"""Signals: with the parent's end, handlers that forked children do not inherit, and the end of a process by one."""
+"""Signals: the end with the parent process, and handlers that are never in force in a process that other code has forked.
+
+A forked process inherits a handler in Python, which does harm there: it would write the checkpoint again, and
+`Process.terminate` would end nothing. The handler also loses signals: Python's own code in the child drops a signal that
+arrives before that code has run, while the default action would have ended the child, and a `multiprocessing.Pool` then waits
+forever for a process that it has terminated. So signals are blocked around each fork, and before they are unblocked the child
+gets the actions that it would have without this package.
+"""
 
 from __future__ import annotations
 
@@ -14,42 +21,20 @@ from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel kill this process when the thread that made it ends (Linux; elsewhere the end of a pipe must be enough).
-
-    `parent` is the process id of the parent: where the parent has ended already, this process ends here. 0: no longer.
-    `number` is the signal that comes then.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number if parent else 0)
-    if parent and os.getppid() != parent:
-        os._exit(1)
-
-
-# Signal handlers of this package: installed, restored, and never in force in a process that other code has forked.
-#
-# A forked process inherits a handler in Python, which does harm there: it would write the checkpoint once more, and
-# `Process.terminate` would end nothing. The handler also loses signals. Python's own code in the child drops a signal that
-# arrives before that code has run, where the default action would have ended the child; a `multiprocessing.Pool` then waits
-# forever for a process that it has terminated. So signals are blocked around each fork, and before they are unblocked the
-# child gets the actions that it would have without this package.
-
-#: What a process sends itself when its cluster is lost: by default it has no effect, and hardly any program has a use for it.
+#: The signal that a process sends itself when its cluster is lost: by default it has no effect, and hardly any program uses it.
 LOST = signal.SIGURG
 #: All signals that this package handles.
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, LOST)
 #: Bytes for a ``struct sigaction``: more than any system has (glibc: 152).
 _SIGACTION = 1024
-#: Seconds after which a signal that came during a fork is sent once more.
+#: Seconds after which a signal that came during a fork is sent again.
 _AGAIN = 0.05
 
 _libc = ctypes.CDLL(None)
 _c_handler = ctypes.pythonapi.PyOS_getsig
 _c_handler.restype = ctypes.c_void_p
 
-#: The process whose handlers these are.
+#: The process that has the handlers.
 _owner = os.getpid()
 #: Whether the process that is forked now keeps the handlers.
 _kept = False
@@ -60,22 +45,32 @@ _registered = False
 _pythons: int | None = None
 
 
-class Action:  # no dataclass, whose import an agent's first moments would wait for
-    """What a signal does in this process."""
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let the kernel send this process a signal when the thread that made it ends (only on Linux); `parent` 0 ends that.
+
+    If the process `parent` has ended already, this process exits here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number if parent else 0)
+    if parent and os.getppid() != parent:
+        os._exit(1)
+
+
+class Action:  # not a dataclass: their import would delay an agent's first moments
+    """The action of a signal in this process."""
 
     def __init__(self, number: int, handler: Any, raw: bytes | None = None, in_c: bool = False) -> None:
         self.number = number
-        #: As ``signal.getsignal`` returns it: None for a handler in C that was there before Python.
+        #: The result of ``signal.getsignal``: None for a handler in C that is older than Python's.
         self.handler = handler
-        #: The kernel's ``struct sigaction``, which has more: `faulthandler.register` bypasses the module `signal`.
-        #: None: as Python makes it for `handler`.
+        #: The kernel's ``struct sigaction``: `faulthandler.register` bypasses the module `signal`. None: Python's for `handler`.
         self.raw = raw
-        #: Whether a handler is in force that Python does not know.
+        #: Whether the handler in force is unknown to Python.
         self.in_c = in_c
 
     @classmethod
     def now(cls, number: int) -> Action:
-        """What the signal does now."""
+        """The action of the signal now."""
         raw = ctypes.create_string_buffer(_SIGACTION)
         _libc.sigaction(number, None, raw)
         handler = signal.getsignal(number)
@@ -86,7 +81,7 @@ class Action:  # no dataclass, whose import an agent's first moments would wait 
         return cls(number, handler, raw.raw, in_c)
 
     def restore(self) -> None:
-        """Have the signal do this again; in the main thread."""
+        """Set this action again; in the main thread."""
         signal.signal(self.number, signal.SIG_DFL if self.handler is None else self.handler)
         if self.raw is not None:
             _libc.sigaction(self.number, self.raw, None)
@@ -97,14 +92,13 @@ class Handler:
 
     def __init__(self, call: Callable[[int, FrameType | None], Any], before: Action) -> None:
         self._call = call
-        #: What the signal did before, and does in children.
+        #: The action before, and in children.
         self.before = before
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Handle the signal, if it is for this process and now."""
+        """Handle the signal, unless it is for another process or comes during a fork."""
         if os.getpid() != _owner:
-            # A library has forked this process without Python; or the script's handler, which replaced this one, has called it:
-            # what counts is the action before this handler.
+            # A library has forked this process without Python, or a handler of the script that replaced this one has called it.
             self.first().restore()
             os.kill(os.getpid(), number)
         elif threading.get_ident() in _masks:
@@ -116,7 +110,7 @@ class Handler:
             self._call(number, frame)
 
     def first(self) -> Action:
-        """What the signal did before the first of the handlers of this package, of which this is the last."""
+        """The action before the first handler of this package; they form a chain, and this is its last."""
         before = self.before
         while isinstance(before.handler, Handler):
             before = before.handler.before
@@ -126,9 +120,9 @@ class Handler:
 def install(
     number: int, call: Callable[[int, FrameType | None], Any], *, before: Action | None = None
 ) -> Action:
-    """Handle a signal, one of `NUMBERS`, in this process and in none that it forks; in the main thread.
+    """Handle a signal, one of `NUMBERS`, in this process but not in its children; in the main thread.
 
-    Returns what the signal did before, to be restored. `before` is what it does in children; by default the same.
+    Returns the action before, to restore it. `before` is the action in children, by default the same.
     """
     global _owner, _pythons, _registered
     _owner = os.getpid()
@@ -142,19 +136,19 @@ def install(
 
 
 def is_ours(number: int) -> bool:
-    """Whether the signal has a handler of this package; Python does not notice where one in C has replaced it."""
+    """Whether the signal has a handler of this package, which no handler in C has replaced without Python's knowledge."""
     return isinstance(signal.getsignal(number), Handler) and _c_handler(number) == _pythons
 
 
 def action_before(number: int) -> Action:
-    """What the signal did before the first handler of this package."""
+    """The action before the first handler of this package."""
     handler = signal.getsignal(number)
     return handler.first() if isinstance(handler, Handler) else Action(number, handler)
 
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """A process that is forked inside this context keeps the handlers."""
+    """Let a process that is forked in this context keep the handlers."""
     global _kept
     _kept = True
     try:
@@ -164,7 +158,7 @@ def kept() -> Iterator[None]:
 
 
 def keep_in_children() -> None:
-    """The processes that this one forks from now on keep the handlers, but not those that they fork."""
+    """Let the processes that this one forks from now on keep the handlers, but not their children."""
     global _kept
     _kept = True
 
@@ -179,7 +173,7 @@ def _unblock() -> None:
     thread = threading.get_ident()
     if thread in _masks:
         signal.pthread_sigmask(signal.SIG_SETMASK, _masks[thread])
-        # No call after this: Python checks for signals after calls, and the next one must be os.fork's own.
+        # No call after this one: Python checks for signals after calls, and the next check must be in os.fork itself.
         del _masks[thread]
 
 

@@ -1,4 +1,4 @@
-"""Standard input, output and error: open where they were closed, flushed in time; and messages that never raise.
+"""Standard input, output and error: opened if they are closed, flushed in time; messages that never raise; inherited limits.
 
 All processes of a rank share one standard output, most of the time a pipe or a file.
 """
@@ -15,23 +15,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-#: Variable by which `launch`, whose standard error is the job's, tells the ranks that others may read that.
+#: Variable by which `launch`, which has the job's standard error, informs the ranks that others may read it.
 PUBLIC = "DGM_PUBLIC_OUTPUT"
 #: Processes from a rank to the one that has the job's output.
 _MOST_PARENTS = 20
+#: Most descriptors that Linux allows a process by default (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
+#: may start a program that closes every number below its soft limit, one by one.
+MOST = 1 << 20
 
 
 def open_missing() -> None:
-    """Put the null device where standard input, output or error is closed (``python SCRIPT >&-``).
+    """Open the null device in place of a standard stream that is closed (``python SCRIPT >&-``).
 
-    Otherwise a pipe or socket of this package or of Dask gets that number, and a child process writes into it. And Python's own
-    streams are None then: None has no `flush`, and `print` takes it for standard output.
+    Otherwise a pipe or socket of this package or of Dask gets its number, and a child process writes to it. Python's own streams
+    are None then, which has no `flush`, and which `print` takes for standard output.
     """
     for fd in range(3):
         try:
             os.fstat(fd)
         except OSError:
-            # The lowest that is free, since those below are open by now.
+            # gets the lowest free number, and those below are open by now
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -39,7 +42,7 @@ def open_missing() -> None:
 
 
 def print_by_line() -> None:
-    """Have this process, and all that are forked from it, print line by line into a pipe or a file, too, as on a terminal.
+    """Print line by line into a pipe or a file, as on a terminal, in this process and all that are forked from it.
 
     So output appears at once, lines of several processes do not mix, and a process that is killed loses half a line at most.
     """
@@ -48,10 +51,10 @@ def print_by_line() -> None:
 
 
 def is_public(environ: Mapping[str, str]) -> bool:
-    """Whether others may read standard error, as far as this process can tell: it ends in a file that they can reach and read.
+    """Whether standard error ends, as far as this process can find out, in a file that others can reach and read.
 
-    A rank has a pipe to its launcher, and that may have the file. Below `srun`, and on other nodes than the launcher's, this is
-    unknown unless `launch` has passed it on.
+    A rank has a pipe to its launcher, which may have the file. Below `srun`, and on other nodes than the launcher's, this is
+    unknown unless `launch` has set the variable.
     """
     if environ.get(PUBLIC):
         return True
@@ -60,7 +63,7 @@ def is_public(environ: Mapping[str, str]) -> bool:
         for _ in range(_MOST_PARENTS):
             mode = os.stat(f"/proc/{pid}/fd/2").st_mode
             if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-                # with an ACL the bits of the group are the mask of all that it lists (acl(5))
+                # with an ACL the bits of the group are the mask of all its entries (acl(5))
                 readable = stat.S_ISREG(mode) and mode & (stat.S_IRGRP | stat.S_IROTH)
                 folders = Path(os.readlink(f"/proc/{pid}/fd/2")).parents if readable else ()
                 return bool(readable) and all(
@@ -71,21 +74,21 @@ def is_public(environ: Mapping[str, str]) -> bool:
 
 
 def flush() -> None:
-    """Flush standard output and error, before an exit at which Python does not (``os._exit``, ``MPI_Abort``)."""
+    """Flush standard output and error before an exit at which Python does not (``os._exit``, ``MPI_Abort``)."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):  # a full disk; what a script or task has replaced them by
+        with contextlib.suppress(Exception):  # a full disk, or another object in place of the stream
             stream.flush()
 
 
 def say(text: str) -> None:
-    """Write a message to standard error, since standard output is the script's; never raises."""
+    """Print a message to standard error (standard output is the script's); never raises."""
     write(sys.stderr, f"dask_gpu_mpi: {text}\n")
 
 
 def write(stream: Any, text: str) -> None:
-    """Write `text` at once, or not at all where the reader is gone.
+    """Write `text` at once, or not at all if the reader is gone.
 
-    Not through Python's own buffer: what can't be written would stay there, and a script that succeeded would exit with code 120.
+    Text that can't be written would stay in Python's own buffer, and a script that succeeded would exit with code 120.
     """
     original: Any = sys.__stderr__
     with contextlib.suppress(Exception):
@@ -100,19 +103,12 @@ def write(stream: Any, text: str) -> None:
             data = data[os.write(stream.fileno(), data) :]
 
 
-# What a process inherits and others can reach through: its limit of open files, and its working directory.
-
-#: What Linux allows a process where nobody has changed it (``fs.nr_open``). Some containers have a hard limit of 10⁹, and a task
-#: may start a program that closes every number below its soft limit, one by one.
-MOST = 1 << 20
-
-
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit of open descriptors to the hard one, for this process and all that it starts.
+    """Raise the soft limit of open descriptors to the hard one, for this process and all its children.
 
-    The soft limit is 1024 on most systems, for the sake of programs that call ``select()``, which knows no higher numbers. The
-    kernel gives the lowest number that is free: such a program minds only if it has more than a thousand files open itself,
-    and without this it would have failed by then.
+    The soft limit is 1024 on most systems, for programs that call ``select()``, which supports no higher numbers. The kernel
+    gives the lowest free number, so only a program with more than a thousand open files is affected, and it would have failed
+    before.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
@@ -123,10 +119,11 @@ def raise_descriptor_limit() -> None:
 
 @contextlib.contextmanager
 def away_from_here() -> Iterator[None]:
-    """Load a library in here that reads files of the working directory, where others may have put them. UCX reads ``ucx.conf``,
-    whose settings load code and overwrite files. The whole process is elsewhere meanwhile.
+    """Load a library outside of the working directory, in which others may have put files; the whole process leaves it meanwhile.
+
+    UCX for example reads ``ucx.conf``, whose settings load code and overwrite files.
     """
-    here = os.open(".", os.O_PATH | os.O_DIRECTORY)  # also one that was deleted
+    here = os.open(".", os.O_PATH | os.O_DIRECTORY)  # even if it was deleted
     try:
         os.chdir("/")
         yield
@@ -137,7 +134,7 @@ def away_from_here() -> Iterator[None]:
 
 
 def leave_directory() -> bool:
-    """Leave the working directory for good, in this thread alone: others keep it. False: the system does not allow that."""
+    """Leave the working directory for good, in this thread only. False: the system does not allow that."""
     clone_fs = 0x200
     if sys.platform != "linux" or ctypes.CDLL(None).unshare(clone_fs):
         return False

@@ -1,20 +1,22 @@
-"""Text: characters that can be printed, names in natural order, durations and sizes."""
+"""Text for people: numbers, names, durations and sizes, and texts of others that are safe to print."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import re
+from collections.abc import Iterable
 
 from dask_gpu_mpi.errors import OptionError
 
-# Texts of others, such as host names, so that they can be put into a picture, a page or onto a terminal.
+#: Digits of the longest number at the end of a name that is folded.
+MOST_DIGITS = 18
 
 
 def printable(text: str) -> str:
-    r"""Replace what no font shows: control characters, halves of surrogate pairs, marks that turn the direction of writing.
+    r"""Replace control characters, halves of surrogate pairs, and marks that change the direction of writing.
 
-    What remains is valid in XML once it is escaped, can be encoded, and moves no cursor.
+    The result moves no cursor, can be encoded, and is valid in XML once it is escaped.
 
     >>> printable("n1\x1b[31m"), printable("Größe 5")
     ('n1�[31m', 'Größe 5')
@@ -23,7 +25,7 @@ def printable(text: str) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """The text of an exception, whose class may be the user's and may not be able to say it.
+    """The text of an exception; empty if its class, which may be the user's, fails to give one.
 
     >>> text_of(ValueError("no such file"))
     'no such file'
@@ -34,20 +36,14 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-# The order of names in which numbers count as numbers.
-
-
 def natural(name: str) -> list[tuple[bool, int, str]]:
-    """A name as what it is sorted by.
+    """A sort key by which numbers in names count as numbers.
 
     >>> sorted(["10-0", "9-cpu-0", "9-0", "join-10", "join-9"], key=natural)
     ['9-0', '9-cpu-0', '10-0', 'join-9', 'join-10']
     """
     parts = re.split(r"(\d+)", name)
     return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in parts]
-
-
-# Durations as people read them.
 
 
 def clock(seconds: float) -> str:
@@ -60,36 +56,92 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
-# Bytes as people write them: Dask's units, without importing Dask, which takes a second.
+# Many numbers or names, abbreviated: ``0-3,7`` and ``h[1-64]``.
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "rank"), counted(4, "rank")
+    ('1 rank', '4 ranks')
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def fold_numbers(numbers: Iterable[int]) -> str:
+    """Whole numbers as ranges.
+
+    >>> fold_numbers([7, 0, 1, 2, 2]), fold_numbers([])
+    ('0-2,7', '')
+    """
+    return ",".join(_fold(sorted(set(numbers)), width=0))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Ranks as ranges.
+
+    >>> ranks_text([3]), ranks_text(range(4, 8))
+    ('rank 3', 'ranks 4-7')
+    """
+    found = sorted(set(ranks))
+    return f"rank{'' if len(found) == 1 else 's'} {fold_numbers(found)}"
+
+
+def fold_names(names: Iterable[str]) -> str:
+    """Host names as Slurm writes them; zero-padding is kept.
+
+    >>> fold_names(["h1", "h2", "h3"]), fold_names(["login", "n07", "n08", "n10"])
+    ('h[1-3]', 'login,n[07-08],n10')
+    """
+    groups: dict[tuple[str, int], list[int]] = {}
+    plain: list[str] = []
+    for name in dict.fromkeys(names):
+        stem = name.rstrip("0123456789")
+        digits = name[len(stem) :]
+        if not 0 < len(digits) <= MOST_DIGITS:
+            plain.append(name)
+            continue
+        # A padded number only folds with others of its width, so that the names can be expanded again.
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
+        groups.setdefault((stem, width), []).append(int(digits))
+    for (stem, width), numbers in groups.items():
+        parts = _fold(sorted(numbers), width)
+        plain.append(f"{stem}{parts[0]}" if len(numbers) == 1 else f"{stem}[{','.join(parts)}]")
+    return ",".join(plain)
+
+
+def _fold(numbers: list[int], width: int) -> list[str]:
+    parts: list[str] = []
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
+            continue
+        first, last = numbers[start], numbers[end - 1]
+        parts.append(f"{first:0{width}d}" if first == last else f"{first:0{width}d}-{last:0{width}d}")
+        start = end
+    return parts
+
+
+# Bytes, in Dask's units. `dask.utils` has the same, but takes a second to import.
 
 _NUMBER = re.compile(r"((?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?)?([a-z]*)")
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
-    # As dask.utils.parse_bytes: 1 kB = 1 k = 1000 bytes, 1 KiB = 1 Ki = 1024 bytes.
+    # 1 kB = 1 k = 1000 bytes, 1 KiB = 1 Ki = 1024 bytes
     _UNITS |= {_letter: 1000**_power, f"{_letter}b": 1000**_power}
     _UNITS |= {f"{_letter}i": 1024**_power, f"{_letter}ib": 1024**_power}
 
 
 def parse_bytes(text: str) -> int:
-    """Read a number of bytes.
+    """Read a number of bytes as `dask.utils.parse_bytes` does; raises ValueError.
 
-    Units are Dask's (`dask.utils.parse_bytes`): decimal kB to PB, binary KiB to PiB, in any case, the B
-    optional.
-
-    Raises
-    ------
-    ValueError
-        The text is no number of bytes.
-
-    Examples
-    --------
     >>> parse_bytes("4GB"), parse_bytes("1.5 GiB"), parse_bytes("1e9"), parse_bytes("512")
     (4000000000, 1610612736, 1000000000, 512)
     """
     found = _NUMBER.fullmatch(text.replace(" ", "").lower())
     if found is None or found[2] not in _UNITS:
         raise ValueError(f"{text[:40]!r} is no number of bytes (expected 4GB, 1.5GiB or the like)")
-    # A unit alone means one of it, as in Dask; no digits and no unit at all means nothing.
+    # As in Dask, a unit alone is one of it.
     if found[1] is None and found[2] == "":
         raise ValueError("an empty text is no number of bytes (expected 4GB, 1.5GiB or the like)")
     size = float(found[1] or 1) * _UNITS[found[2]]
@@ -99,7 +151,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(number: int) -> str:
-    """Write a number of bytes for people, in binary units.
+    """A number of bytes in binary units.
 
     >>> format_bytes(64 * 1024**3), format_bytes(512)
     ('64.00 GiB', '512 B')
@@ -111,26 +163,10 @@ def format_bytes(number: int) -> str:
 
 
 def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
-    """Read a worker's memory limit, with Dask's meaning (``distributed.worker_memory.parse_memory_limit``).
+    """Read a worker's memory limit as Dask does: None for ``"auto"``, a float for a fraction, bytes (0: no limit) as int.
 
-    Parameters
-    ----------
-    limit : int, float, str or None
-        ``"auto"``; a number above 1, or a text with a unit: bytes; a number in (0, 1]: that fraction of the
-        host's memory; 0 or None: no limit.
+    Raises an OptionError. Source: ``distributed.worker_memory.parse_memory_limit``.
 
-    Returns
-    -------
-    int, float or None
-        None for ``"auto"``, a float for a fraction, an int for bytes (0: no limit).
-
-    Raises
-    ------
-    OptionError
-        The limit is none of these.
-
-    Examples
-    --------
     >>> parse_memory_limit("4GiB"), parse_memory_limit(0.5), parse_memory_limit(1), parse_memory_limit(None)
     (4294967296, 0.5, 1.0, 0)
     >>> parse_memory_limit("auto") is None
@@ -148,15 +184,7 @@ def parse_memory_limit(limit: int | float | str | None) -> int | float | None:
         number = -1.0
     if not 0 <= number < math.inf:
         raise OptionError(
-            f"memory_limit: invalid value {_shown(limit)} (expected bytes such as '4GB', a fraction of the host's memory, 'auto' "
-            "or 0)"
+            f"memory_limit: invalid value {repr(limit)[:60]} (expected bytes such as '4GB', a fraction of the host's memory, "
+            "'auto' or 0)"
         )
     return number if 0 < number <= 1 else int(number)
-
-
-def _shown(value: object) -> str:
-    """The beginning of it; an integer of thousands of digits has no text."""
-    try:
-        return repr(value)[:60]
-    except ValueError:
-        return "a huge number"

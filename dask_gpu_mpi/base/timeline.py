@@ -1,7 +1,7 @@
-"""When each step of the start began and ended, for the report.
+"""Begin and end of each step of the start, for the report.
 
-Every process always keeps a handful of time stamps. If the user wants a report, they are sent to rank 0 with the message
-``ready``, which is sent in any case: nothing waits for them.
+Every process keeps a handful of time stamps. If the user requests a report, they are sent to rank 0 with the message ``ready``,
+which is sent in any case, so nothing waits for them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 #: Operation of the scheduler that answers with its record (`view.recorder`).
 RECORD_OPERATION = "gpu_mpi_record"
-#: Dask's topic of events for the deaths of workers' processes: who, how, its last output.
+#: Dask's topic of events for the deaths of workers' processes.
 DEATHS_TOPIC = "dask-gpu-mpi-deaths"
 #: The scheduler's plugin that follows which workers come and go (`view.job_watch`).
 JOB_PLUGIN = "dask_gpu_mpi-job"
-#: Key of our own metric among those of a worker's heartbeat (`workers.figures`).
+#: Key of our metric among those of a worker's heartbeat (`workers.plugins`).
 METRIC = "gpu_mpi"
 
 
@@ -29,17 +29,13 @@ class Step(NamedTuple):
 
     #: "rank", "agent", "scheduler" or "worker NAME".
     process: str
-    #: What was done.
     name: str
     start: float
     end: float
 
 
 class Timeline:
-    """The steps of one process, and of those that it watches.
-
-    The first step begins at `start`; by default when the process was made.
-    """
+    """The steps of one process, and of those that it watches; the first begins at `start`, by default with the process."""
 
     def __init__(self, process: str, start: float | None = None) -> None:
         self._process = process
@@ -47,14 +43,14 @@ class Timeline:
         self._steps: list[Step] = []
 
     def lap(self, name: str) -> None:
-        """What this process has done since its last lap."""
+        """Add the step that began with the end of the last lap."""
         now = time.time()
         self._steps.append(Step(self._process, name, self._since, now))
         self._since = now
 
     @contextlib.contextmanager
     def step(self, name: str, process: str | None = None) -> Iterator[None]:
-        """A step within a lap, or of another process; kept also where it fails."""
+        """Add a step within a lap, or of another process, even if it fails."""
         start = time.time()
         try:
             yield
@@ -62,7 +58,7 @@ class Timeline:
             self._steps.append(Step(process or self._process, name, start, time.time()))
 
     def add(self, steps: Sequence[Step]) -> None:
-        """Keep steps that another process has recorded."""
+        """Add steps that another process has recorded."""
         self._steps += steps
 
     def take(self) -> list[Step]:
@@ -72,9 +68,9 @@ class Timeline:
 
 
 def process_start() -> float:
-    """When this process was made, in seconds since the epoch, to 10 ms; now, where /proc does not tell.
+    """The start of this process, in seconds since the epoch, to 10 ms; now if there is no /proc.
 
-    Source: field 22 (starttime) of ``/proc/self/stat``, in clock ticks since boot; see proc(5).
+    Field 22 (starttime) of ``/proc/self/stat`` is in clock ticks since boot; see proc(5).
     """
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:

@@ -1,7 +1,7 @@
-"""Which versions of Dask and RAPIDS are tested, and a warning where something else is installed.
+"""The versions of Dask and RAPIDS that are tested, and warnings if others are installed.
 
-dask-cuda pins its Dask (through rapids-dask-dependency), so a release of RAPIDS names all three. ``ci/versions.sh`` runs the
-oldest release, one in the middle, the newest, and the newest Dask, with CPU workers.
+dask-cuda pins its Dask (through rapids-dask-dependency), so a release of RAPIDS determines all three. ``ci/versions.sh`` runs the
+oldest release, one in the middle, the newest, and the newest Dask with CPU workers.
 """
 
 from __future__ import annotations
@@ -11,15 +11,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["RELEASES", "TESTED", "Release", "pin_warnings", "untested"]
-
 
 @dataclass(frozen=True)
 class Release:
     """A release of RAPIDS, as its packages' metadata has it."""
 
     rapids: str
-    #: The newest Dask that its dask-cuda takes.
+    #: The newest Dask that its dask-cuda allows.
     distributed: str
     #: Of ucxx and distributed-ucxx.
     ucxx: str
@@ -43,7 +41,7 @@ TESTED = {
 
 
 def untested(versions: Mapping[str, str]) -> list[str]:
-    """Warnings about installed versions (by distribution) outside the range that is tested; patch releases are inside.
+    """Warnings about installed versions (by distribution) outside of the tested range, which includes patch releases.
 
     >>> untested({"distributed": "2026.9.0"})
     ['distributed 2026.9.0 is newer than the versions this package is tested with (expected 2025.9.1 to 2026.8). \
@@ -67,24 +65,15 @@ Fix: if something fails, install one of these']
 
 
 def pin_warnings(versions: Mapping[str, str], requirements: Iterable[str]) -> list[str]:
-    """A warning where the installed distributed is not the one that the installed dask-cuda requires.
+    """A warning if the installed distributed does not match dask-cuda, by the requirements of rapids-dask-dependency.
 
-    Parameters
-    ----------
-    versions : mapping
-        Of distributed and dask-cuda.
-    requirements : iterable of str
-        Of rapids-dask-dependency, by which dask-cuda requires it.
-
-    Examples
-    --------
     >>> pin_warnings({"distributed": "2026.8.0", "dask-cuda": "26.6.0"}, ["dask==2026.1.1", "distributed==2026.1.1"])
     ["distributed 2026.8.0 does not match dask-cuda 26.6.0 (expected distributed==2026.1.1). \
 Fix: pip install 'distributed==2026.1.1'"]
     """
-    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.requirements import Requirement
 
-    with contextlib.suppress(InvalidRequirement, ValueError):  # the latter for numbers of thousands of digits
+    with contextlib.suppress(ValueError):  # an invalid requirement
         for requirement in map(Requirement, requirements):
             if requirement.name == "distributed" and not requirement.specifier.contains(
                 versions["distributed"], prereleases=True
@@ -98,6 +87,6 @@ Fix: pip install 'distributed==2026.1.1'"]
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The release segment: ``(2026, 8, 0)``, or nothing where there is none."""
+    """The release segment, such as ``(2026, 8, 0)``; empty if there is none."""
     found = re.match(r"[0-9]{1,9}(\.[0-9]{1,9})*(?![0-9])", version)
     return tuple(map(int, found[0].split("."))) if found else ()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_gpu_mpi.base.signals import die_with_parent
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.sites.launchers import scrub
 
 __all__ = ["KernelResult", "run_kernels"]

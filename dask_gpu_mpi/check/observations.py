@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from dask_gpu_mpi.errors import DaskGpuMpiError
 from dask_gpu_mpi.machine.inventory import Inventory, take_inventory
-from dask_gpu_mpi.machine.nvml import gpu_health
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, gpu_health, sees_none
 from dask_gpu_mpi.machine.scratch import Scratch, inspect_scratch, local_directory
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, sees_none
 from dask_gpu_mpi.network.interfaces import boot_id, list_interfaces
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.device_memory import device_options

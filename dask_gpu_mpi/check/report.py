@@ -7,9 +7,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
 from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.check.kernel import KernelResult
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.ucx import UcxResult

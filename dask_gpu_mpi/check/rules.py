@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, ranks_text
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, format_bytes, ranks_text
 from dask_gpu_mpi.check.observations import Observations
 from dask_gpu_mpi.check.report import LEAVE_OUT, Evidence, Finding, Level, merge, problems, split_fix
 from dask_gpu_mpi.check.version_rules import check_known_issues, check_versions
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.nvml import INSPECT_COMMAND, RESET_COMMAND
+from dask_gpu_mpi.machine.nvidia import INSPECT_COMMAND, RESET_COMMAND, VISIBLE_DEVICES
 from dask_gpu_mpi.machine.scratch import Scratch, exposed_text
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
 from dask_gpu_mpi.network.credentials import BACKDATED, VALID_DAYS
 from dask_gpu_mpi.network.reachability import MOST_IN_CHECK, Reach, count_pairs
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx

@@ -9,7 +9,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
+from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.base.versions import untested
 from dask_gpu_mpi.check.observations import MPI_LIBRARY, NOT_INSTALLED, PYTHON
 from dask_gpu_mpi.check.report import Evidence, Finding

@@ -1,27 +1,22 @@
-"""One gang, as the scheduler keeps it: who has joined, left and died, its first failure, and what waits for it."""
+"""The scheduler's record of gangs, without Dask: leases of workers, ranks, rounds of operations, and the state of one gang."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.base.text import natural
-
-# Which gang has which workers: all that it asks for at once, in the order of asking.
+from dask_gpu_mpi.base.text import natural, ranks_text
 
 
 class Leases:
-    """Sets of workers, each leased to one gang at a time.
+    """Sets of workers, each leased to one gang at a time, in the order of the requests.
 
-    A gang holds all of its workers or none, and one that waits is passed by those alone that share no worker with it. So two
-    gangs never wait for each other, and none waits for ever.
+    A gang holds all of its workers or none, and only gangs that share no worker with it overtake a gang that waits. So two gangs
+    never wait for each other, and none waits forever.
 
-    Examples
-    --------
     >>> leases = Leases()
     >>> leases.ask("first", ["a", "b"]), leases.ask("second", ["b", "c"]), leases.ask("third", ["c"])
     (['first'], [], [])
@@ -32,19 +27,18 @@ class Leases:
     """
 
     def __init__(self) -> None:
-        #: In the order of asking.
         self._wanted: dict[str, frozenset[str]] = {}
         self._granted: set[str] = set()
 
     def ask(self, gang: str, workers: Iterable[str]) -> list[str]:
-        """A gang asks for workers; returns the gangs that are granted theirs by this: it, or none."""
+        """Request workers for a gang; returns the gangs that get theirs by this: this one, or none."""
         if gang in self._wanted:
             raise ValueError(f"gang {gang} has asked already")
         self._wanted[gang] = frozenset(workers)
         return self._grant()
 
     def release(self, gang: str) -> list[str]:
-        """A gang gives back what it has, or asks no more; returns the gangs that are granted theirs by this."""
+        """Return a gang's workers, or withdraw its request; returns the gangs that get their workers by this."""
         self._wanted.pop(gang, None)
         self._granted.discard(gang)
         return self._grant()
@@ -60,9 +54,6 @@ class Leases:
         return new
 
 
-# Which workers make a gang, and their ranks: the workers of a node have neighbouring ranks.
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A worker that is connected."""
@@ -71,14 +62,14 @@ class Candidate:
     address: str
     #: The host of its address.
     node: str
-    #: The address of its nanny; None: it has none.
+    #: The address of its nanny.
     nanny: str | None = None
     #: Whether it has the resource ``GPU``.
     has_gpu: bool = False
 
 
 @dataclass(frozen=True)
-class Member:
+class GangMember:
     """A worker as a member of a gang."""
 
     rank: int
@@ -88,17 +79,17 @@ class Member:
     node_rank: int
     nodes: int
 
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> GangMember:
+        """The member of which `dataclasses.asdict` has made the data."""
+        return cls(**{**data, "worker": Candidate(**data["worker"])})
+
 
 def choose(wanted: Sequence[str] | None, workers: Iterable[Candidate]) -> tuple[list[str], list[str]]:
-    """The names of the workers that a call means, and what it names that is not there.
+    """The names of the workers that a call requests by name or address, and the requested ones that are missing.
 
-    Parameters
-    ----------
-    wanted : sequence of str or None
-        Names or addresses. None: all workers with a GPU, and where there are none, all workers.
+    None requests all workers with a GPU or, if there are none, all workers.
 
-    Examples
-    --------
     >>> there = [Candidate("0", "tls://h1:1", "h1"), Candidate("1", "tls://h1:2", "h1")]
     >>> choose(None, there), choose(["tls://h1:2", "7"], there)
     ((['0', '1'], []), (['1'], ['7']))
@@ -114,8 +105,8 @@ def choose(wanted: Sequence[str] | None, workers: Iterable[Candidate]) -> tuple[
     return list(names), [name for name in wanted if name not in known]
 
 
-def rank_members(workers: Iterable[Candidate]) -> list[Member]:
-    """Their ranks: node by node, in the order of the first name on each, and by name within a node.
+def rank_members(workers: Iterable[Candidate]) -> list[GangMember]:
+    """Rank workers node by node, in the order of the first name on each, and by name within a node.
 
     >>> names = {"0-1": "h2", "0-0": "h2", "10-0": "h1", "2-0": "h3"}
     >>> members = rank_members(Candidate(name, "", node) for name, node in names.items())
@@ -125,33 +116,23 @@ def rank_members(workers: Iterable[Candidate]) -> list[Member]:
     nodes: dict[str, list[Candidate]] = {}
     for worker in sorted(workers, key=lambda worker: natural(worker.name)):
         nodes.setdefault(worker.node, []).append(worker)
-    placed = list(_places(nodes))
-    return [Member(rank, *place) for rank, place in enumerate(placed)]
-
-
-def _places(nodes: Mapping[str, Sequence[Candidate]]) -> Iterable[tuple[Candidate, int, int, int, int]]:
-    for node_rank, there in enumerate(nodes.values()):
-        for local_rank, worker in enumerate(there):
-            yield worker, local_rank, len(there), node_rank, len(nodes)
-
-
-# The collective operations of a gang, as the scheduler sees them: each is a round to which every member brings its part.
+    places = [
+        (worker, local_rank, len(there), node_rank, len(nodes))
+        for node_rank, there in enumerate(nodes.values())
+        for local_rank, worker in enumerate(there)
+    ]
+    return [GangMember(rank, *place) for rank, place in enumerate(places)]
 
 
 class MismatchError(ValueError):
-    """Members of a gang call different operations where they have to call the same."""
+    """Members of a gang call different operations."""
 
 
 class Rounds:
-    """The rounds of one gang: the first call of each member belongs to round 0, the second to round 1, and so on.
+    """The collective operations of a gang of `size` members: each is a round to which every member sends its part.
 
-    Parameters
-    ----------
-    size : int
-        Members of the gang.
+    The first call of each member belongs to round 0, the second to round 1, and so on.
 
-    Examples
-    --------
     >>> rounds = Rounds(2)
     >>> rounds.put(0, 1, "allgather", b"of rank 1")
     >>> rounds.put(0, 0, "allgather", b"of rank 0")
@@ -160,21 +141,18 @@ class Rounds:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        #: Rounds that have begun: the operation, who brought it first, and each member's part.
+        #: Rounds that have begun: the operation, the first rank, and the parts by rank.
         self._open: dict[int, tuple[str, int, dict[int, bytes]]] = {}
-        #: The first round in which somebody has stopped waiting, and who.
+        #: The first round in which a rank has stopped waiting, and that rank.
         self._given_up: tuple[int, int] | None = None
-        #: Those whose function has returned: they come to no further round.
+        #: The ranks whose function has returned, and which take part in no further round.
         self._left: set[int] = set()
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> list[bytes] | None:
-        """A member's part of a round; returns all parts in rank order with the last one, which ends the round.
+        """Add a member's part to a round; the last one ends the round, and returns all parts in rank order.
 
-        Raises
-        ------
-        MismatchError
-            Another member has called another operation in this round, has returned, or has stopped waiting: its next call would
-            meet this one. The text is what this member has done.
+        Raises a MismatchError if another member has called another operation in this round, has returned, or has stopped waiting
+        (its next call would meet this one). The text describes the call of this member.
         """
         if self._given_up is not None and number >= self._given_up[0]:
             raise MismatchError(
@@ -196,12 +174,12 @@ class Rounds:
         return [parts[rank] for rank in range(self._size)]
 
     def give_up(self, number: int, rank: int) -> None:
-        """A member no longer waits for this round."""
+        """A member stops waiting for this round: a member that calls it later gets a MismatchError."""
         if self._given_up is None:
             self._given_up = (number, rank)
 
     def leave(self, rank: int) -> str | None:
-        """A member has returned, and comes to no round any more; what others wait for in vain, if anything."""
+        """A member has returned; the error if others wait for it in a round."""
         self._left.add(rank)
         for operation, _, parts in self._open.values():
             if rank not in parts:
@@ -209,72 +187,51 @@ class Rounds:
         return None
 
     def missing(self, number: int) -> list[int]:
-        """The ranks that have not come to a round that has begun."""
+        """The ranks that have not sent their part of a round that has begun."""
         parts = self._open[number][2] if number in self._open else {}
         return [rank for rank in range(self._size) if rank not in parts]
 
 
 class Stage(Enum):
-    """Where a member is."""
+    """The stage of a member."""
 
     CALLED = "its task has not begun"
     JOINED = "it waits for the others, or runs the function"
     LEFT = "the function has ended"
-    SPOILT = "the function has ended, and has left in its process what a later gang can't use if this one has failed"
+    SPOILT = (
+        "the function has ended, and its process is in a state that a later gang can't use if this one fails"
+    )
     DEAD = "its worker is gone"
 
 
-class Kind:
-    """What a failure is, as plain data."""
+class FailureKind(StrEnum):
+    """The reason why a gang is over."""
 
     RAISED = "raised"
     DIED = "died"
     TIMEOUT = "timeout"
     CLIENT = "client"
-    #: No failure: its client has the results.
+    #: Not a failure: its client has the results.
     CLOSED = "closed"
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Why a gang is over."""
+class GangFailure:
+    """The failure that ends a gang."""
 
-    kind: str
-    #: What happened, without the member's name.
+    kind: FailureKind
+    #: Without the member's name.
     text: str
-    #: The member that it happened to; None: to all.
+    #: The member that has failed; None: all.
     rank: int | None = None
-    #: What it raised: parts of Dask's message of an error.
+    #: Its exception, as parts of Dask's error message.
     error: dict[str, Any] | None = None
 
 
 class Gang:
-    """One gang, from the call of its client until its workers are free again; used in the scheduler's event loop alone.
+    """One gang, from the call of its client until its workers are free again; used only in the scheduler's event loop.
 
-    Parameters
-    ----------
-    name : str
-        Unique.
-    client : str
-        Dask's id of the client that has called.
-    grace : float
-        Seconds that members have for their end when the gang is over.
-
-    Attributes
-    ----------
-    over : asyncio.Future
-        Done with the first failure.
-    started : asyncio.Future
-        Done when all members have joined.
-    settled : asyncio.Future
-        Done when the workers are free again.
-    notes : list of tuple
-        What else has happened since the failure: rank and text.
-    died : set of int
-        The ranks whose workers have died by themselves. After another failure they may be its cause: NCCL and Gloo fail in the
-        others before the scheduler misses a worker.
-    ends_members : bool
-        Whether members that still run are being ended, and no death is by itself any more.
+    `client` is Dask's id of the client, and `grace` the seconds that members have for their end when the gang is over.
     """
 
     def __init__(self, name: str, client: str, grace: float) -> None:
@@ -282,41 +239,48 @@ class Gang:
         self.name = name
         self.client = client
         self.grace = grace
-        #: Why it has not got its workers yet.
+        #: The reason why it has no workers yet.
         self.waits_for = ""
-        self.members: Sequence[Member] = ()
+        #: Set when its workers are leased.
+        self.granted = asyncio.Event()
+        self.members: Sequence[GangMember] = ()
         self.stages: list[Stage] = []
         #: Host names of the members that have joined.
         self.hosts: list[str] = []
-        self.over: asyncio.Future[Failure] = loop.create_future()
+        #: Done when all members have joined.
         self.started: asyncio.Future[None] = loop.create_future()
-        self.settled: asyncio.Future[None] = loop.create_future()
-        self.notes: list[tuple[int, str]] = []
-        self.died: set[int] = set()
-        self.ends_members = False
-        self._rounds = Rounds(0)
-        self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
-        self._all_left = asyncio.Event()
-        #: Fires where it has not started in time.
+        #: Ends the gang if it has not started in time.
         self.start_timer: asyncio.TimerHandle | None = None
+        #: Done with the first failure.
+        self.over: asyncio.Future[GangFailure] = loop.create_future()
+        #: Done when the workers are free again.
+        self.settled: asyncio.Future[None] = loop.create_future()
+        #: Events after the failure, as rank and text.
+        self.notes: list[tuple[int, str]] = []
+        #: The ranks whose workers have died by themselves. After another failure they may be its cause: NCCL and Gloo fail in the
+        #: other members before the scheduler misses a worker.
+        self.died: set[int] = set()
+        #: Whether members that still run are being ended, so that deaths are expected.
+        self.ends_members = False
+        self.rounds = Rounds(0)
+        self._complete: dict[int, asyncio.Future[list[bytes]]] = {}
 
-    def assign(self, members: Sequence[Member]) -> None:
-        """It has its workers."""
+    def assign(self, members: Sequence[GangMember]) -> None:
+        """Give it its workers."""
         self.members = members
         self.stages = [Stage.CALLED] * len(members)
         self.hosts = [member.worker.node for member in members]
-        self._rounds = Rounds(len(members))
+        self.rounds = Rounds(len(members))
 
     def rank_of(self, address: str) -> int | None:
-        """Which member a worker is; None: none."""
+        """The rank of a worker; None: it is not a member."""
         return next((member.rank for member in self.members if member.worker.address == address), None)
 
-    def fail(self, failure: Failure) -> bool:
-        """It is over, unless it is already; whether this is the first failure."""
+    def fail(self, failure: GangFailure) -> bool:
+        """End it; False if it is over already."""
         if self.over.done():
             return False
         self.over.set_result(failure)
-        self._look_around()
         return True
 
     def join(self, rank: int, host: str) -> None:
@@ -327,11 +291,10 @@ class Gang:
             self.started.set_result(None)
 
     def leave(self, rank: int, *, spoilt: bool = False) -> str | None:
-        """The function has ended in a member; returns what others wait for it in, if they do. `spoilt`: see `Stage.SPOILT`."""
+        """The function has ended in a member; returns the error if others wait for it in a round."""
         if self.stages[rank] is Stage.JOINED:
             self.stages[rank] = Stage.SPOILT if spoilt else Stage.LEFT
-        self._look_around()
-        return self._rounds.leave(rank)
+        return self.rounds.leave(rank)
 
     def die(self, rank: int) -> None:
         """A member's worker is gone."""
@@ -340,49 +303,24 @@ class Gang:
             self.died.add(rank)
             if self.over.done():
                 self.notes.append((rank, "died afterwards, which may be the cause"))
-        self._look_around()
 
     def put(self, number: int, rank: int, operation: str, part: bytes) -> asyncio.Future[list[bytes]]:
-        """A member's part of a round; done when all are there. Raises a MismatchError."""
+        """Add a member's part to a round; the result is all parts. Raises a MismatchError."""
         complete = self._complete.get(number)
         if complete is None:
             complete = self._complete[number] = asyncio.get_running_loop().create_future()
-        parts = self._rounds.put(number, rank, operation, part)
+        parts = self.rounds.put(number, rank, operation, part)
         if parts is not None:
             del self._complete[number]
             complete.set_result(parts)
         return complete
 
-    def give_up(self, number: int, rank: int) -> None:
-        """A member no longer waits for a round: whoever comes to it later ends the gang."""
-        self._rounds.give_up(number, rank)
-
-    def missing(self, number: int) -> list[int]:
-        """The ranks that have not come to a round."""
-        return self._rounds.missing(number)
-
-    def running(self) -> list[Member]:
-        """The members that are inside the function, or wait for its start."""
-        return [member for member in self.members if self.stages[member.rank] is Stage.JOINED]
-
-    def to_end(self) -> list[Member]:
-        """The members whose processes must end, now that it is over and they have had their time to return."""
-        failed = self.over.result().kind != Kind.CLOSED
-        stages = (Stage.JOINED, Stage.SPOILT) if failed else (Stage.JOINED,)
+    def at(self, *stages: Stage) -> list[GangMember]:
+        """The members at one of these stages."""
         return [member for member in self.members if self.stages[member.rank] in stages]
 
-    def dead(self) -> list[Member]:
-        """The members whose workers are gone."""
-        return [member for member in self.members if self.stages[member.rank] is Stage.DEAD]
-
-    async def wait_for_end(self, timeout: float) -> None:
-        """Wait until no member runs; returns after the timeout in any case."""
-        if self.running():
-            try:
-                await asyncio.wait_for(self._all_left.wait(), timeout)
-            except TimeoutError:
-                return
-
-    def _look_around(self) -> None:
-        if self.over.done() and not self.running():
-            self._all_left.set()
+    def to_end(self) -> list[GangMember]:
+        """The members whose processes must end, now that it is over and they have had the time to return."""
+        if self.over.result().kind == FailureKind.CLOSED:
+            return self.at(Stage.JOINED)
+        return self.at(Stage.JOINED, Stage.SPOILT)

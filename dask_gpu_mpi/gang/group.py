@@ -1,4 +1,4 @@
-"""The gang as its function sees it: who it is among the members, and what they tell each other."""
+"""The `Group` that the function of a gang gets, and the protocol between client, scheduler and members."""
 
 from __future__ import annotations
 
@@ -10,24 +10,50 @@ from enum import StrEnum
 from typing import Any
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import Member
+from dask_gpu_mpi.gang.gang import GangMember
 
-# What client, scheduler and members of a gang tell each other: names of handlers, and answers as plain data.
-
-#: Most seconds of a limit: clocks and timers take three years everywhere.
+#: Most seconds of a limit, three years: all clocks and timers support them.
 MOST_SECONDS = 100_000_000
 #: The scheduler's plugin.
 PLUGIN = "dask_gpu_mpi-gangs"
-#: What the scheduler sends a member's worker when the gang is over.
+#: The message of the scheduler to a member's worker when the gang is over.
 CANCEL = "dask_gpu_mpi_gang_cancel"
-#: What a member's worker sends the scheduler, in its stream of task states, when the function has been left.
+#: The message of a member's worker to the scheduler, in its stream of task states, when the function has ended.
 LEAVE = "dask_gpu_mpi_gang_leave"
-#: Characters of an exception that are part of a message; the exception itself is the cause.
+#: Bytes of a pickled object of `Group.broadcast` and `Group.allgather` at most: it passes through the scheduler.
+MAX_OBJECT = 1 << 20
+#: Default seconds for which a member waits for the others in one operation.
+OPERATION_TIMEOUT = 1800.0
+#: Characters of an exception in a message; the exception itself is the cause.
 MOST_OF_EXCEPTION = 300
 
 
+class Call(StrEnum):
+    """Operations of the scheduler, for clients and members."""
+
+    OPEN = "gang_open"
+    WATCH = "gang_watch"
+    FAIL = "gang_fail"
+    CLOSE = "gang_close"
+    JOIN = "gang_join"
+    EXCHANGE = "gang_exchange"
+
+
+class Reply(StrEnum):
+    """The entry ``state`` of an answer of the scheduler."""
+
+    #: The gang has its workers; it has started; a round is complete.
+    GOOD = "good"
+    #: The gang can't be made, for example of a worker without a nanny.
+    REFUSED = "refused"
+    #: The gang is over; the answer has the reason.
+    OVER = "over"
+    #: This one wait was too long; the gang continues.
+    LATE = "late"
+
+
 def no_result(gang: str) -> str:
-    """What a member's task returns where its function has returned nothing, since it failed or the gang is over."""
+    """The result of a member's task if its function has failed or the gang is over."""
     return f"__dask_gpu_mpi_no_result__{gang}"
 
 
@@ -41,7 +67,7 @@ def is_number(value: Any) -> bool:
 
 
 def one_line(text: str) -> str:
-    r"""Make a text of others part of a message: one line, of bounded length.
+    r"""One line of bounded length, to make an exception's text part of a message.
 
     >>> one_line("Error\n  in a task")
     'Error in a task'
@@ -50,27 +76,8 @@ def one_line(text: str) -> str:
     return line if len(line) <= MOST_OF_EXCEPTION else f"{line[: MOST_OF_EXCEPTION - 3]}..."
 
 
-class State(StrEnum):
-    """What an answer of the scheduler begins with, under ``state``."""
-
-    #: The gang has its workers; it has started; a round is complete.
-    GOOD = "good"
-    #: The gang can't be: a worker without a nanny, say.
-    REFUSED = "refused"
-    #: The gang is over, and why.
-    OVER = "over"
-    #: This one wait was too long; the gang goes on.
-    LATE = "late"
-
-
-#: Bytes of a pickled object that `Group.broadcast` and `Group.allgather` take: it passes through the scheduler.
-MAX_OBJECT = 1 << 20
-#: Seconds that a member waits for the others in one operation, unless it says otherwise.
-OPERATION_TIMEOUT = 1800.0
-
-
 class Group:
-    """The members of a gang, as one of them sees it: the first argument of the function that `spmd` runs.
+    """One member's view of its gang: the first argument of the function that `spmd` runs.
 
     Attributes
     ----------
@@ -85,12 +92,12 @@ class Group:
     hosts : tuple of str
         The host name of each member, in rank order.
     device : int or None
-        The index by which this process knows its own GPU, for ``torch.cuda.set_device``: 0, since each GPU worker sees its own
-        GPU first. None on a CPU worker.
+        The index of this worker's GPU in its process, for ``torch.cuda.set_device``: 0, since each GPU worker sees its own GPU
+        first. None on a CPU worker.
     master_addr : str
         Address of rank 0's node, on the cluster's network.
     master_port : int
-        A TCP port there that was free when all members had come.
+        A TCP port there that was free when all members had joined.
 
     Examples
     --------
@@ -102,7 +109,7 @@ class Group:
 
     def __init__(
         self,
-        member: Member,
+        member: GangMember,
         hosts: tuple[str, ...],
         master: tuple[str, int],
         device: int | None,
@@ -130,11 +137,11 @@ class Group:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the gang is over: a loop that asks this, and returns, spares its worker a restart."""
+        """Whether the gang is over: a loop that checks this, and returns, saves its worker a restart."""
         return self._cancelled.is_set()
 
     def barrier(self, timeout: float = OPERATION_TIMEOUT) -> None:
-        """Wait until all members are here.
+        """Wait until all members have called this.
 
         Parameters
         ----------
@@ -146,28 +153,28 @@ class Group:
         GangCancelledError
             Another member has failed, or the gang is over for another reason.
         TimeoutError
-            Some members have not come in time.
+            Some members have not called it in time.
         """
         self._exchange("barrier", b"", timeout)
 
     def broadcast(self, obj: Any = None, root: int = 0, timeout: float = OPERATION_TIMEOUT) -> Any:
-        """Give all members an object of one of them; all call this, and wait for all.
+        """Send an object of one member to all; all call this, and wait for all.
 
         The id of a NCCL communicator, for example: ``group.broadcast(nccl.get_unique_id() if group.rank == 0 else None)``.
 
         Parameters
         ----------
         obj : object
-            What `root` gives, pickled 1 MiB at most; ignored on the others.
+            The object of `root`, pickled 1 MiB at most; ignored on the others.
         root : int
-            Whose object it is.
+            The rank that sends its object.
         timeout : float
             Seconds.
 
         Returns
         -------
         object
-            What `root` gave.
+            That of `root`.
 
         Raises
         ------
@@ -182,12 +189,12 @@ class Group:
         return pickle.loads(self._exchange(f"broadcast from rank {root}", part, timeout)[root])
 
     def allgather(self, obj: Any, timeout: float = OPERATION_TIMEOUT) -> list[Any]:
-        """Give all members the objects of all.
+        """Send the objects of all members to all.
 
         Parameters
         ----------
         obj : object
-            What this member gives, pickled 1 MiB at most.
+            Of this member, pickled 1 MiB at most.
         timeout : float
             Seconds.
 
@@ -214,12 +221,12 @@ class Group:
         with self._lock:
             number, self._round = self._round, self._round + 1
             content = {"number": number, "operation": operation, "part": part, "timeout": timeout}
-            answer = self._call("exchange", timeout, content)
+            answer = self._call(Call.EXCHANGE, timeout, content)
         match answer["state"]:
-            case State.GOOD:
+            case Reply.GOOD:
                 parts: list[bytes] = answer["parts"]
                 return parts
-            case State.LATE:
+            case Reply.LATE:
                 missing = ", ".join(map(str, answer["missing"]))
                 raise TimeoutError(f"{operation}: rank(s) {missing} have not come within {timeout:g} s")
         self._cancelled.set()
@@ -227,7 +234,7 @@ class Group:
 
 
 def _pickled(obj: Any, operation: str) -> bytes:
-    """An object as bytes, by value where it is of the script's ``__main__``."""
+    """Pickle an object, by value if it is of the script's ``__main__``."""
     import cloudpickle
 
     data: bytes = cloudpickle.dumps(obj)

@@ -1,4 +1,4 @@
-"""One member of a gang: the task that runs in its worker."""
+"""One member of a gang: the task that runs in its worker, and its environment variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import Worker, get_worker
 from distributed.comm.addressing import get_address_host
@@ -17,25 +17,27 @@ from distributed.core import error_message, send_recv
 
 from dask_gpu_mpi.base.text import text_of
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import Member
-from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Group, State, no_result
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.gang.gang import FailureKind, GangMember
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, Call, Group, Reply, no_result, one_line
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
-if TYPE_CHECKING:
-    from dask_gpu_mpi.gang.gang import Member
-
-
-# The environment variables of a member: those by which torch, JAX and NCCL find each other.
-
-#: Of these the user's own values stay.
+#: Variables of which the user's own values stay.
 DEFAULTS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+#: Seconds after the scheduler's own limit in which its answer must arrive. A busy scheduler is late, as it is for Dask's own
+#: messages; one that is lost closes its connections, which ends the wait.
+ANSWER_SLACK = 600.0
+#: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
+PORT: dict[str, Any] = {"number": -1, "operation": "start"}
+AGREEING = 60.0
+#: The events that end the members in this process, by gang.
+_cancelled: dict[str, threading.Event] = {}
 
 
 def variables_of(
-    member: Member, size: int, master_addr: str, master_port: int, interface: str | None
+    member: GangMember, size: int, master_addr: str, master_port: int, interface: str | None
 ) -> dict[str, str]:
-    """What a member's environment has while it runs: torchrun's names, JAX's, and the cluster's interface."""
+    """The variables by which torch, JAX and NCCL find each other: torchrun's and JAX's names, and the cluster's interface."""
     host = f"[{master_addr}]" if ":" in master_addr else master_addr
     variables = {
         "RANK": member.rank,
@@ -52,14 +54,14 @@ def variables_of(
         "JAX_PROCESS_ID": member.rank,
     }
     if interface is not None:
-        # "=": this very name, where NCCL would take any that begins with it
+        # "=": exactly this name; otherwise NCCL uses any that begins with it
         variables |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
     return {name: str(value) for name, value in variables.items()}
 
 
 @contextmanager
 def applied(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables in this process, and restore what was there before."""
+    """Set variables in this process, and restore the former ones at the end."""
     new = {name: value for name, value in variables.items() if name not in DEFAULTS or name not in os.environ}
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
@@ -74,9 +76,9 @@ def applied(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int | None:
-    """The index by which a worker's process knows its own GPU: its first visible one, or None without a GPU.
+    """The index of a worker's GPU in its process: the first visible one, or None without a GPU.
 
-    Workers of this package have a resource that tells; those of another cluster have a GPU if they are shown one.
+    Workers of this package have a resource for it; those of another cluster have a GPU if one is visible.
 
     >>> device_of({"GPU": 1}, {}), device_of({"CPU": 4}, {"CUDA_VISIBLE_DEVICES": "0"}), device_of({}, {})
     (0, None, None)
@@ -86,49 +88,41 @@ def device_of(resources: Mapping[str, float], environ: Mapping[str, str]) -> int
     return 0 if environ.get(VISIBLE_DEVICES, "").strip() not in ("", "-1", "NoDevFiles", "void") else None
 
 
-#: Seconds beyond those that the scheduler itself waits, until its answer must be here. One that is busy is late, as it is for
-#: Dask's own messages; one that is lost closes its connections, and the wait ends then.
-ANSWER_SLACK = 600.0
-#: The first exchange of a gang, before those of the function: the port of rank 0; and seconds for it.
-PORT: dict[str, Any] = {"number": -1, "operation": "start"}
-AGREEING = 60.0
-#: The events that end the members in this process, by gang.
-_cancelled: dict[str, threading.Event] = {}
-
-
 def run_member(
-    gang: str, member: Member, size: int, start_timeout: float, fn: Callable[..., Any], *args: Any
+    gang: str, member: GangMember, size: int, start_timeout: float, fn: Callable[..., Any], *args: Any
 ) -> Any:
-    """Wait for the other members, run `fn`, and report how that went; returns what it returned.
+    """Wait for the other members, run `fn`, report its end, and return its result.
 
-    What `fn` raises goes to the scheduler, which compares it with what other members have met, and not into Dask's state of
-    tasks: `no_result` is returned then.
+    An exception of `fn` is sent to the scheduler, which knows those of the other members, and not raised; the result is
+    `no_result` then.
     """
     worker: Any = get_worker()
     call = _Calls(worker, gang, member.rank)
     cancelled = _cancelled[gang] = threading.Event()
 
     def failed(error: BaseException) -> None:
-        call("failed", 0.0, {"failure": _as_data(error)})
+        data = _as_data(error)
+        text = f"raised {one_line(data['exception_text'])}"
+        call(Call.FAIL, 0.0, {"kind": FailureKind.RAISED, "text": text, "error": data})
 
     worker.stream_handlers[CANCEL] = _on_cancel
     try:
         host = get_address_host(worker.address)
-        joined = call("join", start_timeout, {"host": socket.gethostname()})
-        if joined["state"] != State.GOOD:
+        joined = call(Call.JOIN, start_timeout, {"host": socket.gethostname()})
+        if joined["state"] != Reply.GOOD:
             return no_result(gang)
-        # now, and not before the others are there: until its use another program may take the port
+        # as late as possible: another program may use the port first
         port = str(free_port(host)).encode() if member.rank == 0 else b""
-        agreed = call("exchange", AGREEING, {**PORT, "part": port, "timeout": AGREEING})
+        agreed = call(Call.EXCHANGE, AGREEING, {**PORT, "part": port, "timeout": AGREEING})
         ended, spoilt, result = False, False, None
-        if agreed["state"] == State.GOOD:
+        if agreed["state"] == Reply.GOOD:
             hosts, master = tuple(joined["hosts"]), (str(joined["master_addr"]), int(agreed["parts"][0]))
             device = device_of(worker.state.total_resources, os.environ)
             group = Group(member, hosts, master, device, call, cancelled)
             with applied(variables_of(member, size, *master, interface_of(host))):
                 ended, result = _run(fn, group, args, failed)
             spoilt = torch_is_initialised()
-        elif agreed["state"] == State.LATE:
+        elif agreed["state"] == Reply.LATE:
             missing = ", ".join(map(str, agreed["missing"]))
             failed(TimeoutError(f"start: rank(s) {missing} have not come within {AGREEING:g} s"))
         call.leave(spoilt=spoilt)
@@ -140,36 +134,33 @@ def run_member(
 def _run(
     fn: Callable[..., Any], group: Group, args: tuple[Any, ...], failed: Callable[[BaseException], None]
 ) -> tuple[bool, Any]:
-    """Whether the function has returned, and the result; what goes wrong is reported by `failed`."""
+    """Whether the function has returned, and its result; its exception is passed to `failed`."""
     try:
         return True, fn(group, *args)
-    # SystemExit as well: a member that ends is one that has failed
-    except BaseException as error:
-        if not (
-            isinstance(error, GangCancelledError) and group.cancelled
-        ):  # which is not this member's failure
-            # Now: afterwards what the function had is freed, and what waits for other members in its end may hang this one
+    except BaseException as error:  # includes SystemExit: a member that exits has failed
+        if not (isinstance(error, GangCancelledError) and group.cancelled):  # then another member has failed
+            # Report it at once: afterwards the function's objects are freed, and an object that waits for other members may hang.
             failed(error)
         return False, None
 
 
 def torch_is_initialised() -> bool:
-    """Whether this process is a member of a process group of PyTorch: a later gang can't make another.
+    """Whether this process is in a process group of PyTorch, so that a later gang can't make another.
 
-    Where a gang has failed, its members can't leave the group: with NCCL ``destroy_process_group()`` waits for all of them.
+    The members of a failed gang can't leave it: with NCCL ``destroy_process_group()`` waits for all of them.
     """
     if (distributed := sys.modules.get("torch.distributed")) is None:
         return False
     try:
         return bool(distributed.is_available() and distributed.is_initialized())
-    except Exception:  # half imported, say: who knows
+    except Exception:  # half imported, for example
         return True
 
 
 def _as_data(error: BaseException) -> dict[str, Any]:
     try:
         message = error_message(error)
-    except Exception:  # Dask asks for its text, which the user's class may not be able to give
+    except Exception:  # the user's class fails to give its text
         instead = RuntimeError(f"{type(error).__name__} {text_of(error)}".strip())
         message = error_message(instead.with_traceback(error.__traceback__))
     kept = ("exception", "traceback", "exception_text", "traceback_text")
@@ -177,7 +168,7 @@ def _as_data(error: BaseException) -> dict[str, Any]:
 
 
 def _on_cancel(gang: str) -> None:
-    """From the scheduler, in the worker's event loop."""
+    """Handle the scheduler's message, in the worker's event loop."""
     if (event := _cancelled.get(gang)) is not None:
         event.set()
 
@@ -187,19 +178,19 @@ class _Calls:
 
     def __init__(self, worker: Worker, gang: str, rank: int) -> None:
         self._worker: Any = worker
-        self._who: dict[str, Any] = {"gang": gang, "rank": rank}
+        self._sender: dict[str, Any] = {"gang": gang, "rank": rank}
 
-    def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
-        """Call, and wait; `timeout` is what the scheduler itself keeps to."""
+    def __call__(self, operation: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
+        """Call, and wait for the answer; `timeout` is the scheduler's own limit."""
         pool, address = self._worker.rpc, self._worker.scheduler.address
         limit = timeout + ANSWER_SLACK
 
         async def answer() -> Any:
             async with asyncio.timeout(limit):
-                # not by `Worker.scheduler`: to connect to a scheduler that is busy may take longer than Dask waits
+                # `Worker.scheduler` would not wait long enough for a connection to a busy scheduler
                 comm = await pool.connect(address, timeout=limit)
                 try:
-                    return await send_recv(comm, op=f"gang_{name}", **self._who, **content)
+                    return await send_recv(comm, op=operation, **self._sender, **content)
                 finally:
                     pool.reuse(address, comm)
 
@@ -208,17 +199,17 @@ class _Calls:
         return result
 
     def leave(self, *, spoilt: bool) -> None:
-        """Report that the function has been left, in the stream in which Dask reports the task's result next.
+        """Report the end of the function, in the stream by which Dask reports the task's result next.
 
-        So it needs no answer: the scheduler has it before the result, however busy it is.
+        So the scheduler has it before the result, however busy it is, and no answer is necessary.
         """
         self._worker.loop.add_callback(
-            self._worker.batched_send, {"op": LEAVE, **self._who, "spoilt": spoilt}
+            self._worker.batched_send, {"op": LEAVE, **self._sender, "spoilt": spoilt}
         )
 
 
 def free_port(host: str) -> int:
-    """A TCP port that is free at this address of this node now."""
+    """A TCP port that is free now at this address of this node."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host, 0))
@@ -227,5 +218,5 @@ def free_port(host: str) -> int:
 
 
 def interface_of(host: str) -> str | None:
-    """The network interface of this node that has this address."""
+    """The network interface of this node with this address."""
     return next((found.name for found in list_interfaces() if found.address == host), None)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Sequence
+import contextlib
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from distributed import Scheduler
@@ -14,29 +16,28 @@ from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang.gang import (
     Candidate,
-    Failure,
+    FailureKind,
     Gang,
-    Kind,
+    GangFailure,
+    GangMember,
     Leases,
-    Member,
     MismatchError,
     Stage,
     choose,
     rank_members,
 )
-from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, State, one_line
+from dask_gpu_mpi.gang.group import CANCEL, LEAVE, PLUGIN, Call, Reply
 
-__all__ = ["Gangs"]
-
-#: Seconds between looks for workers that are not there.
-POLL_INTERVAL = 0.05
 #: Seconds that a nanny has to end a member that hangs: it asks first, and kills after 0.8 of them.
 KILL_TIMEOUT = 2.0
 #: Seconds in which a worker that was ended, or has died, comes back before its gang is settled.
 RETURN_TIMEOUT = 20.0
-#: Seconds after a worker was lost for which a gang of all workers waits for it: its nanny starts it again, unless it is removed.
+#: Seconds after the loss of a worker for which a gang of all workers waits for it: its nanny starts it again, unless it is
+#: removed.
 LOST_TIMEOUT = 60.0
-#: Seconds for which the failure of a gang is kept for a client that does not come for it.
+#: Seconds between checks for lost workers that are not waited for any longer.
+LOST_INTERVAL = 1.0
+#: Seconds for which the failure of a gang is kept for its client.
 FORGET_AFTER = 600.0
 
 
@@ -44,33 +45,32 @@ class Gangs(SchedulerPlugin):
     """All gangs of a cluster; registered with the scheduler by the first call of `spmd`."""
 
     name = PLUGIN
-    #: A second one would forget the gangs of the first.
+    #: A second plugin would forget the gangs of the first.
     idempotent = True
 
     async def start(self, scheduler: Scheduler) -> None:
         """Called by distributed in the scheduler's process."""
         self._scheduler: Any = scheduler
         self._gangs: dict[str, Gang] = {}
-        #: Those that are over, with free workers, until their clients have asked why.
+        #: Gangs that are over, with free workers, until their clients have requested the reason.
         self._settled: dict[str, Gang] = {}
         self._leases = Leases()
-        self._granted: dict[str, asyncio.Event] = {}
-        #: The workers whose processes were ended here: when, in the loop's time, and whether they have a GPU.
+        #: Set when a worker comes or goes, or leaves its function.
+        self._changed = asyncio.Event()
+        #: By name the workers whose processes were ended here: when, in the loop's time, and whether they have a GPU.
         self._ended: dict[str, tuple[float, bool]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself holds them weakly
-        for handler in (
-            self.open,
-            self.join,
-            self.exchange,
-            self.failed,
-            self.watch,
-            self.fail,
-            self.close_gang,
-        ):
-            self._scheduler.handlers[f"gang_{handler.__name__}"] = handler
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop itself has weak references only
+        self._scheduler.handlers |= {
+            Call.OPEN: self.open,
+            Call.WATCH: self.watch,
+            Call.FAIL: self.fail,
+            Call.CLOSE: self.close_gang,
+            Call.JOIN: self.join,
+            Call.EXCHANGE: self.exchange,
+        }
         self._scheduler.stream_handlers[LEAVE] = self.leave
 
-    # -- what clients ask -------------------------------------------------------------------------------------------------------
+    # -- calls of clients -----------------------------------------------------------------------------------------------------
 
     async def open(
         self,
@@ -83,52 +83,44 @@ class Gangs(SchedulerPlugin):
     ) -> dict[str, Any]:
         """Lease the workers; the answer has the members, in rank order."""
         if client not in self._scheduler.clients:
-            return {"state": State.REFUSED, "why": "its client is not connected"}
+            return {"state": Reply.REFUSED, "why": "its client is not connected"}
         made = self._gangs[gang] = Gang(gang, client, grace)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + start_timeout
         made.start_timer = loop.call_at(deadline, self._too_late, made, start_timeout)
-        getting = asyncio.ensure_future(self._get_workers(made, workers))
-        waiting: set[asyncio.Future[Any]] = {getting, made.over}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        leasing = loop.create_task(self._lease_workers(made, workers))
+        await _first(leasing, made.over)
         if made.over.done():
-            getting.cancel()
-            return self._answer_over(made)
-        if (why := getting.result()) is not None:
-            self._end(made, Failure(Kind.CLIENT, why))
-            return {"state": State.REFUSED, "why": why}
+            leasing.cancel()
+            return _over(made)
+        if (why := leasing.result()) is not None:
+            self._end(made, GangFailure(FailureKind.CLIENT, why))
+            return {"state": Reply.REFUSED, "why": why}
         self._begin(self._limit_run(made, timeout))
-        members = [(member.worker.name, member.worker.address) for member in made.members]
-        places = [
-            (member.local_rank, member.local_size, member.node_rank, member.nodes) for member in made.members
-        ]
-        return {"state": State.GOOD, "members": members, "places": places}
+        return {"state": Reply.GOOD, "members": [asdict(member) for member in made.members]}
 
     async def watch(self, gang: str) -> dict[str, Any]:
         """Answered when the gang is over because of a failure."""
         found = self._gangs.get(gang) or self._settled.get(gang)
         if found is None:
-            return {"state": State.OVER, "why": "it is over"}
+            return {"state": Reply.OVER, "why": "it is over"}
         await asyncio.shield(found.over)
-        return {**self._answer_over(found), "error": found.over.result().error}
+        return {**_over(found), "error": found.over.result().error}
 
     def fail(self, gang: str, kind: str, text: str, rank: int | None, error: dict[str, Any] | None) -> None:
-        """The client has found a failure, or gives up."""
+        """The client has detected a failure or gives up, or the function has raised an exception in a member."""
         if (found := self._gangs.get(gang)) is not None:
-            self._end(found, Failure(kind, text, rank, error))
+            self._end(found, GangFailure(FailureKind(kind), text, rank, error))
 
     async def close_gang(self, gang: str) -> dict[str, Any]:
-        """The client has its results, or its error; answered when the workers are free again.
+        """The client has its results, or its error. Answered when the workers are free again.
 
-        Returns
-        -------
-        dict
-            ``"notes"``: a line for each thing that has happened after the failure; ``"died"``: ranks whose workers have died.
+        The answer has, under ``notes``, a line for each event after the failure, and under ``died`` the ranks whose workers have
+        died.
         """
         if (found := self._gangs.get(gang) or self._settled.get(gang)) is None:
             return {"notes": [], "died": []}
-        if not found.over.done():
-            self._end(found, Failure(Kind.CLOSED, "its client has closed it"))
+        self._end(found, GangFailure(FailureKind.CLOSED, "its client has closed it"))
         await asyncio.shield(found.settled)
         self._settled.pop(gang, None)
         notes = [
@@ -137,24 +129,20 @@ class Gangs(SchedulerPlugin):
         ]
         return {"notes": notes, "died": sorted(found.died)}
 
-    # -- what members ask -------------------------------------------------------------------------------------------------------
+    # -- calls of members -----------------------------------------------------------------------------------------------------
 
     async def join(self, gang: str, rank: int, host: str) -> dict[str, Any]:
         """Answered when all members have joined."""
         found = self._gangs.get(gang)
         if found is None or found.over.done() or found.started.done():
-            return {"state": State.OVER, "why": "it was over before this rank began"}
+            return {"state": Reply.OVER, "why": "it was over before this rank began"}
         found.join(rank, host)
-        waiting: set[asyncio.Future[Any]] = {found.started, found.over}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await _first(found.started, found.over)
         if found.over.done():
             found.leave(rank)
-            return self._answer_over(found)
-        return {
-            "state": State.GOOD,
-            "hosts": list(found.hosts),
-            "master_addr": found.members[0].worker.node,
-        }
+            self._changed.set()
+            return _over(found)
+        return {"state": Reply.GOOD, "hosts": found.hosts, "master_addr": found.members[0].worker.node}
 
     async def exchange(
         self, gang: str, rank: int, number: int, operation: str, part: bytes, timeout: float
@@ -162,34 +150,32 @@ class Gangs(SchedulerPlugin):
         """One member's part of an operation; answered with all parts."""
         found = self._gangs.get(gang)
         if found is None:
-            return {"state": State.OVER, "why": "it is over"}
+            return {"state": Reply.OVER, "why": "it is over"}
         try:
             complete = found.put(number, rank, operation, part)
         except MismatchError as error:
-            self._end(found, Failure(Kind.CLIENT, str(error), rank))
-            return self._answer_over(found)
-        waiting: set[asyncio.Future[Any]] = {complete, found.over}
-        await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            self._end(found, GangFailure(FailureKind.CLIENT, str(error), rank))
+            return _over(found)
+        await _first(complete, found.over, timeout=timeout)
         if complete.done():
-            return {"state": State.GOOD, "parts": complete.result()}
+            return {"state": Reply.GOOD, "parts": complete.result()}
         if found.over.done():
-            return self._answer_over(found)
-        found.give_up(number, rank)
-        return {"state": State.LATE, "missing": found.missing(number)}
-
-    def failed(self, gang: str, rank: int, failure: dict[str, Any]) -> None:
-        """The function has raised an exception in a member, and is about to be left."""
-        if (found := self._gangs.get(gang)) is not None:
-            text = f"raised {one_line(failure['exception_text'])}"
-            self._end(found, Failure(Kind.RAISED, text, rank, failure))
+            return _over(found)
+        found.rounds.give_up(number, rank)
+        return {"state": Reply.LATE, "missing": found.rounds.missing(number)}
 
     def leave(self, gang: str, rank: int, spoilt: bool, worker: str = "") -> None:
-        """The function has been left in a member; `spoilt`: see `Stage.SPOILT`. What it raised was told before."""
-        found = self._gangs.get(gang)
-        if found is not None and (why := found.leave(rank, spoilt=spoilt)) is not None:
-            self._end(found, Failure(Kind.CLIENT, why, rank))
+        """The function has ended in a member, after a call of `fail` if it has raised; `spoilt`: see `Stage.SPOILT`."""
+        if (found := self._gangs.get(gang)) is not None:
+            if (why := found.leave(rank, spoilt=spoilt)) is not None:
+                self._end(found, GangFailure(FailureKind.CLIENT, why, rank))
+            self._changed.set()
 
-    # -- what the scheduler tells -----------------------------------------------------------------------------------------------
+    # -- events of the scheduler ----------------------------------------------------------------------------------------------
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Called by distributed when a worker has come."""
+        self._changed.set()
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Called by distributed when a worker is gone."""
@@ -197,25 +183,26 @@ class Gangs(SchedulerPlugin):
             if (rank := gang.rank_of(worker)) is not None and not gang.settled.done():
                 when = "while the gang ran" if gang.started.done() else "before the gang started"
                 gang.die(rank)
-                self._end(gang, Failure(Kind.DIED, f"died {when}", rank))
+                self._end(gang, GangFailure(FailureKind.DIED, f"died {when}", rank))
+        self._changed.set()
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Called by distributed when a client is gone."""
         for gang in list(self._gangs.values()):
             if gang.client == client:
-                self._end(gang, Failure(Kind.CLIENT, "its client is gone"))
+                self._end(gang, GangFailure(FailureKind.CLIENT, "its client is gone"))
 
     async def close(self) -> None:
         """Called by distributed when the scheduler closes."""
         for task in self._tasks:
             task.cancel()
 
-    # -- inside -----------------------------------------------------------------------------------------------------------------
+    # -- the start ------------------------------------------------------------------------------------------------------------
 
-    async def _get_workers(self, gang: Gang, wanted: Sequence[str] | None) -> str | None:
-        """Wait for the workers and lease them; why that can't be, where it can't."""
+    async def _lease_workers(self, gang: Gang, wanted: Sequence[str] | None) -> str | None:
+        """Wait for the workers and lease them; returns the reason if that is impossible."""
         if wanted is None:
-            # those that come back after another gang are among "all"
+            # workers that come back after another gang are among "all"
             others = [
                 other.settled for other in self._gangs.values() if other.over.done() and other is not gang
             ]
@@ -228,9 +215,8 @@ class Gangs(SchedulerPlugin):
         if wanted is not None and len(names) < len(wanted):  # by its name and by its address
             return f"workers: {list(wanted)} has a worker twice (expected each once: a worker is one rank)"
         gang.waits_for = "another gang has its workers"
-        granted = self._granted[gang.name] = asyncio.Event()
         self._grant(self._leases.ask(gang.name, names))
-        await granted.wait()
+        await gang.granted.wait()
         names = await self._find(gang, names)  # one may have died meanwhile
         workers = {worker.name: worker for worker in self._candidates()}
         alone = [name for name in names if workers[name].nanny is None]
@@ -243,19 +229,35 @@ class Gangs(SchedulerPlugin):
         return None
 
     async def _find(self, gang: Gang, wanted: Sequence[str] | None) -> list[str]:
-        """The names of these workers, once all are there."""
-        while True:
+        """The names of these workers, once all are connected."""
+        names: list[str] = []
+
+        def are_there() -> bool:
+            nonlocal names
             candidates = self._candidates()
             names, missing = choose(wanted, candidates)
             if wanted is None:
                 missing = self._coming_back(candidates)
             if names and not missing:
-                return names
+                return True
             gang.waits_for = f"no worker {', '.join(missing)}" if missing else "no worker at all"
-            await asyncio.sleep(POLL_INTERVAL)
+            return False
+
+        while not await self._until(are_there, LOST_INTERVAL):
+            pass
+        return names
+
+    async def _until(self, condition: Callable[[], bool], timeout: float) -> bool:
+        """Wait until a condition is met that depends on workers; False: not in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while not condition():
+                    self._changed.clear()
+                    await self._changed.wait()
+        return condition()
 
     def _coming_back(self, there: Sequence[Candidate]) -> list[str]:
-        """Names of the workers that belong to "all" and were lost a moment ago; in others' clusters, of those ended here."""
+        """Names of the workers of "all" that were lost a moment ago; in clusters of others, of those that were ended here."""
         watch = self._scheduler.plugins.get(JOB_PLUGIN)
         lost: list[tuple[str, str]] = [] if watch is None else list(watch.recently_lost(LOST_TIMEOUT))
         names = {worker.name for worker in there} | {name for name, _ in lost}
@@ -280,82 +282,72 @@ class Gangs(SchedulerPlugin):
 
     def _grant(self, gangs: Sequence[str]) -> None:
         for name in gangs:
-            self._granted[name].set()
+            self._gangs[name].granted.set()
 
     def _too_late(self, gang: Gang, seconds: float) -> None:
         if not gang.started.done():
-            waiting = [
-                member.worker.name for member in gang.members if gang.stages[member.rank] is Stage.CALLED
-            ]
+            waiting = ", ".join(member.worker.name for member in gang.at(Stage.CALLED))
             why = (
-                f"worker(s) {', '.join(waiting)} have not begun: other tasks have their threads, or an argument is not there"
+                f"worker(s) {waiting} have not begun: other tasks have their threads, or an argument is not there"
                 if waiting
                 else gang.waits_for
             )
             text = f"not started within {seconds:g} s: {why}. Fix: a longer start_timeout, or wait for what is missing first"
-            self._end(gang, Failure(Kind.TIMEOUT, text))
+            self._end(gang, GangFailure(FailureKind.TIMEOUT, text))
 
     async def _limit_run(self, gang: Gang, timeout: float | None) -> None:
-        waiting: set[asyncio.Future[Any]] = {gang.started, gang.over}
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        await _first(gang.started, gang.over)
         if timeout is not None:
-            await asyncio.wait({gang.over}, timeout=timeout)
-            ranks = ", ".join(str(member.rank) for member in gang.running())
+            await _first(gang.over, timeout=timeout)
+            ranks = ", ".join(str(member.rank) for member in gang.at(Stage.JOINED))
             why = f"rank(s) {ranks} still ran" if ranks else "its results were not collected"
-            self._end(gang, Failure(Kind.TIMEOUT, f"not ended within {timeout:g} s: {why}"))
+            self._end(gang, GangFailure(FailureKind.TIMEOUT, f"not ended within {timeout:g} s: {why}"))
 
-    def _end(self, gang: Gang, failure: Failure) -> None:
-        """It is over: tell the members, and free the workers."""
+    # -- the end --------------------------------------------------------------------------------------------------------------
+
+    def _end(self, gang: Gang, failure: GangFailure) -> None:
+        """End a gang, unless it is over: cancel its members, and free its workers."""
         if gang.fail(failure):
-            for member in gang.running():
+            for member in gang.at(Stage.JOINED):
                 if member.worker.address in self._scheduler.workers:
                     self._scheduler.worker_send(member.worker.address, {"op": CANCEL, "gang": gang.name})
             self._begin(self._settle(gang))
 
     async def _settle(self, gang: Gang) -> None:
-        """Wait for members to return, end those that do not, and release the workers once they are there."""
-        await gang.wait_for_end(gang.grace)
+        """Wait for members to return, end the others, and release the workers once they are back."""
+        await self._until(lambda: not gang.at(Stage.JOINED), gang.grace)
         gang.ends_members = True
         ending = (self._end_process(member, gang.stages[member.rank]) for member in gang.to_end())
         await asyncio.gather(*ending, return_exceptions=True)
-        deadline = asyncio.get_running_loop().time() + RETURN_TIMEOUT
-        while not self._are_back(gang) and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(POLL_INTERVAL)
-        self._note_what_is_not_as_before(gang)
+        await self._until(lambda: not gang.to_end() and not self._away(gang), RETURN_TIMEOUT)
+        self._note_differences(gang)
         if gang.start_timer is not None:
-            gang.start_timer.cancel()  # it would keep the gang, and what a member has raised
-        # its client may still be sending the tasks, and asks for the failure then
+            gang.start_timer.cancel()  # it would keep the gang, and the exception of a member
+        # its client may still be sending the tasks, and requests the failure afterwards
         self._settled[gang.name] = self._gangs.pop(gang.name)
         asyncio.get_running_loop().call_later(FORGET_AFTER, self._settled.pop, gang.name, None)
         self._grant(self._leases.release(gang.name))
-        self._granted.pop(gang.name, None)
         gang.settled.set_result(None)
 
-    async def _end_process(self, member: Member, stage: Stage) -> None:
-        """Have a worker's nanny end its process; it starts another, and takes the end for one that was asked for."""
+    async def _end_process(self, member: GangMember, stage: Stage) -> None:
+        """Let a worker's nanny end its process, as on request, and start another."""
         self._ended[member.worker.name] = (asyncio.get_running_loop().time(), member.worker.has_gpu)
-        if stage is Stage.SPOILT:
-            say(
-                f"warning: spmd: worker {member.worker.name} is in a torch.distributed group of a gang that failed; "
-                "restarting its process"
-            )
-        else:
-            say(
-                f"warning: spmd: worker {member.worker.name} has not returned from a gang that is over; restarting its process"
-            )
+        why = (
+            "is in a torch.distributed group of a gang that failed"
+            if stage is Stage.SPOILT
+            else "has not returned from a gang that is over"
+        )
+        say(f"warning: spmd: worker {member.worker.name} {why}; restarting its process")
         killing = self._scheduler.rpc(member.worker.nanny).kill(timeout=KILL_TIMEOUT, reason="gang-is-over")
-        await asyncio.wait_for(killing, KILL_TIMEOUT + 3)  # the nanny's process may be stopped itself
+        await asyncio.wait_for(killing, KILL_TIMEOUT + 3)  # the nanny's process itself may be stopped
 
-    def _are_back(self, gang: Gang) -> bool:
-        """Whether no member runs, and workers that have died are there again."""
-        return not gang.to_end() and not self._away(gang)
-
-    def _away(self, gang: Gang) -> list[Member]:
+    def _away(self, gang: Gang) -> list[GangMember]:
         """The members whose workers are gone and not back."""
         there = {worker.name for worker in self._candidates()}
-        return [member for member in gang.dead() if member.worker.name not in there]
+        return [member for member in gang.at(Stage.DEAD) if member.worker.name not in there]
 
-    def _note_what_is_not_as_before(self, gang: Gang) -> None:
+    def _note_differences(self, gang: Gang) -> None:
+        """Note the workers that are not as before."""
         for member in gang.to_end():
             gang.notes.append((member.rank, "could not be ended; it may still use its GPU"))
             say(
@@ -365,21 +357,32 @@ class Gangs(SchedulerPlugin):
         for member in self._away(gang):
             gang.notes.append((member.rank, "is not back; a later gang of all workers may be without it"))
 
-    def _answer_over(self, gang: Gang) -> dict[str, Any]:
-        failure = gang.over.result()
-        member = gang.members[failure.rank] if failure.rank is not None else None
-        return {
-            "state": State.OVER,
-            "kind": failure.kind,
-            "why": failure.text if failure.rank is None else f"rank {failure.rank} {failure.text}",
-            "text": failure.text,
-            "rank": failure.rank,
-            "worker": None if member is None else member.worker.name,
-            "host": None if failure.rank is None else gang.hosts[failure.rank],
-        }
-
-    def _begin(self, action: Coroutine[Any, Any, None]) -> Awaitable[None]:
+    def _begin(self, action: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(action)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        return task
+
+
+async def _first(*futures: asyncio.Future[Any], timeout: float | None = None) -> None:
+    """Wait until one of these is done."""
+    await asyncio.wait(futures, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _over(gang: Gang) -> dict[str, Any]:
+    """The answer of a gang that is over."""
+    failure = gang.over.result()
+    answer = {
+        "state": Reply.OVER,
+        "kind": failure.kind,
+        "why": failure.text,
+        "text": failure.text,
+        "rank": failure.rank,
+    }
+    if failure.rank is None:
+        return answer
+    return {
+        **answer,
+        "why": f"rank {failure.rank} {failure.text}",
+        "worker": gang.members[failure.rank].worker.name,
+        "host": gang.hosts[failure.rank],
+    }

@@ -1,4 +1,4 @@
-"""`spmd`: run one function on many workers at the same time, on all or on none; the client's side."""
+"""The client's part of gangs: `spmd` runs one function on many workers at the same time, on all or on none."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.errors import ClusterLostError, InputError, SpmdError, SpmdTimeoutError
-from dask_gpu_mpi.gang.gang import Candidate, Member
-from dask_gpu_mpi.gang.group import MOST_SECONDS, State, is_number, no_result, one_line
+from dask_gpu_mpi.gang.gang import FailureKind, GangMember
+from dask_gpu_mpi.gang.group import MOST_SECONDS, Call, Reply, is_number, no_result, one_line
 
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["spmd"]
-
-#: Seconds until a gang must have started, where neither `timeout` nor `start_timeout` is given.
+#: Seconds until a gang must have started, if neither `timeout` nor `start_timeout` is given.
 START_TIMEOUT = 300.0
+#: Of the tasks of members, which run before all others.
+PRIORITY = 1_000_000
 #: Whether a thread is in a call.
 _thread = threading.local()
-#: Dask's tasks of members come before all others.
-PRIORITY = 1_000_000
 
 
 def spmd(
@@ -43,33 +41,33 @@ def spmd(
     client : distributed.Client
         Of a cluster of this package, or of any with nannies and this package installed.
     fn : callable
-        Its first argument is a `Group`: its rank, the other members, and what they can tell each other.
+        Its first argument is a `Group`, with its rank, the other members, and operations among them.
     *args : object
         For `fn`; Dask's futures arrive as their results.
     workers : collection, optional
-        Names or addresses of workers. Default: all with a GPU, and where there are none, all. Those that were lost within the
-        last minute are waited for.
+        Names or addresses of workers. Default: all with a GPU or, if there are none, all. Workers that were lost within the last
+        minute are waited for.
     timeout : float, optional
-        Seconds from the start on all workers until the results are here. Default: no limit.
+        Seconds from the start on all workers until all results have arrived. Default: no limit.
     start_timeout : float, optional
-        Seconds until all members have started: they wait for workers that are not there, for other gangs on the same workers,
-        and for a thread that ordinary tasks have. Default: `timeout`, and without that 300.
+        Seconds until all members have started: they wait for missing workers, for other gangs on the same workers, and for
+        threads that run ordinary tasks. Default: `timeout` or, without it, 300.
     grace : float
         Seconds after a failure in which the other members may return by themselves; then their processes are restarted.
 
     Returns
     -------
     list
-        What `fn` has returned, in rank order. A future of it where the client is asynchronous.
+        The results of `fn`, in rank order; an awaitable if the client is asynchronous.
 
     Raises
     ------
     SpmdError
-        A member has raised an exception, which is the ``__cause__``, or its worker has died. The first counts.
+        A member has raised an exception, which is the ``__cause__``, or its worker has died. The first failure counts.
     SpmdTimeoutError
         A timeout has passed; also a TimeoutError.
     InputError
-        A value can't be used, or a chosen worker has no nanny.
+        A value is invalid, or a chosen worker has no nanny.
     ClusterLostError
         The scheduler is gone.
 
@@ -111,12 +109,11 @@ def spmd(
         "start_timeout": start_timeout or timeout or START_TIMEOUT,
         "grace": grace,
     }
-    call = _Call(client, fn, args, limits)
+    call = _Run(client, fn, args, limits)
     if client.asynchronous:
         return client.sync(call.run)
-    if getattr(
-        _thread, "calls", False
-    ):  # in a signal's handler: the other one can't go on before this one ends
+    # in a signal's handler, for which the other call waits
+    if getattr(_thread, "calls", False):
         raise InputError(
             "spmd: another call of this thread has not ended (expected one at a time in a thread). Fix: write a checkpoint in "
             "the function itself, or call it in another thread"
@@ -125,14 +122,14 @@ def spmd(
     try:
         return client.sync(call.run)
     except BaseException:
-        call.abandon()  # a signal's handler may have raised it into the wait, and the call itself goes on
+        call.abandon()  # if a signal's handler has raised it, the call itself continues in the event loop
         raise
     finally:
         _thread.calls = False
 
 
 @dataclass
-class _Call:
+class _Run:
     """One call of `spmd`, in the client's event loop."""
 
     client: Any
@@ -146,13 +143,13 @@ class _Call:
         self._abandoned = False
 
     def abandon(self) -> None:
-        """End the gang, unless it is over: nobody waits for its results. From another thread than the event loop's."""
+        """End the gang, for whose results nobody waits, unless it is over; in another thread than the event loop's."""
         self._abandoned = True
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self.client.loop.add_callback(self._cancel)
 
     def _cancel(self) -> None:
-        # once: a second time would end what tells the scheduler. Dask's `sync` does it after a KeyboardInterrupt.
+        # Once: a second time would cancel the message to the scheduler. Dask's `sync` cancels after a KeyboardInterrupt.
         if self._running is not None and not self._running.cancelling():
             self._running.cancel()
 
@@ -165,35 +162,35 @@ class _Call:
         try:
             await self.client.register_plugin(Gangs())
             try:
-                opened = await self._scheduler("open", client=self.client.id, **self.limits)
-                if opened["state"] == State.REFUSED:
+                opened = await self._scheduler(Call.OPEN, client=self.client.id, **self.limits)
+                if opened["state"] == Reply.REFUSED:
                     raise InputError(f"spmd: {opened['why']}")
-                if opened["state"] == State.OVER:
+                if opened["state"] == Reply.OVER:
                     raise _error(opened)
-                results = await self._results(_members(opened))
+                results = await self._results([GangMember.from_data(data) for data in opened["members"]])
             except BaseException as error:
-                # the client's failure, or that which it was told of: the first counts
+                # ignored if the error is the scheduler's: the first failure counts
                 why = f"cancelled by its client: {type(error).__name__}"
-                await self._scheduler("fail", kind="client", text=why, rank=None, error=None)
+                await self._scheduler(Call.FAIL, kind=FailureKind.CLIENT, text=why, rank=None, error=None)
                 if isinstance(error, Exception):
-                    closed = await self._scheduler("close_gang")
+                    closed = await self._scheduler(Call.CLOSE)
                     for note in closed["notes"]:
                         error.add_note(note)
                     if isinstance(error, SpmdError):
                         error.died = tuple(closed["died"])
                 raise
-            await self._scheduler("close_gang")
+            await self._scheduler(Call.CLOSE)
             return results
         except OSError as error:
             if isinstance(error, SpmdError):
                 raise
             raise ClusterLostError(f"spmd: the connection to the scheduler is lost: {error}") from error
 
-    async def _results(self, members: Sequence[Member]) -> list[Any]:
-        """The results of all members; raises an SpmdError where one fails."""
-        # may raise: what can't be pickled
+    async def _results(self, members: Sequence[GangMember]) -> list[Any]:
+        """The results of all members; raises an SpmdError if one fails."""
+        # raises if an object can't be pickled
         futures = [self._submit(member, len(members)) for member in members]
-        watching = asyncio.ensure_future(self._scheduler("watch"))
+        watching = asyncio.ensure_future(self._scheduler(Call.WATCH))
         # not `Client.gather`, which leaves tasks behind when it is cancelled
         fetching = [asyncio.ensure_future(_result(future)) for future in futures]
         all_fetched = asyncio.gather(*fetching)
@@ -205,7 +202,7 @@ class _Call:
                     await self._report(failed)
                 else:
                     results = all_fetched.result()
-                    # A member that has failed tells the scheduler first; the answer of `watch` may still be on its way.
+                    # A member that has failed reports that first; the answer of WATCH may still be on its way.
                     if not any(isinstance(each, str) and each == no_result(self._name) for each in results):
                         return results
             raise _error(await watching)
@@ -215,7 +212,7 @@ class _Call:
             await asyncio.gather(watching, *fetching, all_fetched, return_exceptions=True)
             await self.client.cancel(futures, asynchronous=True)
 
-    def _submit(self, member: Member, size: int) -> Any:
+    def _submit(self, member: GangMember, size: int) -> Any:
         from dask_gpu_mpi.gang.member import run_member
 
         return self.client.submit(
@@ -235,48 +232,39 @@ class _Call:
         )
 
     async def _report(self, failed: Sequence[BaseException | None]) -> None:
-        """Dask could not run a task, or not send its result: tell the scheduler, which may know of an earlier failure."""
+        """Report to the scheduler, which may know of an earlier failure, that Dask could not run a task or send its result."""
         from distributed.core import error_message
 
         rank, error = next((rank, error) for rank, error in enumerate(failed) if error is not None)
         message = error_message(error)
         kept = {key: message[key] for key in ("exception", "traceback")}
         text = f"failed in Dask: {type(error).__name__}: {one_line(str(error))}"
-        await self._scheduler("fail", kind="raised", text=text, rank=rank, error=kept)
+        await self._scheduler(Call.FAIL, kind=FailureKind.RAISED, text=text, rank=rank, error=kept)
 
-    async def _scheduler(self, what: str, **content: Any) -> Any:
+    async def _scheduler(self, operation: Call, **content: Any) -> Any:
         if (scheduler := self.client.scheduler) is None:
             raise ClusterLostError("spmd: its client was closed (expected close() when spmd has returned)")
-        return await getattr(scheduler, f"gang_{what}")(gang=self._name, **content)
+        return await getattr(scheduler, operation)(gang=self._name, **content)
 
 
 async def _result(future: Any) -> Any:
-    """The result; if this is cancelled, the fetching goes on: others of the client's results may be in the same request."""
+    """The result. If this is cancelled, the fetching goes on, since the same request may fetch other results of the client."""
 
     async def fetch() -> Any:
         return await future
 
     fetching = asyncio.ensure_future(fetch())
-    fetching.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # nobody asks for it any more, perhaps
+    # without a warning of asyncio if nobody waits for it any more
+    fetching.add_done_callback(lambda done: done.cancelled() or done.exception())
     return await asyncio.shield(fetching)
 
 
-def _members(opened: dict[str, Any]) -> list[Member]:
-    pairs = zip(opened["members"], opened["places"], strict=True)
-    return [
-        Member(rank, Candidate(name, address, ""), *place)
-        for rank, ((name, address), place) in enumerate(pairs)
-    ]
-
-
 def _error(answer: dict[str, Any]) -> SpmdError:
-    """The error that an answer of the scheduler stands for."""
+    """The error for an answer of the scheduler."""
     from distributed.core import clean_exception
 
     if answer.get("rank") is None:
-        cls = SpmdTimeoutError if answer.get("kind") == "timeout" else SpmdError
+        cls = SpmdTimeoutError if answer.get("kind") == FailureKind.TIMEOUT else SpmdError
         return cls(f"spmd: {answer['why']}")
     worker, host = answer["worker"], answer["host"]
     error = SpmdError(

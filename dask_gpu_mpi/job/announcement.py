@@ -14,7 +14,7 @@ from dask_gpu_mpi.base.streams import is_public, say
 from dask_gpu_mpi.base.text import clock
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.mpi.library import warn_of_ports
-from dask_gpu_mpi.network.dashboard_link import ssh_line
+from dask_gpu_mpi.network.credentials import ssh_line
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.plan.plan import Plan

@@ -37,7 +37,7 @@ from dask_gpu_mpi.job.member import Member
 from dask_gpu_mpi.job.monitor import Monitor, Walltime
 from dask_gpu_mpi.job.outcome import Outcome
 from dask_gpu_mpi.mpi.library import abort, before_finalize
-from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.resolve import register_defaults
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network.dashboard_link import link_template
+from dask_gpu_mpi.network.credentials import link_template
 from dask_gpu_mpi.options.dask_config import is_configured
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.files import open_to_append, remove
-from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, beat_interval

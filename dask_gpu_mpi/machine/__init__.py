@@ -1,1 +1,1 @@
-"""What one rank sees of its node: cores, memory, GPUs, scratch."""
+"""The node of a rank: cores, memory, GPUs, scratch."""

@@ -1,7 +1,7 @@
-"""What limits and control groups (cgroups, version 1 and 2) leave this process: memory, cores and time on them.
+"""The memory, cores and CPU time that limits and control groups (cgroups, version 1 and 2) leave this process.
 
-Batch systems and containers limit a job by cgroups. A limit may stand on any ancestor, so all are read, up to
-the mount point (which in a container is the container's own group). See cgroups(7), cgroup_namespaces(7), the
+Batch systems and containers limit a job by cgroups. Any ancestor may have a limit, so all are read, up to the mount point,
+which in a container is its own group. `distributed.system` reads fewer of them. See cgroups(7), cgroup_namespaces(7), and the
 kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
@@ -14,25 +14,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# The mounts that this process sees: how ``/proc/self/mountinfo`` is read.
+PROC = Path("/proc/self")
 
 
 @dataclass(frozen=True)
 class Mount:
     """One line of mountinfo."""
 
-    #: The directory of the file system that is mounted; of a control group hierarchy, which group.
+    #: The directory of the file system that is mounted; of a cgroup hierarchy, the group.
     root: str
-    #: Where it is mounted.
     point: str
     #: Type of the file system, as the kernel calls it: ``"ext4"``, ``"nfs4"``, ``"cgroup2"``.
     kind: str
-    #: Options of the file system itself; of control groups, version 1, the controllers.
+    #: Options of the file system itself; of cgroups version 1, the controllers.
     options: tuple[str, ...] = ()
 
 
 def parse_mountinfo(text: str) -> Iterator[Mount]:
-    r"""Read ``/proc/self/mountinfo`` (proc(5)), in its order; lines that are none are passed over.
+    r"""Read ``/proc/self/mountinfo`` (proc(5)), in its order; invalid lines are ignored.
 
     >>> line = r"31 23 0:28 / /home/fast\040disk rw shared:9 - xfs /dev/sdb1 rw,noquota"
     >>> next(parse_mountinfo(line))
@@ -48,28 +47,11 @@ def parse_mountinfo(text: str) -> Iterator[Mount]:
         yield Mount(root, point, system[0], tuple(system[2].split(",")) if len(system) > 2 else ())
 
 
-PROC = Path("/proc/self")
-
-
 def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | None = None) -> int:
-    """Return how many bytes of memory this process may use on its host.
+    """Bytes of memory that this process may use: the least of physical memory, ``RLIMIT_RSS`` and all cgroups; 0: unknown.
 
-    Parameters
-    ----------
-    proc : Path
-        The directory with the process's ``cgroup`` and ``mountinfo``.
-    physical : int, optional
-        Bytes of physical memory; asked of the system unless given.
-    resident : int, optional
-        The hard limit ``RLIMIT_RSS``, negative for none; asked of the system unless given. The kernel does not
-        enforce it: Slurm passes a job's ``--mem`` by it where no cgroup does, and distributed heeds it as well.
-
-    Returns
-    -------
-    int
-        The smallest of physical memory, ``RLIMIT_RSS`` and every memory limit on the path (v2 ``memory.max``; v1
-        ``memory.limit_in_bytes`` and the ``hierarchical_memory_limit`` of ``memory.stat``, which also has
-        limits of ancestors that a container hides). 0 if nothing is known.
+    The kernel does not enforce ``RLIMIT_RSS``. Slurm passes ``--mem`` by it if no cgroup does, and distributed respects it as
+    well.
     """
     limits = [
         _physical() if physical is None else physical,
@@ -77,9 +59,9 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
     ]
     for group in _groups(proc, "memory"):
         for file in ("memory.max", "memory.limit_in_bytes"):
-            # "max" in v2 and 2**63 less a page in v1 are "no limit": the first is no number, the second no
-            # minimum.
+            # "no limit" is "max" in v2, which is no number, and 2**63 less a page in v1, which is no minimum
             limits += _numbers(_read(group / file))
+        # has the limits of ancestors that a container hides, too
         limits += _numbers(
             "".join(re.findall(r"^hierarchical_memory_limit (\d+)$", _read(group / "memory.stat"), re.M))
         )
@@ -87,30 +69,20 @@ def host_memory(proc: Path = PROC, physical: int | None = None, resident: int | 
 
 
 def allowed_cpus(proc: Path = PROC) -> tuple[int, ...]:
-    """Return which cores this process may use: its affinity mask, cut to its cgroups' cpusets."""
-    cpus = _affinity()
+    """The cores that this process may use: its affinity mask, cut to its cgroups' cpusets."""
+    # macOS has no affinity
+    cpus = set(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     for group in _groups(proc, "cpuset"):
         for file in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
-            # An intersection of nothing would mean that the files belong to somebody else's group.
+            # An empty intersection would mean that the files belong to another group.
             cpus = cpus & parse_cpu_list(_read(group / file)) or cpus
     return tuple(sorted(cpus))
 
 
 def cpu_quota(proc: Path = PROC) -> float | None:
-    """Return how much CPU time this process and its siblings may use: in cores, however many they may run on.
+    """The CPU time that this process and its siblings may use, in cores, such as 2.5; None: no quota.
 
-    Containers are limited so (``docker run --cpus``, Kubernetes' ``limits.cpu``), and their affinity masks have all cores.
-
-    Parameters
-    ----------
-    proc : Path
-        The directory with the process's ``cgroup`` and ``mountinfo``.
-
-    Returns
-    -------
-    float or None
-        The smallest quota on the path (v2 ``cpu.max``; v1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``), such as 2.5;
-        None: there is none.
+    Containers have such limits (``docker run --cpus``, Kubernetes' ``limits.cpu``), and their affinity masks have all cores.
     """
     quotas = []
     for group in _groups(proc, "cpu"):
@@ -121,12 +93,6 @@ def cpu_quota(proc: Path = PROC) -> float | None:
         if len(numbers := [*map(_numbers, pair)]) == 2 and all(number and number[0] for number in numbers):
             quotas.append(numbers[0][0] / numbers[1][0])
     return min(quotas, default=None)
-
-
-def _affinity() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))  # macOS
 
 
 def parse_cpu_list(text: str) -> set[int]:
@@ -154,7 +120,7 @@ def _physical() -> int:
 
 
 def _groups(proc: Path, controller: str) -> Iterator[Path]:
-    """Give the directories of this process's groups and of all their mounted ancestors."""
+    """The directories of this process's groups and of all their mounted ancestors."""
     mounts = [
         mount for mount in parse_mountinfo(_read(proc / "mountinfo")) if mount.kind in ("cgroup", "cgroup2")
     ]
@@ -176,15 +142,10 @@ def _groups(proc: Path, controller: str) -> Iterator[Path]:
 
 def _ancestors(mount: Mount, path: str) -> Iterator[Path]:
     root, group = PurePosixPath(mount.root), PurePosixPath(path)
-    if ".." in root.parts or ".." in group.parts:
-        # The mount, or the process, lies outside the cgroup namespace's root: what is known is the mount
-        # point.
-        relative = PurePosixPath()
-    elif group.is_relative_to(root):
-        relative = group.relative_to(root)
-    else:
-        # A container that sees the host's path but has its own group mounted.
-        relative = PurePosixPath()
+    # Only the mount point is known if the mount or the process is outside the root of the cgroup namespace (".."), or if a
+    # container sees the host's path but has its own group mounted.
+    known = ".." not in (*root.parts, *group.parts) and group.is_relative_to(root)
+    relative = group.relative_to(root) if known else PurePosixPath()
     point = Path(mount.point)
     yield point
     for depth in range(len(relative.parts)):
@@ -194,7 +155,7 @@ def _ancestors(mount: Mount, path: str) -> Iterator[Path]:
 def _read(file: Path) -> str:
     try:
         return file.read_text(errors="replace")
-    except (OSError, ValueError):  # a mount point with a NUL is none
+    except (OSError, ValueError):  # ValueError: a mount point with a NUL
         return ""
 
 

@@ -1,9 +1,8 @@
-"""The GPUs of a rank, probed by a child of its agent that ends with it.
+"""The GPUs of a rank, queried in a child process.
 
-NVML leaves 16 MiB of memory in a process that has asked it, also after nvmlShutdown (driver 580), and it may hang. A rank asks
-once, so a process of its own does that. The agent forks it in its first moments, when it has one thread and has imported nothing;
-the rank can't be forked: a thread of the script's may hold what the child, or a library's handler of forks, waits for. The
-command `plan` has neither script nor agent: it is forked itself.
+NVML keeps 16 MiB of memory in a process that has called it, even after nvmlShutdown (driver 580), and it may hang. The agent
+forks the child in its first moments, while it has one thread and has imported nothing. The rank can't be forked: a thread of
+the script may hold a lock that the child needs. The command `plan`, which has neither script nor agent, forks the child itself.
 """
 
 from __future__ import annotations
@@ -20,13 +19,10 @@ from dask_gpu_mpi.errors import InputError, StartupError
 if TYPE_CHECKING:
     from dask_gpu_mpi.machine.gpus import Gpu
 
-__all__ = ["Look", "collect", "hangs", "nvml_grace", "start_look", "start_own_look"]
-
-#: How long before the start-up deadline a rank without an answer of NVML reports that: this part of it, within these seconds.
-#: Rank 0, which perhaps started earlier, is to receive it in time.
+#: The time before the start-up deadline at which a rank reports that NVML does not answer: a part of the timeout, between a least
+#: and a most. Rank 0, which may have started earlier, must receive the report in time.
 NVML_GRACE, LEAST_GRACE, MOST_GRACE = 0.1, 2.0, 15.0
 
-#: Why there is no answer where the process that asks NVML is gone.
 _NO_ANSWER = (
     "the process that asks NVML for the GPUs ended without an answer: NVIDIA's library is broken, or memory is short. "
     "Fix: repair that, leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
@@ -34,13 +30,7 @@ _NO_ANSWER = (
 
 
 class Look:
-    """What the process of `start_look` answers.
-
-    Parameters
-    ----------
-    fd : int
-        File descriptor to read its frame from; closed once there is an answer, or by `close`.
-    """
+    """The answer of the process of `start_look`, read from the descriptor `fd`, which is closed then."""
 
     def __init__(self, fd: int) -> None:
         from dask_gpu_mpi.base.frames import FrameReader
@@ -49,24 +39,9 @@ class Look:
         self._seen: tuple[Gpu, ...] | InputError | StartupError | None = None
 
     def gpus(self, seconds: float) -> tuple[Gpu, ...] | None:
-        """The GPUs (`visible_devices.visible_gpus`).
+        """The result of `nvidia.visible_gpus`; None if it has not come within these seconds.
 
-        Parameters
-        ----------
-        seconds : float
-            To wait for it at most.
-
-        Returns
-        -------
-        tuple of Gpu or None
-            None: no answer yet.
-
-        Raises
-        ------
-        InputError
-            As `visible_devices.visible_gpus`.
-        StartupError
-            NVML can't be asked, or the process that asks has ended.
+        Raises the InputError of `visible_gpus`, or a StartupError if NVML or the process has failed.
         """
         deadline = time.monotonic() + seconds
         while self._reader is not None and (left := deadline - time.monotonic()) > 0:
@@ -85,19 +60,19 @@ class Look:
         return self._seen
 
     def close(self) -> None:
-        """Wait for no answer any more."""
+        """Stop waiting for the answer."""
         if self._reader is not None:
             os.close(self._reader.fd)
             self._reader = None
 
 
 def nvml_grace(timeout: float) -> float:
-    """How long before the start-up deadline of so many seconds a rank waits for NVML no longer, in seconds."""
+    """Seconds before the end of a start-up timeout at which a rank stops waiting for NVML."""
     return min(max(NVML_GRACE * timeout, LEAST_GRACE), MOST_GRACE)
 
 
 def hangs(where: str) -> StartupError:
-    """The error of a rank, ``rank 0 of 2 on host``, whom NVML has not answered in time."""
+    """The StartupError for a rank (such as "rank 0 of 2 on host") whose NVML query timed out."""
     return StartupError(
         f"{where}: NVML did not respond before the start-up timeout (startup_timeout); the NVIDIA driver of this node probably "
         "hangs. Fix: reset the GPUs or leave this node out of the job, or set CUDA_VISIBLE_DEVICES='' to do without GPUs"
@@ -105,28 +80,10 @@ def hangs(where: str) -> StartupError:
 
 
 def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
-    """Fork a process that writes a frame with what `visible_devices.visible_gpus` finds, or with what is wrong.
+    """Fork a process that calls `nvidia.visible_gpus` and writes the result to the descriptor `answer`; returns its process id.
 
-    The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``.
-
-    Parameters
-    ----------
-    answer : int
-        File descriptor for the frame; closed here.
-    close : sequence of int
-        File descriptors that the process must not keep.
-    rank : int
-        Process id of the rank, whose own contexts do not count.
-
-    Returns
-    -------
-    int
-        Its process id, to be collected.
-
-    Raises
-    ------
-    OSError
-        No process can be had.
+    The frame is ``("seen", gpus)``, ``("input", text)`` of an `InputError`, or ``("failed", text)``. `answer` is closed here, and
+    the descriptors of `close` in the child. `rank` is the process id of the rank, whose own contexts do not count.
     """
     parent = os.getpid()
     try:
@@ -139,9 +96,9 @@ def start_look(answer: int, close: Sequence[int], *, rank: int) -> int:
 
 
 def start_own_look() -> Look:
-    """Have a child of this process query NVML, for a command without an agent; before MPI is loaded, which has threads."""
+    """Query NVML in a child of this process, for a command without an agent; before MPI, which has threads, is loaded."""
     read, write = os.pipe()
-    with contextlib.suppress(OSError):  # without that process `Look.gpus` raises
+    with contextlib.suppress(OSError):  # `Look.gpus` raises if there is no child
         start_look(write, close=[read], rank=os.getpid())
     return Look(read)
 
@@ -150,14 +107,14 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
     """The child's side: never returns."""
     try:
         die_with_parent(parent)
-        # Inside the driver it can't be killed at once, and a launcher waits for the end of the rank's output.
+        # A process that hangs in the driver can't be killed, and a launcher waits for the end of the rank's output.
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         for fd in close:
             os.close(fd)
         from dask_gpu_mpi.base.frames import write_frame
-        from dask_gpu_mpi.machine.visible_devices import visible_gpus
+        from dask_gpu_mpi.machine.nvidia import visible_gpus
 
         found: tuple[str, tuple[Gpu, ...] | str]
         try:
@@ -168,10 +125,10 @@ def _look(answer: int, close: Sequence[int], parent: int, rank: int) -> None:
             found = "failed", f"could not ask NVML for the GPUs: {type(error).__name__}: {error}"
         write_frame(answer, found)
     finally:
-        os._exit(0)  # without an answer the rank reads the end of file
+        os._exit(0)  # the rank reads the end of file if there is no answer
 
 
 def collect(pid: int) -> None:
-    """Wait for the end of that process: without limit, since it may hang inside the driver."""
-    with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored
+    """Wait for the end of that process, which may hang in the driver, without a limit."""
+    with contextlib.suppress(ChildProcessError):  # SIGCHLD is ignored
         os.waitpid(pid, 0)

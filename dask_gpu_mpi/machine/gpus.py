@@ -1,19 +1,17 @@
-"""The GPUs of a host, as data: whatever vendor's library lists them, and put together from what several ranks see."""
+"""The GPUs of a host, as data that is the same for every vendor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-__all__ = ["Gpu", "gpus_of_host"]
-
 
 @dataclass(frozen=True)
 class Gpu:
     """One GPU, or one MIG instance."""
 
-    #: ``GPU-...`` or ``MIG-...``. Empty: the vendor's library lists the GPU but can't read it (a lost GPU); then `name` is the
-    #: library's text.
+    #: ``GPU-...`` or ``MIG-...``. Empty: the vendor's library lists the GPU but can't read it (a lost GPU), and `name` is its
+    #: error.
     uuid: str
     #: The library's index, in PCI order; for a MIG instance its parent's.
     index: int
@@ -29,12 +27,11 @@ class Gpu:
     parent: str = ""
     #: Index of the MIG instance on its parent; -1 for a whole GPU.
     slice: int = -1
-    #: The compute processes other than the one that asked, and the bytes of device memory that each holds; None:
-    #: unknown.
+    #: The compute processes of others, and the bytes of device memory that each holds; None: unknown.
     processes: tuple[tuple[int, int | None], ...] = ()
-    #: Bytes of device memory that were free at that moment; -1: unknown.
+    #: Bytes of free device memory; -1: unknown.
     free: int = -1
-    #: Whether one process alone may use it: its compute mode is not the default.
+    #: Whether only one process may use it: its compute mode is not the default.
     exclusive: bool = False
 
     @property
@@ -45,17 +42,9 @@ class Gpu:
 
 
 def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:
-    """Put together what the ranks of one host see; none of the ranks counts as another process.
+    """Merge the GPUs that the ranks of one host see (by process id), in PCI order; ranks do not count as other processes.
 
-    Parameters
-    ----------
-    views : iterable of (int, iterable of Gpu)
-        Process id of each rank, and what it sees.
-
-    Returns
-    -------
-    list of Gpu
-        Each once, in PCI order. Each rank asked at its own time: the worst that one saw counts.
+    Each rank queries at another time, so the least free and the most used memory counts.
     """
     seen = [(pid, tuple(gpus)) for pid, gpus in views]
     ranks = {pid for pid, _ in seen}
@@ -73,5 +62,5 @@ def gpus_of_host(views: Iterable[tuple[int, Iterable[Gpu]]]) -> list[Gpu]:
     for uuid, sizes in held.items():
         others = tuple((pid, size) for pid, size in sizes.items() if pid not in ranks)
         found[uuid] = replace(found[uuid], processes=others)
-    # Behind cgroups each rank counts from 0: there an index orders nothing.
+    # With cgroups each rank counts from 0, so the index gives no order.
     return sorted(found.values(), key=lambda gpu: (gpu.pci, 0 if gpu.pci else gpu.index, gpu.slice, gpu.uuid))

@@ -11,40 +11,33 @@ from typing import Any
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvml import own_contexts
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES, visible_gpus
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES, own_contexts, visible_gpus
 from dask_gpu_mpi.network.interfaces import boot_id
-
-__all__ = ["Gpu", "Inventory", "take_inventory"]
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """What one rank sees of the machine it runs on."""
+    """The host, cores, memory and GPUs of one rank."""
 
-    #: The rank, as MPI numbers it.
     rank: int
-    #: How many ranks MPI has.
     world_size: int
-    #: Name of the host; ranks with the same one and the same boot id share it.
+    #: Ranks with the same host name and boot id share a node.
     host: str
-    #: See `boot_id`.
     boot_id: str
     #: The rank's process.
     pid: int
-    #: The cores that the rank may use.
     cpus: tuple[int, ...]
-    #: Bytes of memory that the rank may use on this host; 0: unknown.
+    #: Bytes that the rank may use; 0: unknown.
     memory: int
-    #: The GPUs that the rank sees, in the order of visibility.
+    #: In the order of visibility.
     gpus: tuple[Gpu, ...]
     #: ``CUDA_VISIBLE_DEVICES`` as found, None if unset; for messages.
     visible: str | None
-    #: What a person should know, each one line.
+    #: Each one line.
     warnings: tuple[str, ...] = ()
     #: Devices on which the rank's own process has a CUDA context.
     contexts: tuple[str, ...] = ()
-    #: CPU time that the rank and whoever shares its container may use, in cores; None: no quota.
+    #: CPU time of the rank's container, in cores; None: no quota.
     cpu_quota: float | None = None
 
 
@@ -58,40 +51,13 @@ def take_inventory(
     nvml: Any = None,
     seen: tuple[Gpu, ...] | None = None,
 ) -> Inventory:
-    """Take the inventory of this rank's machine.
+    """Take the inventory of this rank's machine; lost GPUs are left out, with a warning. Raises an InputError as `visible_gpus`.
 
-    Parameters
-    ----------
-    rank, world_size : int
-        As MPI numbers them.
-    environ : mapping
-        The environment in which ``CUDA_VISIBLE_DEVICES`` counts.
-    look_for_gpus : bool
-        False leaves NVML alone, for jobs whose workers are to use no GPU.
-    host : str, optional
-        The host's name; asked of the system unless given.
-    nvml : module, optional
-        What to ask for GPUs, `pynvml` unless given.
-    seen : tuple of Gpu, optional
-        What `visible_gpus` gave a while ago.
-
-    Returns
-    -------
-    Inventory
-        GPUs that are visible but lost are left out, with a warning.
-
-    Raises
-    ------
-    InputError
-        ``CUDA_VISIBLE_DEVICES`` names what is not there, or NVML is there and does not work.
+    `look_for_gpus` is False if no worker is to use a GPU. `seen` is an earlier result of `visible_gpus`.
     """
     host = socket.gethostname() if host is None else host
-    visible = environ.get(VISIBLE_DEVICES)
-    gpus: tuple[Gpu, ...] = ()
-    # A rank that is to see no GPU does not depend on NVML either.
-    if seen is not None:
-        gpus = seen
-    elif look_for_gpus:
+    gpus = seen or ()
+    if seen is None and look_for_gpus:
         try:
             gpus = visible_gpus(environ, nvml)
         except InputError as error:
@@ -106,9 +72,9 @@ def take_inventory(
         memory=host_memory(),
         cpu_quota=cpu_quota(),
         gpus=tuple(gpu for gpu in gpus if gpu.uuid),
-        visible=visible,
+        visible=environ.get(VISIBLE_DEVICES),
         contexts=own_contexts() if look_for_gpus else (),
-        # Without the rank, so that the ranks of a host report it once together.
+        # without the rank, so that the ranks of a host share one line
         warnings=tuple(
             f"host {host}: GPU {gpu.index} is left out, NVML can't read it ({gpu.name}). Fix: reset it or leave the node out of "
             "the job"

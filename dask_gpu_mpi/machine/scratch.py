@@ -1,4 +1,4 @@
-"""The directory in which a rank's workers put their files: where it is, on what file system, and whether it can be written."""
+"""The directory for the files of a rank's workers: its place and file system, whether it can be written, and its end."""
 
 from __future__ import annotations
 
@@ -16,30 +16,17 @@ from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.cgroups import parse_mountinfo
 from dask_gpu_mpi.options.dask_config import import_config
 
-__all__ = [
-    "Scratch",
-    "exposed_folder",
-    "exposed_text",
-    "filesystem_of",
-    "inspect_scratch",
-    "local_directory",
-    "make_scratch",
-    "name_error",
-    "remove_scratch",
-]
-
 MOUNTS = Path("/proc/self/mountinfo")
-#: What is written to see that it can be: more than a block, so that a full quota shows.
+#: Bytes that are written as a test: more than a block, so that a full quota is detected.
 _PROBE = 1 << 20
-#: Seconds to go on trying where nothing can be removed any more.
+#: Seconds to continue trying when nothing can be removed any more.
 STUCK = 1.0
 
 
 @dataclass(frozen=True)
 class Scratch:
-    """What a rank found at its local directory."""
+    """A rank's local directory."""
 
-    #: The directory.
     path: str
     #: Its type as the kernel calls it, such as ``"ext4"`` or ``"nfs4"``; empty: unknown.
     filesystem: str = ""
@@ -47,24 +34,23 @@ class Scratch:
     mount: str = ""
     #: Bytes that this user may still write; -1: unknown.
     free: int = -1
-    #: Why it can't be written; empty: it can.
+    #: The reason why it can't be written; empty: it can.
     error: str = ""
-    #: A ``TMPDIR`` that Python passes over, since it can't be written.
+    #: A ``TMPDIR`` that Python ignores, since it can't be written.
     ignored: str = ""
-    #: The folder in which everyone may replace it; empty: there is none.
+    #: The folder in which everyone may replace it; empty: none.
     exposed: str = ""
 
 
 def local_directory(option: str | None) -> str:
-    """The directory that the workers would use: the option, Dask's ``temporary-directory``, or Python's choice (``TMPDIR``)."""
+    """The workers' directory: the option, Dask's ``temporary-directory``, or Python's choice (``TMPDIR``)."""
     return str(option or import_config().get("temporary-directory", None) or tempfile.gettempdir())
 
 
 def name_error(path: str) -> str:
-    """Why Dask can't use a directory of this name, which it sends as UTF-8; empty: it can.
+    """The reason why Dask, which sends the name as UTF-8, can't use this directory; empty: it can.
 
-    Python writes bytes of a name that it can't decode as lone surrogates (PEP 383), and under LC_ALL=C with PYTHONUTF8=0 that is
-    every letter but ASCII.
+    Python decodes other bytes as lone surrogates (PEP 383); under LC_ALL=C with PYTHONUTF8=0 these are all but ASCII.
     """
     try:
         os.fsencode(path)
@@ -78,16 +64,9 @@ def name_error(path: str) -> str:
 
 
 def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS) -> Scratch:
-    """Write a megabyte to a directory, remove it again, and return what is known about the place.
+    """Test a directory, which is made if it is missing, by writing a megabyte.
 
-    Parameters
-    ----------
-    path : str
-        The directory; made if missing, as the workers would.
-    tmpdir : str, optional
-        ``TMPDIR`` where the directory comes from it, to notice when Python does not follow it.
-    mounts : Path
-        The process's ``mountinfo`` (proc(5)).
+    `tmpdir` is ``TMPDIR``, if the directory comes from it, to detect that Python ignores it.
     """
     if error := name_error(path):
         return Scratch(path, error=error)
@@ -114,20 +93,9 @@ def inspect_scratch(path: str, tmpdir: str | None = None, mounts: Path = MOUNTS)
 
 
 def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
-    """Find the file system that a path lies on.
+    """The type and mount point of the file system of an absolute path without symbolic links; empty texts: unknown.
 
-    Parameters
-    ----------
-    path : str
-        Absolute, without symbolic links.
-    mountinfo : str
-        The text of ``/proc/self/mountinfo`` (proc(5)).
-
-    Returns
-    -------
-    (type, mount point)
-        Of the mount with the longest fitting mount point; of several on one point the last, which hides the others. Empty
-        texts: none fits.
+    Of several mounts on one point the last hides the others.
     """
     best = ("", "")
     for mount in parse_mountinfo(mountinfo):
@@ -138,10 +106,9 @@ def filesystem_of(path: str, mountinfo: str) -> tuple[str, str]:
 
 
 def exposed_folder(path: str) -> str:
-    """The folder, of a path or around it, in which every user of the node may put something else in the place of what is ours.
+    """The first folder on a path in which every user of the node may replace our files; empty: none, or others can't reach it.
 
-    That is one that everyone may write, and which has no sticky bit or belongs to a stranger. Empty: there is none, or nobody
-    else gets there.
+    It is one that everyone may write, and that has no sticky bit or belongs to another user.
     """
     real = Path(os.path.realpath(path))
     for folder in (*reversed(real.parents), real):
@@ -158,18 +125,12 @@ def exposed_folder(path: str) -> str:
 
 
 def exposed_text(folder: str) -> str:
-    """What is wrong with such a folder."""
+    """The problem with such a folder."""
     return f"every user of the node may replace the workers' files in {folder!r}, which everyone may write, and run code by that"
 
 
 def make_scratch(path: str) -> None:
-    """Make an agent's directory, readable for nobody else, and the directory around it if that is missing.
-
-    Raises
-    ------
-    InputError
-        It can't be written there, or Dask can't use its name.
-    """
+    """Make an agent's directory, which only this user may read, and missing ones around it; raises an InputError."""
     parent = os.path.dirname(path)
     if wrong := name_error(parent):
         raise InputError(
@@ -187,16 +148,10 @@ def make_scratch(path: str) -> None:
 
 
 def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
-    """Remove an agent's directory, in which processes that are just ending may still be writing.
+    """Remove an agent's directory, while processes that are just ending may still write to it.
 
-    Parameters
-    ----------
-    path : str
-        The directory.
-    within : float
-        Seconds that it may take. Where nothing more can be removed, `STUCK` seconds are enough.
-    settle : float
-        Seconds after which to check once more whether it was made again.
+    It takes at most `within` seconds, or `STUCK` seconds in which nothing could be removed. `settle` seconds after the removal it
+    checks again, since a process may have made the directory once more.
     """
     limit = time.monotonic() + within
     stuck = time.monotonic() + STUCK
@@ -207,13 +162,13 @@ def remove_scratch(path: str, *, within: float, settle: float = 0.0) -> None:
 
 
 def _remove_tree(path: str, limit: float) -> bool:
-    """Remove what can be removed until `limit` (monotonic seconds); whether there was anything.
+    """Remove entries until `limit` (monotonic seconds); whether anything was removed.
 
-    Not `shutil.rmtree`, which can't be stopped: a slow file system takes minutes for what workers have spilled. By descriptors:
-    where others may write the folder around it, one may have put a link to a folder of ours in its place.
+    `shutil.rmtree` can't be stopped, and a slow file system takes minutes for spilled data. `os.fwalk` works by descriptors: if
+    others may write the parent folder, one may have put a link to another folder of ours in its place.
     """
     removed = False
-    with contextlib.suppress(OSError):  # it is gone
+    with contextlib.suppress(OSError):  # it is gone already
         for _, directories, files, folder in os.fwalk(path, topdown=False):
             for name in (*files, *directories):
                 if time.monotonic() > limit:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.plain_data import PlainDataError, from_plain, pack, to_plain, unpack
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import INTERRUPTED_GRACE, NAME_MISSING, RANK_0_GRACE
 from dask_gpu_mpi.errors import StartupError
 from dask_gpu_mpi.mpi.launcher_check import neighbours

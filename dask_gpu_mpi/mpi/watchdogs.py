@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dask_gpu_mpi.base.hostlist import ranks_text
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeouts import LAUNCHER_PATIENCE, MPI_GRACE, NAME_STOPPED
 from dask_gpu_mpi.mpi.launcher_check import first_process, launched_as, neighbours, started_here
 

@@ -1,26 +1,52 @@
-"""Credentials that live as long as one job.
+"""Credentials that are valid as long as one job: the certificate of its processes, and the token of its dashboard.
 
-Whoever reaches a Dask port can run code as the user, and the networks of clusters are shared, so every connection is
-mutual TLS. The certificate authority is made for one job and its private key is dropped as soon as it has signed the one
-certificate that all processes of the job show: nobody can make another, neither later nor elsewhere.
+Anyone who reaches a Dask port can run code as the user, and the networks of clusters are shared, so every connection uses
+mutual TLS. The certificate authority is made for one job, and its private key is dropped as soon as it has signed the one
+certificate that all processes of the job show. Nobody can make another certificate.
 """
 
 from __future__ import annotations
 
 import datetime
+import re
+import secrets
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-# When the job's certificate is valid: as long as the job may run, by the clock of each node.
-
+#: Days that the certificate is valid if the end of the job is unknown, short enough to limit the use of a stolen one; and at
+#: most.
+VALID_DAYS, MOST_DAYS = 90, 3660
+#: Seconds that it is valid after the end of the job, for clocks that are ahead and for a slow end.
+MARGIN = 3600
+#: Seconds by which its begin is dated back, since the clocks of the hosts may differ by some minutes.
+BACKDATED = 3600
 #: Seconds before its end at which a cluster without a known walltime is warned.
 NOTICE = 86400.0
+_USAGES = (
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
+#: Name of the token in the link to the dashboard.
+TOKEN = "token"
+#: Dask's template of links to the dashboard, if the user has configured none (``distributed.dashboard.link``).
+DASKS_TEMPLATE = "{scheme}://{host}:{port}/status"
+#: A host name that is safe in a shell, and that ssh does not read as an option.
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 def certificate_validity(config: dict[str, Any]) -> tuple[float, float] | None:
-    """From when until when the certificate in this Dask configuration is valid, seconds since the epoch; None: it has none."""
+    """Begin and end of the certificate in this Dask configuration, in seconds since the epoch; None: it has none."""
     text = config.get("distributed.comm.tls.ca-file")
     if not text or "\n" not in str(text):
         return None
@@ -31,7 +57,7 @@ def certificate_validity(config: dict[str, Any]) -> tuple[float, float] | None:
 
 
 def time_of_warning(begin: float, end: float) -> float:
-    """When to warn that a certificate ends: a day before, but not before the walltime of a job that has one.
+    """The time of the warning that a certificate ends: a day before, but not before the walltime of a job that has one.
 
     >>> day = 86400.0
     >>> time_of_warning(0.0, 90 * day) / day, time_of_warning(0.0, 2 * day) - 2 * day
@@ -41,7 +67,7 @@ def time_of_warning(begin: float, end: float) -> float:
 
 
 def ending_soon(end: float) -> str:
-    """The warning."""
+    """The warning itself."""
     return (
         f"the certificate of this cluster ends at {_text(end)} (expected: after the job); no connection can be made "
         "after that, and no worker restarted. Fix: save what you need and start the cluster again before"
@@ -49,17 +75,8 @@ def ending_soon(end: float) -> str:
 
 
 def clock_problem(error: str, *, host: str | None = None, now: float | None = None) -> str:
-    """What to say of an error of OpenSSL's that has to do with the time; empty: it has not.
+    """The problem and fix for the text of an error of OpenSSL that is caused by a clock; empty: it is not.
 
-    Parameters
-    ----------
-    error : str
-        Its text.
-    host, now : str and float, optional
-        Of this process.
-
-    Examples
-    --------
     >>> clock_problem("certificate verify failed: certificate is not yet valid (_ssl.c:1006)", host="h2", now=0.0)
     "the job's certificate is not valid yet by the clock of h2 (1970-01-01 00:00:00 UTC). Fix: set the clocks by NTP or chrony"
     """
@@ -77,42 +94,19 @@ def _text(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
-#: Days that the certificate is valid where the end of the job is unknown: short enough that a stolen one goes stale.
-VALID_DAYS = 90
-#: Days that it is valid at most, whatever the batch system says.
-MOST_DAYS = 3660
-#: Seconds that it is valid after the end of the job, for clocks that are ahead and for what takes long to end.
-MARGIN = 3600
-#: Seconds by which its begin is dated back, since the hosts of one job may disagree about the time by some minutes.
-BACKDATED = 3600
-_USAGES = (
-    "digital_signature",
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "key_cert_sign",
-    "crl_sign",
-    "encipher_only",
-    "decipher_only",
-)
-
-
 @dataclass(frozen=True)
 class Credentials:
-    """What each process of the cluster shows the others."""
+    """PEM texts: the certificate of the job's authority, the one that every process shows, and its private key."""
 
-    #: Certificate of the job's authority, PEM.
     ca: str
-    #: Certificate that every process shows, PEM.
     certificate: str
-    #: Its private key, PEM. Not in the repr, so that it can't end in a log.
+    #: Not in the repr, so that it does not appear in a log.
     key: str = field(repr=False)
 
     def dask_config(self) -> dict[str, Any]:
-        """The settings that make a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed use these.
+        """The settings by which a plain ``Client()``, ``Nanny`` or ``Scheduler`` of distributed uses these.
 
-        Source: ``distributed.security.Security`` takes PEM text where it takes file names (any text with a newline).
+        Source: ``distributed.security.Security`` accepts PEM text (any text with a newline) in place of file names.
         """
         pair = {"cert": self.certificate, "key": self.key}
         return {
@@ -124,32 +118,19 @@ class Credentials:
         }
 
     def security(self) -> Any:
-        """The same as a ``distributed.Security``, for code that takes one."""
+        """The same as a ``distributed.Security``."""
+        import dask
         from distributed import Security
 
-        return Security(
-            require_encryption=True,
-            tls_ca_file=self.ca,
-            tls_client_cert=self.certificate,
-            tls_client_key=self.key,
-            tls_scheduler_cert=self.certificate,
-            tls_scheduler_key=self.key,
-            tls_worker_cert=self.certificate,
-            tls_worker_key=self.key,
-        )
+        with dask.config.set(self.dask_config()):
+            return Security()
 
 
 def make_credentials(*, job_end: float | None = None, now: float | None = None) -> Credentials:
-    """Generate a new authority, let it sign one certificate, and forget its key.
+    """Generate an authority, sign one certificate, and drop the authority's key.
 
-    Elliptic curves (P-256) instead of RSA: a key takes a millisecond instead of a tenth of a second.
-
-    Parameters
-    ----------
-    job_end : float, optional
-        When the batch system ends the job, in seconds since the epoch; None: unknown.
-    now : float, optional
-        The time, in seconds since the epoch; None: this node's.
+    `job_end` is when the batch system ends the job, in seconds since the epoch; None: unknown. Keys are on elliptic curves
+    (P-256): one takes a millisecond, and with RSA a tenth of a second.
     """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -175,7 +156,7 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
                 x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True
             )
         )
-        # What strict verification asks for (RFC 5280; the default of Python 3.13).
+        # Strict verification requires these (RFC 5280; the default of Python 3.13).
         usage = dict.fromkeys(_USAGES, False) | (
             {"key_cert_sign": True, "crl_sign": True} if authority else {"digital_signature": True}
         )
@@ -207,9 +188,7 @@ def make_credentials(*, job_end: float | None = None, now: float | None = None) 
 
 
 def _end(now: float, job_end: float | None) -> float:
-    """Until when a certificate is valid that is made now.
-
-    An end that is past is none: variables of another job, which this process has inherited.
+    """The end of a certificate that is made now. A past end of the job is ignored: it is in inherited variables of another job.
 
     >>> day = 86400.0
     >>> [(_end(0.0, job_end) - MARGIN) / day for job_end in (2 * day, 1e9 * day)], _end(0.0, -1.0) / day, _end(0.0, None) / day
@@ -218,3 +197,65 @@ def _end(now: float, job_end: float | None) -> float:
     if job_end is None or job_end <= now:
         return now + VALID_DAYS * 86400
     return min(job_end, now + MOST_DAYS * 86400) + MARGIN
+
+
+# The link to the dashboard, with the token that opens it (`agent.dashboard_gate`), as in Jupyter.
+
+
+def make_token() -> str:
+    """A new token: 32 random bytes as text for a link."""
+    return secrets.token_urlsafe(32)
+
+
+def add_token(link: str, token: str) -> str:
+    """Add the token to the query of a link, or of a template of one.
+
+    >>> add_token("http://localhost:8787/status", "abc")
+    'http://localhost:8787/status?token=abc'
+    >>> add_token("/proxy/{port}/status?theme=dark#top", "abc")
+    '/proxy/{port}/status?theme=dark&token=abc#top'
+    """
+    page, mark, fragment = link.partition("#")
+    return f"{page}{'&' if '?' in page else '?'}{TOKEN}={token}{mark}{fragment}"
+
+
+def link_template(link: str, template: str) -> str:
+    """The template from which Dask makes ``Client.dashboard_link``, so that it leads to our link (empty: no dashboard).
+
+    A template of the user, for a proxy for example, stays, with the token added.
+
+    >>> link_template("http://localhost:8788/status?token=abc", "{scheme}://{host}:{port}/status")
+    'http://localhost:8788/status?token=abc'
+    >>> link_template("http://localhost:8788/status?token=abc", "{JUPYTERHUB_SERVICE_PREFIX}/proxy/{port}/status")
+    '{JUPYTERHUB_SERVICE_PREFIX}/proxy/{port}/status?token=abc'
+    >>> link_template("", "{scheme}://{host}:{port}/status")
+    ''
+    """
+    if not link:
+        return ""
+    if template == DASKS_TEMPLATE:
+        return link
+    (token,) = parse_qs(urlsplit(link).query).get(TOKEN, [""])
+    return add_token(template, token) if token else template
+
+
+def ssh_line(link: str, node: str, environ: Mapping[str, str]) -> str:
+    """The command by which a link to ``localhost`` of the scheduler's node opens on the user's computer.
+
+    Empty outside of a batch system, and if the dashboard does not listen on the loopback interface. Of `node` a suffix such as
+    ``#2``, by which a plan distinguishes nodes of one name, is ignored.
+
+    >>> ssh_line("http://localhost:8787/status?token=abc", "n1", {"PBS_JOBID": "1", "PBS_O_HOST": "login2"})
+    'ssh -N -L 8787:127.0.0.1:8787 -J login2 n1'
+    """
+    from dask_gpu_mpi.sites.batch import login_host  # only here: agents import this module, too
+
+    target, name = urlsplit(link), node.partition("#")[0]
+    login = login_host(environ)
+    if login is None or target.hostname != "localhost" or not _HOST.fullmatch(name):
+        return ""
+    # A job that was submitted from within an allocation has the node itself, perhaps by its long name.
+    is_other = _HOST.fullmatch(login) and login.partition(".")[0] != name.partition(".")[0]
+    jump = f"-J {login} " if is_other else ""
+    # not "localhost": another user may listen on ::1
+    return f"ssh -N -L {target.port}:127.0.0.1:{target.port} {jump}{name}"

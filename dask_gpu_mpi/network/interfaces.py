@@ -1,7 +1,7 @@
-"""Which network interface the cluster uses: a pure function of what every rank has.
+"""The choice of the network interface for the cluster, from the interfaces of all ranks.
 
-Sites name their fast networks alike: ``hsn0`` (Slingshot), ``ib0`` (IP over InfiniBand); else the interface of the default route.
-A job on one host needs no network at all and stays on loopback, where nobody else can reach it.
+Sites have similar names for fast networks: ``hsn0`` (Slingshot), ``ib0`` (IP over InfiniBand). Otherwise the interface of the
+default route is used. A job on one host uses the loopback interface, which nobody else can reach.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from pathlib import Path
 
 from dask_gpu_mpi.errors import InputError
 
-__all__ = ["Interface", "boot_id", "choose_addresses", "list_interfaces"]
-
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _FAST = (re.compile(r"hsn\d+$"), re.compile(r"ib\w*\d$"))
@@ -29,18 +27,16 @@ _VIRTUAL = re.compile(r"(docker|virbr|veth|cni|flannel|tun|tap|br-)")
 class Interface:
     """An interface with an IPv4 address."""
 
-    #: As the system calls it.
     name: str
-    #: IPv4, dotted.
     address: str
-    #: IPv4 network with prefix length.
+    #: With prefix length.
     network: str
-    #: Whether the default route leaves through it.
+    #: Whether it has the default route.
     default: bool = False
 
 
 def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...]:
-    """The interfaces of this host that have an IPv4 address, loopback among them."""
+    """The interfaces of this host that have an IPv4 address, loopback included."""
     import psutil
 
     try:
@@ -66,26 +62,10 @@ def list_interfaces(route_file: str = "/proc/net/route") -> tuple[Interface, ...
 def choose_addresses(
     hosts: Sequence[str], interfaces: Mapping[int, Sequence[Interface]], wanted: Sequence[str | None]
 ) -> tuple[str | None, dict[int, str]]:
-    """The address that each rank listens on.
+    """The name of the interface (None if the hosts differ in it), and by rank the address to listen on.
 
-    Parameters
-    ----------
-    hosts : sequence of str
-        Host of each rank, by rank.
-    interfaces : mapping
-        What each rank has.
-    wanted : sequence of str or None
-        The interface that each rank was asked to use; None = choose.
-
-    Returns
-    -------
-    (name, addresses)
-        Name of the interface (None where hosts differ in it), address by rank.
-
-    Raises
-    ------
-    InputError
-        A rank lacks the interface, or the hosts share no network.
+    `wanted` has the interface that each rank is configured to use, or None. Raises an InputError if a rank lacks it, or if the
+    hosts share no network.
     """
     ranks = range(len(hosts))
     asked = {rank: name for rank, name in enumerate(wanted) if name is not None}
@@ -105,7 +85,7 @@ def choose_addresses(
     network = _common_network(interfaces)
     routed = {rank: next((i for i in _usable(interfaces[rank]) if i.default), None) for rank in ranks}
     if network is None and all(routed.values()):
-        # Hosts on subnets of their own, or with single addresses (clouds), that reach each other by their default routes.
+        # Hosts on different subnets, or with single addresses (clouds), reach each other by their default routes.
         return None, {rank: interface.address for rank, interface in routed.items() if interface is not None}
     if network is None:
         seen = "; ".join(
@@ -137,17 +117,17 @@ def _asked(rank: int, host: str, interfaces: Sequence[Interface], name: str | No
 
 
 def _usable(interfaces: Sequence[Interface]) -> list[Interface]:
-    """Those that may lead to other hosts."""
+    """The interfaces that may lead to other hosts."""
     return [i for i in interfaces if not i.address.startswith("127.") and not _VIRTUAL.match(i.name)]
 
 
 def _on(interfaces: Sequence[Interface], name: str, network: str) -> list[Interface]:
-    """An interface may have addresses on several networks, and several on one."""
+    """The entries of an interface on a network: it may have several addresses on it, and be on several networks."""
     return [i for i in interfaces if i.name == name and i.network == network]
 
 
 def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | None:
-    """The best interface that every rank has on one and the same network, as (name, network)."""
+    """Name and network of the best interface that every rank has on the same network."""
     first, *others = interfaces.values()
     candidates = []
     for interface in _usable(first):
@@ -159,15 +139,15 @@ def _common(interfaces: Mapping[int, Sequence[Interface]]) -> tuple[str, str] | 
 
 
 def _common_network(interfaces: Mapping[int, Sequence[Interface]]) -> str | None:
-    """A network that every rank is on, whatever its interface is called there."""
+    """A network that every rank is on, by interfaces of any name."""
     shared = set.intersection(*({i.network for i in _usable(own)} for own in interfaces.values()))
     return min(shared) if shared else None
 
 
 def boot_id(file: Path = _BOOT_ID) -> str:
-    """An id of this boot of this machine, or an empty text. Ranks share a node if their host names and boot ids are the same.
+    """An id of this boot of this machine: random on Linux (random(4)), the time of boot on macOS; empty if unknown.
 
-    Linux has a random id per boot (random(4)), macOS the time of boot.
+    Ranks share a node if their host names and boot ids are the same.
     """
     try:
         return file.read_text().strip()

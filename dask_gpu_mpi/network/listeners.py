@@ -1,8 +1,8 @@
-"""Dask's listeners, for networks with strangers on them: who connects and says nothing is not waited for, nor logged each time.
+"""Hardened replacements for Dask's listeners: handshakes time out, and failures are rate-limited in the log.
 
-Dask's own keep a connection that is only half opened for ever, and log a line or a traceback for each that fails; and in a
-process without descriptors tornado calls ``accept()`` as fast as it can, and logs a traceback each time. These are put in place
-in the agent, before the fork, so that scheduler, nannies and workers have them.
+Dask's own keep a half-open connection forever, and log a line or a traceback for each that fails. In a process without free
+descriptors tornado calls ``accept()`` as fast as it can, and logs a traceback each time. The agent installs the replacements
+before it forks, so that scheduler, nannies and workers have them.
 """
 
 from __future__ import annotations
@@ -29,30 +29,25 @@ from tornado.netutil import add_accept_handler
 
 from dask_gpu_mpi.network.credentials import clock_problem
 
-# What happens again and again, as one line a minute.
-
-#: Seconds that a line stands for.
+#: Seconds that a line of a `Tally` covers.
 PERIOD = 60.0
-#: Sources that are counted one by one: whoever has a whole network of addresses must not fill the memory either.
-MOST_SOURCES = 1000
-#: Sources that a line names.
-NAMED = 3
+#: Sources that are counted one by one, so that a stranger with a whole network of addresses can't fill the memory; and listed.
+MOST_SOURCES, NAMED = 1000, 3
+#: Seconds for Dask's greeting after a connection without TLS. With TLS the peer is one of the job, and may be busy for long.
+DASK_HANDSHAKE = 300.0
+#: Seconds for which a process without descriptors accepts nothing.
+PAUSE = 0.5
+#: Descriptors that are reserved for other things than connections of strangers.
+RESERVED = 128
+#: The errors of `accept` if this process, or the whole system, is out of descriptors or memory (accept(2)).
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Tally:
-    """Counts what strangers do: the first time is reported at once, what follows once in `PERIOD` seconds, with its number.
+    """Rate-limits the reports of an event: the first is reported at once, the following ones together after `PERIOD` seconds.
 
-    Parameters
-    ----------
-    report : callable
-        ``report(text)`` writes a line.
-    later : callable
-        ``later(seconds, function)`` calls the function then, as ``loop.call_later`` does.
-    clock : callable
-        Seconds.
+    `report(text)` writes a line; `later(seconds, function)` is as ``loop.call_later``.
 
-    Examples
-    --------
     >>> waiting, times = [], iter((0.0, 60.0, 60.0))
     >>> tally = Tally(print, lambda seconds, function: waiting.append(function), clock=times.__next__)
     >>> for host in ("h1", "h2", "h2"):
@@ -77,7 +72,7 @@ class Tally:
         self._last = ""
 
     def add(self, text: str, source: str) -> None:
-        """It has happened: `text` says what, `source` who did it."""
+        """Count an event, described by `text`, that `source` has caused."""
         if self._since is None:
             self._begin()
             self._report(text)
@@ -108,18 +103,9 @@ class Tally:
 #: Below distributed's own, so that it has their handlers and level.
 logger = logging.getLogger("distributed.dask_gpu_mpi")
 
-#: Seconds for Dask's greeting after a connection without TLS. With TLS the peer is one of the job's, and may be busy for long.
-DASK_HANDSHAKE = 300.0
-#: Seconds that a process without descriptors accepts nothing.
-PAUSE = 0.5
-#: Descriptors that are kept for other things than connections of strangers.
-RESERVED = 128
-#: What `accept` raises where this process, or the whole system, is out of descriptors or memory (accept(2)).
-EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-#: Whether this task reads what may be no greeting at all: that is counted, and `distributed.protocol` need not log a traceback.
+#: Whether this task reads a greeting: an invalid one is counted, and `distributed.protocol` must not log a traceback.
 _greeting: ContextVar[bool] = ContextVar("_greeting", default=False)
-#: Closes each connection that is not known to be of the job's, oldest first.
+#: Functions that close the connections whose peers may be strangers, oldest first.
 _unknown: dict[object, Callable[[], object]] = {}
 
 
@@ -132,7 +118,7 @@ _exhausted = Tally(logger.warning, _later)
 
 
 def until_known(close: Callable[[], object]) -> Callable[[], None]:
-    """Have `close` called when descriptors run out, until what is returned is called: nobody knows yet who has connected."""
+    """Register a connection of a possible stranger, to be closed when descriptors run out; the result unregisters it."""
     key = object()
     _unknown[key] = close
 
@@ -144,7 +130,7 @@ def until_known(close: Callable[[], object]) -> Callable[[], None]:
 
 @contextmanager
 def _within(seconds: float, close: Callable[[], object]) -> Iterator[list[str]]:
-    """Close a connection that is not known until then, or when descriptors run out; the list says why (``""``: the latter)."""
+    """Close a connection after these seconds, or when descriptors run out; the list has the reason (``""`` for the latter)."""
     why: list[str] = []
 
     def end(text: str) -> None:
@@ -160,8 +146,8 @@ def _within(seconds: float, close: Callable[[], object]) -> Iterator[list[str]]:
         is_known()
 
 
-def _make_room(why: str) -> None:
-    """Close half of the connections that have not shown who they are: who is waited for longest most likely says nothing."""
+def _close_oldest(why: str) -> None:
+    """Close half of the connections without a handshake, oldest first: they are the least likely ones to complete it."""
     for key in list(_unknown)[: (len(_unknown) + 1) // 2]:
         _unknown.pop(key)()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -180,19 +166,19 @@ def _refuse(listener: Any, address: str, why: object) -> None:
 
 
 class _Quiet:
-    """What both listeners share: a connection that fails is counted."""
+    """Counts connections that fail."""
 
     async def _handle_stream(self, stream: IOStream, address: tuple[Any, ...]) -> None:
         try:
             await super()._handle_stream(stream, address)  # type: ignore[misc]
-        except OSError as error:  # CommClosedError is one: the peer is gone before there was anything to say
+        except OSError as error:  # includes CommClosedError: the peer is gone already
             stream.close()
             if getattr(self, "tcp_server", None) is not None:
                 _refuse(self, f"{self.prefix}{address[0]}:{address[1]}", error)  # type: ignore[attr-defined]
 
 
 class TLSListener(_Quiet, tcp.TLSListener):
-    """Distributed's, with a deadline for the handshake of TLS: as long as the other side tries (``comm.timeouts.connect``)."""
+    """Distributed's, with the deadline of the other side (``comm.timeouts.connect``) for the handshake of TLS."""
 
     async def _prepare_stream(self, stream: Any, address: str) -> Any:
         with _within(_connect_timeout(), stream.close) as why:
@@ -206,7 +192,7 @@ class TLSListener(_Quiet, tcp.TLSListener):
 
 
 class TCPListener(_Quiet, tcp.TCPListener):
-    """Distributed's, with a deadline for Dask's greeting, and no traceback for what is none."""
+    """Distributed's, with a deadline for Dask's greeting, and without a traceback for an invalid one."""
 
     async def on_connection(self, comm: Comm, handshake_overrides: dict[str, Any] | None = None) -> None:
         """Exchange the greetings."""
@@ -216,7 +202,7 @@ class TCPListener(_Quiet, tcp.TCPListener):
                 await super().on_connection(comm, handshake_overrides)
             except Exception as error:
                 comm.abort()
-                if why or not isinstance(error, CommClosedError):  # those who hang up are no news
+                if why or not isinstance(error, CommClosedError):  # a peer that hangs up is not reported
                     _refuse(self, comm.peer_address, why[0] if why else f"no message of Dask's ({error})")
                 raise CommClosedError(str(error)) from error
             finally:
@@ -224,15 +210,19 @@ class TCPListener(_Quiet, tcp.TCPListener):
 
 
 class TLSBackend(tcp.TLSBackend):
-    """``tls://``."""
+    """Distributed's, with our listener."""
 
-    _listener_class = TLSListener
+    def get_listener(self, *args: Any, **kwargs: Any) -> TLSListener:
+        """Called by distributed."""
+        return TLSListener(*args, **kwargs)
 
 
 class TCPBackend(tcp.TCPBackend):
-    """``tcp://``."""
+    """Distributed's, with our listener."""
 
-    _listener_class = TCPListener
+    def get_listener(self, *args: Any, **kwargs: Any) -> TCPListener:
+        """Called by distributed."""
+        return TCPListener(*args, **kwargs)
 
 
 def _connect_timeout() -> float:
@@ -243,14 +233,9 @@ def _connect_timeout() -> float:
 
 
 class PatientSocket:
-    """A socket that listens, whose `accept` leaves the event loop alone for a while where there are no descriptors.
+    """A listening socket whose `accept` pauses when there are no descriptors.
 
-    tornado's handler calls it until it raises BlockingIOError, and again as soon as somebody waits, which is at once.
-
-    Parameters
-    ----------
-    listening : socket.socket
-        The real one.
+    tornado's handler calls it until it raises BlockingIOError, and again as soon as a peer waits, which is at once.
     """
 
     def __init__(self, listening: Any) -> None:
@@ -265,7 +250,7 @@ class PatientSocket:
 
     def accept(self) -> tuple[Any, Any]:
         """As ``socket.accept``."""
-        if self._full:  # one at a time then: what tornado accepts in one go is `_unknown` only in the next
+        if self._full:  # one at a time, since `_unknown` has the connections that tornado accepts together only afterwards
             self._full = False
             raise BlockingIOError(errno.EAGAIN, "few descriptors are left")
         try:
@@ -276,35 +261,35 @@ class PatientSocket:
             self._pause(error)
             raise BlockingIOError(errno.EAGAIN, "out of descriptors") from None
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        # The kernel gives the lowest number that is free. The rest is for everything else that this process has to open.
+        # The kernel gives the lowest free number, and the rest is for all other files of this process.
         if 0 < limit - min(RESERVED, limit // 4) <= connection.fileno():
             self._full = True
             if _unknown:
-                _make_room(f"{connection.fileno()} descriptors are in use")
+                _close_oldest(f"{connection.fileno()} descriptors are in use")
         return connection, address
 
     def _pause(self, error: OSError) -> None:
-        _make_room(str(error.strerror))
+        _close_oldest(str(error.strerror))
         IOLoop.current().update_handler(self.fileno(), 0)
-        self._timer = asyncio.get_running_loop().call_later(PAUSE, self._go_on)
+        self._timer = asyncio.get_running_loop().call_later(PAUSE, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self.fileno() >= 0:
             IOLoop.current().update_handler(self.fileno(), IOLoop.READ)
 
     def stop(self) -> None:
-        """No longer: its handler is removed."""
+        """Cancel a pause, when its handler is removed."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def _accept_patiently(listening: Any, callback: Callable[[Any, Any], None]) -> Callable[[], None]:
-    """``tornado.netutil.add_accept_handler``, for sockets that run out of descriptors and strangers that are gone at once."""
+    """``tornado.netutil.add_accept_handler`` that survives a lack of descriptors, and peers that are gone at once."""
 
     def handle(connection: Any, address: Any) -> None:
         try:
             callback(connection, address)
-        except Exception as error:  # the socket is closed by its peer while TLS is set up, for example
+        except Exception as error:  # for example, the peer closes the socket while TLS is set up
             connection.close()
             host = str(address[0]) if isinstance(address, tuple) and address else "a local process"
             _refused.add(f"connection from {host} failed: {type(error).__name__}: {error}", host)
@@ -319,13 +304,9 @@ def _accept_patiently(listening: Any, callback: Callable[[Any, Any], None]) -> C
     return stop
 
 
-def _is_no_greeting(record: logging.LogRecord) -> bool:
-    return not _greeting.get()
-
-
 def guard_listeners() -> None:
-    """Have all listeners of this process, and of all that are forked from it, be these."""
-    logging.getLogger("distributed.protocol.core").addFilter(_is_no_greeting)
+    """Install these listeners in this process, and in all that are forked from it."""
+    logging.getLogger("distributed.protocol.core").addFilter(lambda record: not _greeting.get())
     backends["tls"], backends["tcp"] = TLSBackend(), TCPBackend()
     server: Any = importlib.import_module("tornado.tcpserver")
     with contextlib.suppress(AttributeError):

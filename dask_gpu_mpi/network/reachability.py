@@ -1,6 +1,7 @@
-"""Whether a rank reaches the scheduler's address: a listener there, a connection from every rank, and the clocks compared.
+"""Tests of the network before the start: whether all ranks reach the scheduler's address, and the nodes reach each other.
 
-Both sides show a random text that came to them by MPI, so that somebody else's listener is not taken for ours.
+Both sides of a connection send a random text that they received by MPI, so that another program's listener is detected. The
+connections also compare the clocks.
 """
 
 from __future__ import annotations
@@ -21,26 +22,32 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from dask_gpu_mpi.base.hostlist import fold_names
+from dask_gpu_mpi.base.text import fold_names
 from dask_gpu_mpi.options.model import Options
 
 #: Seconds that a rank tries to connect.
 CONNECT_TIMEOUT = 5.0
-#: Connections that wait to be accepted: all ranks of a large job come at once.
+#: Connections that wait to be accepted: all ranks of a large job connect at once.
 BACKLOG = 4096
-#: Connections that are waited for at the same time; each takes moments. Descriptors are scarce in a rank.
+#: Connections that are open at the same time, each for moments. Descriptors are scarce in a rank.
 MOST_ASKING = 256
 #: Seconds between checks for silent connections, and for the end.
 POLL = 0.05
-#: Times that a rank asks, where the listener hangs up: it does so on those who wait when strangers come in crowds.
+#: Tries of a rank, and seconds between them, if the listener hangs up: it does so when many strangers connect.
 TRIES, PAUSE = 3, 0.1
+#: Nodes to which each node connects, and which connect to it, at most: a bound on its sockets, since all are tried at once.
+MOST_AT_START, MOST_IN_CHECK = 16, 64
+#: Parts of a report that are listed; the others are counted.
+MOST_PARTS = 6
+#: Ports of a range that are tried.
+MOST_PORTS = 1000
 _OTHER, _SILENT, _RESET = "something else answers there", "no answer", os.strerror(errno.ECONNRESET)
 _CLOCK = struct.Struct("!d")
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What the connecting side shows, and what the listener shows in return: as many letters each."""
+    """The texts of the connecting side and of the listener, which have the same length."""
 
     question: str = field(default_factory=secrets.token_hex)
     answer: str = field(default_factory=secrets.token_hex)
@@ -48,39 +55,20 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Reach:
-    """What a rank found when it connected."""
+    """The result of a connection."""
 
-    #: Why it could not; empty: it could.
+    #: Why it failed; empty: it did not.
     error: str = ""
-    #: Seconds that this rank's clock is ahead of the listener's (negative: behind), half the round trip allowed for.
+    #: Seconds that this rank's clock is ahead of the listener's (negative: behind), corrected by half of the round trip.
     ahead: float = 0.0
     #: Seconds.
     round_trip: float = 0.0
 
 
 class Listener:
-    """Listens where the scheduler would, and answers who asks with the right text; in a thread of its own.
+    """Listens, in a thread, on an IPv4 address and `port` (0: any), and answers peers that send the right text; raises OSError.
 
-    Whoever says nothing, or says it slowly, is hung up on after `CONNECT_TIMEOUT`, and before that where too many others wait.
-
-    Parameters
-    ----------
-    address : str
-        IPv4 address.
-    port : int
-        0: any free one.
-    tokens : Tokens
-        Of this job.
-
-    Attributes
-    ----------
-    port : int
-        Where it listens.
-
-    Raises
-    ------
-    OSError
-        It can't listen there.
+    Silent and slow peers are disconnected after `CONNECT_TIMEOUT`, and earlier if too many others wait.
     """
 
     def __init__(self, address: str, port: int, tokens: Tokens) -> None:
@@ -97,7 +85,7 @@ class Listener:
         self.port: int = self._listening.getsockname()[1]
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
-        #: By connection, oldest first: until when it may ask, and what it has said so far.
+        #: By connection, oldest first: its deadline, and the text that it has sent so far.
         self._asking: dict[socket.socket, tuple[float, bytes]] = {}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -114,7 +102,7 @@ class Listener:
                 if key.fileobj is self._listening:
                     self._accept()
                 else:
-                    self._hear(cast(socket.socket, key.fileobj))
+                    self._read(cast(socket.socket, key.fileobj))
             self._hang_up_on_silent()
         for connection in list(self._asking):
             self._hang_up(connection)
@@ -124,31 +112,30 @@ class Listener:
     def _accept(self) -> None:
         try:
             connection, _ = self._listening.accept()
-        except BlockingIOError:  # who asked is gone
+        except BlockingIOError:  # the peer is gone
             return
         except OSError:  # there are no descriptors
-            time.sleep(0.0 if self._make_room() else POLL)
+            time.sleep(0.0 if self._close_oldest() else POLL)
             return
         connection.setblocking(False)
         self._asking[connection] = time.monotonic() + CONNECT_TIMEOUT, b""
         self._selector.register(connection, selectors.EVENT_READ)
         if len(self._asking) > MOST_ASKING:
-            self._make_room()
+            self._close_oldest()
 
-    def _hear(self, connection: socket.socket) -> None:
-        if connection not in self._asking:  # hung up on a moment ago
+    def _read(self, connection: socket.socket) -> None:
+        if connection not in self._asking:  # closed a moment ago
             return
-        limit, said = self._asking[connection]
+        limit, text = self._asking[connection]
         try:
-            piece = connection.recv(len(self._question) - len(said))
-            said += piece
-            if piece and len(said) < len(self._question):
-                self._asking[connection] = limit, said
+            piece = connection.recv(len(self._question) - len(text))
+            text += piece
+            if piece and len(text) < len(self._question):
+                self._asking[connection] = limit, text
                 return
-            if hmac.compare_digest(said, self._question):
-                connection.send(
-                    self._answer + _CLOCK.pack(time.time())
-                )  # fits into the buffer of every socket
+            if hmac.compare_digest(text, self._question):
+                # fits into the buffer of every socket
+                connection.send(self._answer + _CLOCK.pack(time.time()))
         except BlockingIOError:
             return
         except OSError:
@@ -162,8 +149,8 @@ class Listener:
                 return
             self._hang_up(connection)
 
-    def _make_room(self) -> bool:
-        """Hang up on who is waited for longest; False: there is nobody."""
+    def _close_oldest(self) -> bool:
+        """Close the oldest connection; False: there is none."""
         if oldest := next(iter(self._asking), None):
             self._hang_up(oldest)
         return oldest is not None
@@ -175,17 +162,7 @@ class Listener:
 
 
 def connect_to(address: str, port: int, tokens: Tokens, timeout: float = CONNECT_TIMEOUT) -> Reach:
-    """Connect to the listener, and compare clocks.
-
-    Parameters
-    ----------
-    address, port : str, int
-        Where it listens.
-    tokens : Tokens
-        Of this job.
-    timeout : float
-        Seconds for each step; each of `TRIES` takes twice as many at most.
-    """
+    """Connect to a `Listener`, and compare clocks; each of `TRIES` takes at most twice the timeout."""
     reach = _ask(address, port, tokens, timeout)
     for _ in range(TRIES - 1):
         if reach.error not in (_SILENT, _RESET):
@@ -222,7 +199,7 @@ def _ask(address: str, port: int, tokens: Tokens, timeout: float) -> Reach:
 
 
 def connect_only(address: str, port: int, timeout: float = CONNECT_TIMEOUT) -> str:
-    """Connect to a listener of somebody else's, and hang up; why that failed, or nothing."""
+    """Connect to any listener, and disconnect; returns the error, or an empty text."""
     try:
         socket.create_connection((address, port), timeout=timeout).close()
     except TimeoutError:
@@ -233,7 +210,7 @@ def connect_only(address: str, port: int, timeout: float = CONNECT_TIMEOUT) -> s
 
 
 def port_problem(address: str, port: int) -> OSError | None:
-    """Why nobody can listen there now; None: one can."""
+    """The error of a test whether this process can listen there; None: it can."""
     try:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family) as probe:
@@ -246,31 +223,21 @@ def port_problem(address: str, port: int) -> OSError | None:
 
 
 def is_elsewhere(error: BaseException) -> bool:
-    """Whether it was raised since the address to listen at is not one of this node's."""
+    """Whether the error means that the address to listen at is not one of this node."""
     return isinstance(error, socket.gaierror) or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
 
 
-# Whether the nodes reach each other: which pairs are tested, a listener on each node, and connections from each to others.
-#
-# Workers of two nodes connect to each other, in both directions, whichever node has the scheduler.
-
-#: Nodes to which each node connects, and which connect to it, at most: a bound on its sockets, and all of them are tried at once.
-MOST_AT_START, MOST_IN_CHECK = 16, 64
-#: Parts of a report that are spelled out; the others are counted.
-MOST_PARTS = 6
-#: Ports of a range that are tried.
-MOST_PORTS = 1000
+# Pairs of nodes. Workers of two nodes connect to each other in both directions, whichever node has the scheduler.
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the job, and where its lowest rank with workers listens."""
+    """One node of the job, its lowest rank with workers, and the address and port on which that rank listens."""
 
     host: str
     rank: int
-    #: Where its workers would listen.
     address: str
-    #: Of this node alone: another node may have the same address on a network that leads nowhere.
+    #: Of this node only: another node may have the same address, on a network that leads nowhere.
     tokens: Tokens = field(default_factory=Tokens)
     #: 0: it can't listen.
     port: int = 0
@@ -285,9 +252,9 @@ class Lost:
 
 
 def _steps(nodes: int, most: int) -> list[int]:
-    """How far along a ring of all nodes each node's peers are.
+    """The distances of a node's peers on a ring of all nodes.
 
-    The same steps for all nodes: so as many connect to each node as it connects to, and each pair is tested in both directions.
+    They are the same for all nodes, so each node has as many connections in as out, and each pair is tested in both directions.
     """
     if nodes - 1 <= most:
         return list(range(1, nodes))
@@ -296,7 +263,7 @@ def _steps(nodes: int, most: int) -> list[int]:
 
 
 def count_pairs(nodes: int, most: int) -> tuple[int, int]:
-    """Pairs of nodes that are tested, and all pairs.
+    """The number of pairs of nodes that are tested, and of all pairs.
 
     >>> count_pairs(3, 64), count_pairs(65, 64), count_pairs(1000, 64)
     ((3, 3), (2080, 2080), (32000, 499500))
@@ -305,19 +272,9 @@ def count_pairs(nodes: int, most: int) -> tuple[int, int]:
 
 
 def peers_by_rank(nodes: Sequence[Node], most: int) -> dict[int, tuple[Node, ...]]:
-    """To which nodes each node connects: all others, or, of many, its neighbours on a ring and a random sample.
+    """By rank the nodes to which each node connects: all others, or, of many, its neighbours on a ring and a random sample.
 
-    Parameters
-    ----------
-    nodes : sequence of Node
-        In an order that is the same for the same job: the sample depends on nothing but their number.
-    most : int
-        Peers of each node at most; even.
-
-    Returns
-    -------
-    dict
-        By rank; without peers that can't listen.
+    The sample depends only on the number of nodes. `most` is even. Peers that can't listen are left out.
     """
     steps = _steps(len(nodes), most)
     peers = {}
@@ -328,13 +285,7 @@ def peers_by_rank(nodes: Sequence[Node], most: int) -> dict[int, tuple[Node, ...
 
 
 def connect_to_peers(peers: Sequence[Node], timeout: float = CONNECT_TIMEOUT) -> tuple[Lost, ...]:
-    """Connect to all peers at once; those that do not answer.
-
-    Parameters
-    ----------
-    timeout : float
-        As `connect_to`.
-    """
+    """Connect to all peers at once; returns those that do not answer."""
     if not peers:
         return ()
     with ThreadPoolExecutor(len(peers)) as pool:
@@ -345,7 +296,7 @@ def connect_to_peers(peers: Sequence[Node], timeout: float = CONNECT_TIMEOUT) ->
 
 
 def connection_report(lost: Mapping[str, Sequence[Lost]]) -> str:
-    """Which nodes, by host, do not reach which; those with the same peers and error share a part.
+    """The failures by host as text; hosts with the same peers and error share a part.
 
     >>> silent = [Lost("h3", "no answer within 5 s")]
     >>> connection_report({"h1": silent, "h2": silent, "h3": [Lost("h1", "no route to host")]})
@@ -365,9 +316,9 @@ def connection_report(lost: Mapping[str, Sequence[Lost]]) -> str:
 
 
 def worker_ports(options: Options) -> Sequence[int]:
-    """The ports that the user allows workers (``worker_port``, or ``port`` where there is no nanny); ``(0,)``: any.
+    """The ports that the user allows workers (``worker_port``, or ``port`` without a nanny); ``(0,)``: any.
 
-    A firewall may let exactly these through.
+    A firewall may allow exactly these.
 
     >>> worker_ports(Options(worker_options={"worker_port": "40000:40002"}))
     range(40000, 40003)
@@ -380,18 +331,12 @@ def worker_ports(options: Options) -> Sequence[int]:
         ports = range(int(first), int(last or first) + 1)
     except ValueError:
         ports = range(0)
-    # otherwise the worker's own error is the better one
+    # the worker reports invalid ports itself
     return ports[:MOST_PORTS] if ports and 0 <= ports[0] <= ports[-1] < 1 << 16 else (0,)
 
 
 def listen_for_peers(address: str, ports: Sequence[int], tokens: Tokens) -> Listener:
-    """Listen on the first port that is free.
-
-    Raises
-    ------
-    OSError
-        None is.
-    """
+    """Listen on the first free port; raises the OSError of the last one."""
     for port in ports[:-1]:
         with contextlib.suppress(OSError):
             return Listener(address, port, tokens)

@@ -1,8 +1,8 @@
-"""Scheduler files, and clusters that are there already.
+"""Scheduler files, and the clusters to which they lead.
 
-A scheduler file is distributed's JSON (``address``, ``id``, ``services``, ``workers``), so that its own tools find the scheduler,
-with a key of ours that carries the credentials. It is readable for its owner only, appears whole or not at all, and is removed
-at the end by whoever wrote it.
+A scheduler file is distributed's JSON (``address``, ``id``, ``services``, ``workers``), so that distributed's tools find the
+scheduler, with an additional key for the credentials. Only its owner can read it. It appears whole or not at all, and the job
+that wrote it removes it at the end.
 """
 
 from __future__ import annotations
@@ -16,27 +16,19 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
-from dask_gpu_mpi.base.files import (
-    UntrustedFileError,
-    located,
-    open_regular,
-    read_text,
-    read_trusted,
-    replace,
-)
+from dask_gpu_mpi.base.files import UntrustedFileError, located, open_regular, read_trusted, replace
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol, WorkerUcx
-
-__all__ = ["Target", "read_scheduler_file", "read_target", "remove_scheduler_file", "write_scheduler_file"]
 
 #: Our key in the scheduler file.
 CREDENTIALS_KEY = "dask-gpu-mpi"
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:[0-9]{1,5}")
 #: Dask reads a link as a template: no braces.
 _LINK = re.compile(r"https?://[^\s{}]+")
-#: Of the configuration in the file, what is taken: TLS, UCX, and how clients fetch over it.
+#: The configuration that is used of a file: TLS, UCX, and how clients fetch over it. Dask's ``preload`` for example would run
+#: code.
 _CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.client.direct-to-workers")
 
 
@@ -44,20 +36,20 @@ _CONNECTION_KEYS = ("distributed.comm.", "distributed-ucxx.", "distributed.clien
 class Target:
     """A cluster to join or to connect to."""
 
-    #: The scheduler's, with its protocol.
+    #: Of the scheduler, with its protocol.
     address: str
     #: Dask configuration with the credentials; empty without TLS.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
-    #: Link to its dashboard, with the token; empty: it has none; None: that is not known.
+    #: Link to its dashboard, with the token; empty: it has none; None: unknown.
     dashboard: str | None = field(default=None, repr=False)
 
     @property
     def protocol(self) -> str:
-        """That of the address: a `Protocol`, or another that distributed has."""
+        """The protocol of the address: a `Protocol`, or another one of distributed."""
         return Protocol.of(self.address) or self.address.partition("://")[0]
 
     def unique_name(self, name: str | None) -> str:
-        """A prefix for the names of workers that join, which no other job can have: the names there are not ours to know."""
+        """A prefix for the names of workers that join, which differs from the (unknown) names of other jobs' workers."""
         token = secrets.token_hex(4)
         return f"{name}-{token}" if name else f"join-{token}"
 
@@ -70,13 +62,7 @@ def write_scheduler_file(
     config: dict[str, Any],
     dashboard: str | None = None,
 ) -> None:
-    """Write the file, mode 0600, by rename.
-
-    Raises
-    ------
-    InputError
-        It can't be written there.
-    """
+    """Write the file, mode 0600, by rename; raises an InputError."""
     content = {
         "type": "Scheduler",
         "id": identity,
@@ -97,20 +83,18 @@ def write_scheduler_file(
 def remove_scheduler_file(path: str, identity: str) -> None:
     """Remove the file, if it is still the one that this job wrote."""
     with (
-        contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError),
+        contextlib.suppress(OSError),
         located(path) as (folder, name),
+        open(open_regular(folder, name), "rb") as file,
     ):
-        if json.loads(read_text(open_regular(folder, name)))["id"] == identity:
+        if f'"id": {json.dumps(identity)}'.encode() in file.read():  # as `write_scheduler_file` writes it
             os.unlink(name, dir_fd=folder)
 
 
 def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
-    """Read a scheduler file, ours or distributed's.
+    """Read a scheduler file, ours or distributed's; raises an InputError, also if another user may have written it.
 
-    Raises
-    ------
-    InputError
-        It is not there, is none, or somebody else may have written it: who connects to a stranger's scheduler runs its code.
+    A client runs the code of the scheduler to which it connects.
     """
     name = repr(os.fspath(path))
     try:
@@ -120,7 +104,8 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
             raise ValueError(address)
         ours = content.get(CREDENTIALS_KEY, {})
         host = str(ours.get("host", socket.gethostname()))
-        config = _of_connection(ours.get("config", {}))
+        config = ours.get("config", {}).items()
+        config = {key: value for key, value in config if key.startswith(_CONNECTION_KEYS)}
         dashboard = ours.get("dashboard")
         if dashboard and not _LINK.fullmatch(dashboard):
             raise ValueError(dashboard)
@@ -147,18 +132,10 @@ def read_scheduler_file(path: str | os.PathLike[str]) -> Target:
     return Target(address, config, dashboard)
 
 
-def _of_connection(config: dict[str, Any]) -> dict[str, Any]:
-    """Of a configuration, what says how to connect; Dask's ``preload`` and its like would run code."""
-    return {key: value for key, value in config.items() if key.startswith(_CONNECTION_KEYS)}
-
-
 def read_target(options: Options) -> Target:
-    """The cluster that ``scheduler=False`` means: by its address, or by its file.
+    """The cluster of ``scheduler=False``, by its address or its file.
 
-    Raises
-    ------
-    InputError
-        The file is none, or is not to be trusted; or the cluster is not encrypted, which the user asks for.
+    Raises an InputError if the file is invalid or not trusted, or if the user requires encryption and the cluster has none.
     """
     target = _target(options)
     if not (Protocol.of(target.address) or Protocol.TCP).encrypts:
@@ -172,10 +149,10 @@ def _target(options: Options) -> Target:
         return (
             target if options.scheduler_address is None else Target(options.scheduler_address, target.config)
         )
-    assert options.scheduler_address is not None  # `options.resolve` refuses neither
+    assert options.scheduler_address is not None  # `options.resolve` requires one of the two
     address = options.scheduler_address
     if "://" not in address:
-        # As Dask reads it, but for a user who asks for another.
+        # As Dask reads it, unless the user requests another protocol.
         protocol = options.protocol if options.explicit & {"protocol", "security"} else Protocol.TCP
         address = f"{protocol}://{address}"
     if address.startswith("tls://"):
@@ -190,7 +167,7 @@ def _target(options: Options) -> Target:
 
 
 def _check_open_cluster(target: Target, options: Options) -> None:
-    """Refuse a cluster without encryption where the user asks for it; warn of one where the user has said nothing."""
+    """Reject a cluster without encryption if the user requires it; warn of it if the user has set nothing."""
     wanted = options.protocol.encrypts and options.explicit & {"protocol", "security"}
     if wanted and options.scheduler_file:
         raise InputError(

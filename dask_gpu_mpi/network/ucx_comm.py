@@ -1,14 +1,14 @@
-"""Connections between workers: TLS, and beside each, where both ends offer it, UCX for what is large.
+"""Connections between workers: TLS and, if both ends offer it, UCX for large frames.
 
-A worker listens and connects with Dask's TLS, as every process of the cluster. In Dask's handshake it offers UCX. Where the other
-end does as well, the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64 bytes
-that each sends the other over UCX. From then on those frames of a message that are memory of a GPU (with ``protocol="ucx"``: that
-are large) travel over UCX, and all else, headers and pickles among it, over TLS. So
+A worker listens and connects with Dask's TLS, as every process of the cluster, and offers UCX in Dask's handshake. If the other
+end offers it as well, the two agree on an endpoint over the encrypted connection: addresses, secret tags, and a proof of 64
+bytes that each sends over UCX. From then on frames in GPU memory (with ``protocol="ucx"``: large frames) are sent over UCX, and
+all others, including headers and pickles, over TLS. So
 
-- who has no certificate of the job does not get as far as UCX, and the tags are known to the two ends only;
-- scheduler, nannies and clients, which offer nothing, need no UCX, and what they send is always encrypted;
-- a connection whose UCX does not work stays what it was, TLS;
-- the end of the TLS connection ends the other: a process that has died is noticed at once, as over TCP.
+- a peer without a certificate of the job does not get as far as UCX, and only the two ends know the tags;
+- scheduler, nannies and clients, which offer nothing, need no UCX, and their messages are always encrypted;
+- a connection whose UCX does not work stays on TLS;
+- the end of the TLS connection ends the UCX connection: a process that has died is detected at once, as with TCP.
 
 Sources: `distributed.comm.tcp`; `distributed_ucxx.ucxx` (0.46 to 0.52) for the order of calls to CUDA; ucxx's worker addresses.
 """
@@ -38,38 +38,29 @@ from dask_gpu_mpi.network.interfaces import boot_id
 from dask_gpu_mpi.network.listeners import TLSListener
 from dask_gpu_mpi.network.ucx_endpoint import Endpoint, Ucx, UcxError
 
-__all__ = ["WorkerComm", "use_ucx_between_workers"]
-
-#: Key of Dask's handshake. It holds this version, which node the process is on, and whether UCX leads from there to others.
+#: Key of Dask's handshake. Its value has this version, the node of the process, and whether UCX leads from there to others.
 OFFER, VERSION = "dask-gpu-mpi-ucx", 2
-#: Seconds in which two workers must have agreed, UCX's start among them; else the connection is closed.
+#: Seconds in which two workers must have agreed, including UCX's start; otherwise the connection is closed.
 AGREEMENT_TIMEOUT = 60.0
-#: Seconds for the start of UCX, for which others wait as well; else the connection stays TLS.
-START_TIMEOUT = 30.0
-#: Seconds for the proofs; else the connection stays TLS.
-PROOF_TIMEOUT = 10.0
-#: Seconds for one frame, and bytes for which there is one more: after them the connection is closed, and Dask asks once more.
+#: Seconds for the start of UCX, and for the proofs; otherwise the connection stays on TLS.
+START_TIMEOUT, PROOF_TIMEOUT = 30.0, 10.0
+#: Seconds for one frame, plus one for each of so many bytes; then the connection is closed, and Dask tries again.
 FRAME_TIMEOUT, SLOWEST = 300.0, 10e6
 #: Bytes of a proof.
 PROOF_SIZE = 64
-#: How distributed serialises what goes over UCX: memory of a GPU stays there.
+#: distributed's serialisers that leave memory on the GPU.
 SERIALIZERS = ("cuda", "dask", "pickle", "error")
 _boot_id = functools.cache(boot_id)
-#: Hosts with which a connection has stayed TLS, to warn of each once.
+#: Hosts with which a connection has stayed on TLS, to warn of each once.
 _without_ucx: set[str] = set()
 
 
 def use_ucx_between_workers(
     host_frames: int, *, loopback: bool = False, leads: bool = False, warned: bool = False
 ) -> None:
-    """Have this process, a worker that is to be made, offer UCX in its connections over TLS.
+    """Offer UCX in the TLS connections of this process, in which a worker is made afterwards.
 
-    Parameters
-    ----------
-    host_frames : int
-        Least bytes of an array of host memory that goes over UCX as well; 0: only memory of GPUs does.
-    loopback, leads, warned : bool
-        See `Ucx`.
+    `host_frames` is the least size of arrays in host memory that are sent over UCX as well; 0: none. For the others see `Ucx`.
     """
     WorkerComm.host_frames = host_frames
     Ucx.loopback, Ucx.leads, Ucx.warned = loopback, leads, warned
@@ -77,26 +68,27 @@ def use_ucx_between_workers(
 
 
 class WorkerComm(TLS):
-    """One end of such a connection. Takes what `distributed.comm.tcp.TLS` takes."""
+    """One end of such a connection."""
 
     #: See `use_ucx_between_workers`.
     host_frames = 0
+    _tls_has_ended = False
 
     def __init__(self, stream: Any, local_addr: str, peer_addr: str, deserialize: bool = True) -> None:
         super().__init__(stream, local_addr, peer_addr, deserialize)
-        #: Whether both ends have offered UCX and not agreed yet.
+        #: Whether both ends have offered UCX and have not agreed yet.
         self._offered = False
         self._agreeing: asyncio.Task[None] | None = None
         self._endpoint: Endpoint | None = None
         stream.set_close_callback(functools.partial(_on_close, weakref.ref(self)))
 
     def handshake_info(self) -> dict[str, Any]:
-        """What this end offers in Dask's handshake: UCX belongs to one event loop, the worker's."""
+        """The offer of this end in Dask's handshake: UCX belongs to one event loop, the worker's."""
         offer = {OFFER: [VERSION, *_place()]} if Ucx.is_of_this_loop() else {}
         return {**super().handshake_info(), **offer}
 
     def handshake_configuration(self, local: dict[str, Any], remote: dict[str, Any]) -> dict[str, Any]:  # type: ignore[override]
-        """Called by distributed, at either end, when both know what the other offers."""
+        """Called by distributed, at either end, with both offers."""
         match local.get(OFFER), remote.get(OFFER):
             case [version, here, leads_there], [other_version, there, leads_here] if version == other_version:
                 self._offered = here == there or bool(leads_there and leads_here)
@@ -113,7 +105,7 @@ class WorkerComm(TLS):
         with self._aborting_on_error():
             header = inner.header
             large = [
-                # not the memoryview itself: see `Ucx.run`
+                # not the memoryview itself: see `Endpoint`
                 endpoint.ucx.device_array(size) if on_device else host_array(size).obj
                 for size, on_device in header["over_ucx"]
             ]
@@ -124,7 +116,7 @@ class WorkerComm(TLS):
                     await endpoint.receive(frame)
             over_ucx, over_tls = iter(large), iter(inner.frames)
             frames = [next(over_ucx if is_large else over_tls) for is_large in header["is_over_ucx"]]
-            # Memory of a GPU is not copied: for it alone a thread would only cost its start.
+            # GPU memory is not copied, so a thread for it would only cost its start.
             on_host = sum(nbytes(frame) for frame in frames if not _on_device(frame))
             return await from_frames(
                 frames,
@@ -164,17 +156,18 @@ class WorkerComm(TLS):
         return sum(map(nbytes, frames))
 
     def _goes_over_ucx(self, frame: Any) -> bool:
-        """Memory of GPUs, and large arrays of NumPy if the user wants that. No other buffer: it may decide how a message is
-        deserialised, and TLS alone checks what arrives.
+        """Whether a frame is in GPU memory, or a large NumPy array if the user has enabled that.
+
+        Other buffers may determine how a message is deserialised, and only TLS authenticates data.
         """
         if _on_device(frame):
-            return True  # an empty one as well, of which only the header is sent: it is memory of a GPU at the other end, too
+            return True  # even an empty one, of which only the header is sent: it is GPU memory at the other end, too
         buffer = frame.obj if isinstance(frame, memoryview) else frame
         return 0 < self.host_frames <= nbytes(frame) and type(buffer).__module__ == "numpy"
 
     @contextlib.contextmanager
     def _aborting_on_error(self) -> Iterator[None]:
-        """Close the connection where a message has not come, or gone, as a whole: nobody knows where it stands."""
+        """Close the connection if a message has not been transferred as a whole, since its state is unknown then."""
         try:
             yield
         except (UcxError, EOFError, TimeoutError) as error:
@@ -185,13 +178,13 @@ class WorkerComm(TLS):
             raise
 
     async def _agree_once(self) -> None:
-        """Agree, whether reading or writing comes first."""
+        """Agree once, before the first message in either direction."""
         if self._agreeing is None:
             self._agreeing = asyncio.get_running_loop().create_task(self._agree())
         await asyncio.shield(self._agreeing)
 
     async def _agree(self) -> None:
-        """Agree with the other end, which does the same, on an endpoint, or on none."""
+        """Agree with the other end, which does the same, on an endpoint or on none."""
         with self._aborting_on_error():
             try:
                 async with asyncio.timeout(AGREEMENT_TIMEOUT):
@@ -201,17 +194,17 @@ class WorkerComm(TLS):
         if endpoint is None:
             _warn_once(self.peer_address, reason)
         else:
-            # What TLS carries from now on are our own messages; those in them are deserialised as it was asked.
+            # From now on TLS carries our own messages. The messages in them are deserialised as configured.
             self._deserialize_messages, self.deserialize = self.deserialize, False
             self._endpoint = endpoint
-            # Dask drops connections that the other end has closed without closing them.
+            # Dask drops connections that the other end has closed, but does not close them.
             weakref.finalize(self, _abort_soon, asyncio.get_running_loop(), endpoint).atexit = False
             if self.closed():  # meanwhile
                 self._abort_endpoint()
         self._offered = False
 
     async def _make_endpoint(self) -> tuple[Endpoint | None, str]:
-        """The endpoint, or why there is none."""
+        """The endpoint, or the reason why there is none."""
         own: dict[str, Any] = {"tag": secrets.randbits(64), "key": secrets.token_bytes(32), "address": b""}
         ucx: Ucx | None = None
         try:
@@ -245,14 +238,18 @@ class WorkerComm(TLS):
         super().abort()
 
     async def close(self) -> None:  # type: ignore[override]
-        """Close both, TLS once what was written has left."""
+        """Close both, TLS after its pending data."""
         await super().close()
         self._abort_endpoint()
 
     def on_tls_closed(self) -> None:
-        """The TLS connection has ended, whoever closed it."""
-        self._closed = True
+        """Called when the TLS connection has ended, at either end."""
+        self._tls_has_ended = True
         self._abort_endpoint()
+
+    def closed(self) -> bool:
+        """Whether it has ended."""
+        return self._tls_has_ended or bool(super().closed())
 
     def _abort_endpoint(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
@@ -261,7 +258,7 @@ class WorkerComm(TLS):
 
 
 async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tuple[Endpoint | None, str]:
-    """An endpoint to the other end, over which both have proved who they are; or why there is none."""
+    """An endpoint to the other end, with proofs of both ends, or the reason why there is none."""
     endpoint: Endpoint | None = None
     try:
         endpoint = await ucx.connect(other["address"], send_tag=other["tag"], receive_tag=own["tag"])
@@ -277,7 +274,7 @@ async def _connected(ucx: Ucx, own: dict[str, Any], other: dict[str, Any]) -> tu
 
 
 async def _authenticate(endpoint: Endpoint, own: dict[str, Any], other: dict[str, Any]) -> None:
-    """Show that the endpoint leads to who is at the other end of the TLS connection: each knows what both have sent there."""
+    """Prove that the endpoint leads to the other end of the TLS connection, over which both ends have sent their keys."""
     key = b"".join(sorted((own["key"], other["key"])))
     received = bytearray(PROOF_SIZE)
     await asyncio.gather(endpoint.send(_proof(key, own["key"])), endpoint.receive(received))
@@ -303,7 +300,7 @@ def _on_device(frame: Any) -> bool:
 
 
 def _abort_soon(loop: asyncio.AbstractEventLoop, endpoint: Endpoint) -> None:
-    """Python collects garbage in any thread."""
+    """Abort in the event loop: Python collects garbage in any thread."""
     with contextlib.suppress(RuntimeError):  # the loop is closed
         loop.call_soon_threadsafe(endpoint.abort)
 
@@ -332,5 +329,8 @@ class _Listener(TLSListener):
 
 
 class _Backend(TLSBackend):
-    _connector_class = _Connector
-    _listener_class = _Listener
+    def get_connector(self) -> _Connector:
+        return _Connector()
+
+    def get_listener(self, *args: Any, **kwargs: Any) -> _Listener:
+        return _Listener(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""UCX in a worker's process: started once, and endpoints that make progress only while something is under way.
+"""UCX in a worker's process, started once, with endpoints that make progress only during transfers.
 
-distributed-ucxx watches UCX as long as there is a connection, which keeps a core busy (0.46 to 0.52). Here both ends know when a
-frame comes, since it is announced over TLS: between frames UCX is left alone.
+distributed-ucxx watches UCX as long as there is a connection, which keeps a core busy (0.46 to 0.52). Here frames are announced
+over TLS, so both ends know when a transfer begins.
 """
 
 from __future__ import annotations
@@ -27,33 +27,30 @@ from dask_gpu_mpi.network.ucx import (
     opened_by,
 )
 
-__all__ = ["Endpoint", "Ucx", "UcxError"]
-
-
-#: Seconds between progress where nothing is under way.
+#: Seconds between calls for progress without a transfer.
 TICK = 0.25
-#: Seconds after a transfer in which there is more of it, and between it: what has been sent may still be in UCX's buffers.
+#: Seconds after a transfer in which progress is more frequent, and between calls then: data may still be in UCX's buffers.
 LINGER, LINGERING_TICK = 0.1, 0.002
-#: Seconds for what is under way when an endpoint is closed.
+#: Seconds for transfers to end when an endpoint is closed.
 ABORT_AFTER = 30.0
 
 
 class UcxError(Exception):
-    """UCX can't be started, or an endpoint does not work; the text says why."""
+    """UCX can't be started, or an endpoint does not work."""
 
 
 class Ucx:
     """UCX of this process, in the running event loop; made by `begin`."""
 
-    #: Whether a port of it is to be one of the loopback interface alone.
+    #: Whether its port, if any, must be on the loopback interface.
     loopback = False
     #: Whether it may lead to other nodes.
     leads = False
     #: Whether the user knows that it opens a port.
     warned = False
-    #: The event loop that has it: the worker's. Tasks may have others, for clients of their own.
+    #: The worker's event loop. Tasks may have others, for further clients.
     _loop: asyncio.AbstractEventLoop | None = None
-    #: Done when UCX is there, or has failed.
+    #: Done when UCX has started or failed.
     _start: asyncio.Task[Ucx] | None = None
 
     def __init__(self) -> None:
@@ -68,7 +65,7 @@ class Ucx:
             dask.config.set(configured_numbers()),
             patch.dict(os.environ, self._restrictions()),
         ):
-            backend.init_once()  # in this thread, whose CUDA context and event loop UCX is to use
+            backend.init_once()  # in this thread, whose CUDA context and event loop UCX must use
         if not self.warned and (opened := _ports() - ports):
             places = ", ".join(f"{address}:{port}" for address, port in sorted(opened))
             say(
@@ -82,7 +79,7 @@ class Ucx:
         self._poller: asyncio.Task[None] | None = None
         self._timer: asyncio.Handle
         self._polls = self._context.progress_mode == "blocking"
-        #: Until when, in the loop's time, the last transfer lingers.
+        #: The end of `LINGER` after the last transfer, in the loop's time.
         self._lingers_until = 0.0
         if self._polls:
             loop = asyncio.get_running_loop()
@@ -91,7 +88,7 @@ class Ucx:
 
     @classmethod
     def is_of_this_loop(cls) -> bool:
-        """Whether the running event loop may use it: the first one that asks, which is the worker's."""
+        """Whether the running event loop may use it: the first one that calls this, which is the worker's."""
         loop = asyncio.get_running_loop()
         if cls._loop is None or cls._loop.is_closed():
             cls._loop = loop
@@ -99,7 +96,7 @@ class Ucx:
 
     @classmethod
     def begin(cls) -> asyncio.Task[Ucx]:
-        """Have it start, if it does not already; what fails is raised, as `UcxError`, where the result is awaited."""
+        """Start it, unless it has been started; the task raises a `UcxError`."""
         cls.is_of_this_loop()  # from here on, at the latest
         if cls._start is None or cls._start.cancelled():
             cls._start = asyncio.get_running_loop().create_task(cls._started())
@@ -109,7 +106,7 @@ class Ucx:
     @classmethod
     async def _started(cls) -> Ucx:
         try:
-            # A second, and asleep for most of it, in which tasks and transfers over TLS go on
+            # takes a second, mostly asleep, in which tasks and transfers over TLS continue
             await in_thread(_import)
             return cls()
         except Exception as error:
@@ -117,32 +114,32 @@ class Ucx:
 
     @property
     def address(self) -> bytes:
-        """Where others reach this process; no secret, but sent over TLS alone."""
+        """The address of this process for other ends; not a secret, but only sent over TLS."""
         address: bytes = self._library.get_worker_address().tobytes()
         return address
 
     async def connect(self, address: bytes, *, send_tag: int, receive_tag: int) -> Endpoint:
-        """An endpoint to the process with this `address`. That it works is known once something has come over it."""
+        """An endpoint to the process with this `address`, which may turn out not to work in the first transfer."""
         try:
             peer = self._library.get_ucx_address_from_buffer(address)
             endpoint = await self._library.create_endpoint_from_worker_address(peer)
-        except Exception as error:  # no transport leads there, or that is no address
+        except Exception as error:  # no transport leads there, or the address is invalid
             raise UcxError(f"{type(error).__name__}: {error}") from error
         return Endpoint(self, endpoint, send_tag, receive_tag)
 
     def device_array(self, size: int) -> Any:
-        """Memory of `size` bytes on this process's GPU."""
+        """Allocate bytes on this process's GPU."""
         return self._backend.device_array(size)
 
     def synchronize(self) -> None:
-        """Wait for the default stream: UCX knows nothing of CUDA's order."""
+        """Wait for the default stream, whose order UCX does not follow."""
         self._backend.synchronize_stream()
 
     @classmethod
     def _restrictions(cls) -> dict[str, str]:
-        """The environment in which others do not reach UCX: it opens a port only if the user has chosen TCP for it."""
+        """The environment in which others can't reach UCX: it opens a port only if the user has chosen TCP for it."""
         opened = opened_by(os.environ)
-        # Without it UCX leaves shared memory out, since an endpoint has to notice that its peer has died.
+        # Otherwise UCX leaves shared memory out, since an endpoint has to detect that its peer has died.
         settings = {"POSIX_ERROR_HANDLING": "y"}
         if not opened:
             settings["TLS"] = CLOSED
@@ -151,12 +148,12 @@ class Ucx:
         chosen = {name.removeprefix("UCX_") for name in os.environ} | set(configured_environment()[1])
         settings = {name: value for name, value in settings.items() if name not in chosen}
         if not opened and (cls.loopback or not cls.leads):
-            # Nothing leaves this node. Devices for RDMA would be open to others, and a site may have set them for MPI.
+            # No data leaves this node. Devices for RDMA, which a site may have set for MPI, would be open to others.
             settings["NET_DEVICES"] = "lo"
         return {f"UCX_{name}": value for name, value in settings.items()}
 
     def start(self, operation: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Begin a send or receive, and make UCX's progress until it is over. Nobody may cancel it: UCX has its buffer so long."""
+        """Begin a transfer, and make progress until it is over. It must not be cancelled, since UCX uses its buffer."""
         task = asyncio.get_running_loop().create_task(operation)
         self._pending += 1
         task.add_done_callback(self._done)
@@ -167,15 +164,15 @@ class Ucx:
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._pending -= 1
         if not task.cancelled():
-            task.exception()  # else asyncio complains where nobody waits for it any more
+            task.exception()  # otherwise asyncio complains if nobody waits for it any more
 
     @property
     def broken(self) -> Collection[asyncio.Future[Any]]:
-        """What is done where UCX makes no progress any more, while something is under way."""
+        """Futures that are done if UCX makes no progress any more during a transfer."""
         return () if self._poller is None else (self._poller,)
 
     async def _poll(self) -> None:
-        """Make progress while something is under way. The next transfer has its own poller, and does not wait for `_tick`."""
+        """Make progress during transfers. A later transfer starts another poller, and does not wait for `_tick`."""
         try:
             while self._pending:
                 self._context.worker.progress()
@@ -188,7 +185,7 @@ class Ucx:
         self._timer = loop.call_soon(self._tick)
 
     def _tick(self) -> None:
-        """Progress now and then, whatever is under way: UCX asks for it, to notice what has ended."""
+        """Make progress from time to time, by which UCX detects peers that have ended."""
         loop = asyncio.get_running_loop()
         lingers = loop.time() < self._lingers_until
         self._timer = loop.call_later(LINGERING_TICK if lingers else TICK, self._tick)
@@ -196,15 +193,15 @@ class Ucx:
 
 
 def _import() -> None:
-    """All that takes long and needs neither the event loop nor a CUDA context."""
+    """The slow part of the start, which needs neither the event loop nor a CUDA context."""
     import_ucx_in_thread()
     importlib.import_module("distributed_ucxx.ucxx")
-    with contextlib.suppress(ImportError):  # host memory needs none
+    with contextlib.suppress(ImportError):  # not necessary for host memory
         importlib.import_module("rmm")
 
 
 def _ports() -> set[tuple[str, int]]:
-    """Where this process listens by TCP."""
+    """The TCP addresses and ports on which this process listens."""
     import psutil
 
     with contextlib.suppress(psutil.Error, OSError):
@@ -215,9 +212,7 @@ def _ports() -> set[tuple[str, int]]:
 
 @contextlib.contextmanager
 def _tags_alone() -> Iterator[None]:
-    """Start UCX in here with messages by tag alone: with its features RMA and AM, which UCXX has on, it answers requests to read
-    any address of this process.
-    """
+    """Start UCX in here with messages by tag only: its features RMA and AM, which UCXX enables, let peers read any address."""
     from ucxx._lib import libucxx
 
     original = libucxx.UCXContext
@@ -231,7 +226,7 @@ def _tags_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unwarned() -> Iterator[None]:
-    """Without distributed-ucxx's warning of a CUDA context that is there: CUDAWorker has made it, on this worker's GPU."""
+    """Suppress distributed-ucxx's warning of an existing CUDA context: CUDAWorker has created it, on this worker's GPU."""
     logger = logging.getLogger("distributed_ucxx.ucxx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -244,14 +239,7 @@ def _unwarned() -> Iterator[None]:
 class Endpoint:
     """One end of a connection over UCX.
 
-    Parameters
-    ----------
-    ucx : Ucx
-        Of this process.
-    endpoint : ucxx.Endpoint
-        To the other one.
-    send_tag, receive_tag : int
-        Of 64 bits, which only the two ends know: UCX takes a message from whoever has its tag.
+    The tags have 64 bits, and only the two ends know them: UCX accepts a message from every peer with its tag.
     """
 
     def __init__(self, ucx: Ucx, endpoint: Any, send_tag: int, receive_tag: int) -> None:
@@ -261,18 +249,18 @@ class Endpoint:
         self._endpoint = endpoint
         self._send_tag = Tag(send_tag)
         self._receive_tag = Tag(receive_tag)
-        #: What is under way.
+        #: Transfers.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop = asyncio.get_running_loop()
         #: Done when this end is closed.
         self._closed: asyncio.Future[None] = self._loop.create_future()
 
     async def send(self, buffer: Any) -> None:
-        """Send `buffer`, which the other end expects."""
+        """Send a buffer that the other end expects."""
         await self._run(lambda: self._endpoint.send(buffer, tag=self._send_tag, force_tag=True))
 
     async def receive(self, buffer: Any) -> None:
-        """Fill `buffer`, of the size of what was sent."""
+        """Fill a buffer of the size of the one that is sent."""
         await self._run(lambda: self._endpoint.recv(buffer, tag=self._receive_tag, force_tag=True))
 
     async def _run(self, operation: Callable[[], Coroutine[Any, Any, Any]]) -> None:
@@ -285,14 +273,14 @@ class Endpoint:
             await asyncio.wait({task, self._closed, *self.ucx.broken}, return_when=asyncio.FIRST_COMPLETED)
             failure = self._failure(task)
         finally:
-            # An exception has this frame, and the task the exception: a cycle with buffers in it, which Python must not collect:
-            # it takes a memoryview apart that somebody else still has a buffer of.
+            # Break the cycle of exception, frame and task. Python's garbage collector would release a memoryview in it while
+            # another object still has a buffer of it.
             del task, operation
         if failure:
             raise UcxError(failure)
 
     def _failure(self, task: asyncio.Task[Any]) -> str:
-        """Why an operation has failed, in words: ucxx has a dozen classes, and their frames have the buffer."""
+        """The failure of an operation as text: ucxx has a dozen classes of exceptions, and their frames have the buffer."""
         if not task.done():
             broken = [
                 "the event loop ends" if each.cancelled() else str(each.exception())
@@ -307,10 +295,9 @@ class Endpoint:
         return "" if not self._closed.done() and self._endpoint.alive else "the endpoint was closed"
 
     def abort(self) -> None:
-        """Close it; what waits in `send` or `receive` raises at once. May be called again.
+        """Close it, so that `send` and `receive` raise at once. May be called again.
 
-        UCX's own end follows when nothing is under way any more: closed in the middle of a transfer, UCX 1.21 crashes at times,
-        in this process or in the other.
+        UCX's own endpoint is closed after the transfers: otherwise UCX 1.21 crashes at times, in this process or in the other.
         """
         if self._closed.done() or self._loop.is_closed():
             return

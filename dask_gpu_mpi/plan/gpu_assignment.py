@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.plan.model import WorkerPlan
 
 # Sharing the cores of a host between its workers.

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dask_gpu_mpi.base.hostlist import ranks_text
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import format_bytes, ranks_text
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu, gpus_of_host
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.plan.model import HostPlan
 
 __all__ = [

@@ -8,9 +8,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
 from dask_gpu_mpi.base.tables import MANY_NODES, share_entries, styled, table, widths_of
-from dask_gpu_mpi.base.text import format_bytes
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, format_bytes, ranks_text
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.plan.hosts import name_some
 from dask_gpu_mpi.plan.model import HostPlan, PlanData, WorkerPlan

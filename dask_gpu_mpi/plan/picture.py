@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names
-from dask_gpu_mpi.base.text import printable
+from dask_gpu_mpi.base.text import counted, fold_names, printable
 from dask_gpu_mpi.plan.model import PlanData
 from dask_gpu_mpi.plan.nodes import DomainBox, GpuBox, NodeBox, WorkerBox, node_boxes, roles, summary
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import counted
 from dask_gpu_mpi.base.tables import text_of
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.plan.model import PlanData, WorkerPlan
 from dask_gpu_mpi.plan.nodes import display, roles, summary
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import fold_names, ranks_text
+from dask_gpu_mpi.base.text import fold_names, ranks_text
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan import device_memory
 from dask_gpu_mpi.plan.gpu_assignment import divide_gpus, scheduler_gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.text import fold_names, fold_numbers, ranks_text
 from dask_gpu_mpi.errors import PlacementError, world_too_small
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options

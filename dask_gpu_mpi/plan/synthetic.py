@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 from dask_gpu_mpi.errors import OptionError
-from dask_gpu_mpi.machine.inventory import Gpu, Inventory
+from dask_gpu_mpi.machine.gpus import Gpu
+from dask_gpu_mpi.machine.inventory import Inventory
 
 __all__ = ["NODE_MEMORY", "hypothetical_job"]
 

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import fold_names, fold_numbers
-from dask_gpu_mpi.base.text import format_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import fold_names, fold_numbers, format_bytes, parse_memory_limit
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
 from dask_gpu_mpi.options.model import Options

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure, one_report
-from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError

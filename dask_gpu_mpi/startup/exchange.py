@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TextIO
 
 from dask_gpu_mpi.base.failures import Failure, report_error
-from dask_gpu_mpi.base.hostlist import fold_names
 from dask_gpu_mpi.base.streams import write
+from dask_gpu_mpi.base.text import fold_names
 from dask_gpu_mpi.base.timeouts import FLUSH
 from dask_gpu_mpi.errors import DaskGpuMpiError, StartupError
 from dask_gpu_mpi.mpi import launcher_check

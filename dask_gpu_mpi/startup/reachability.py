@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.hostlist import ranks_text
+from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.reachability import (

@@ -10,7 +10,7 @@ from dask_gpu_mpi.agent.orders import Answer, Order, SchedulerSettings
 from dask_gpu_mpi.base.failures import Failure
 from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.network.dashboard_link import add_token, make_token
+from dask_gpu_mpi.network.credentials import add_token, make_token
 from dask_gpu_mpi.network.scheduler_file import write_scheduler_file
 from dask_gpu_mpi.options.dask_config import is_configured
 from dask_gpu_mpi.options.model import Options

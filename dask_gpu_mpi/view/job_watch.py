@@ -19,7 +19,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dask_gpu_mpi.base.streams import say
 from dask_gpu_mpi.base.text import natural, text_of
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
-from dask_gpu_mpi.machine.visible_devices import NO_GPU
+from dask_gpu_mpi.machine.nvidia import NO_GPU
 from dask_gpu_mpi.sites.batch import end_time
 from dask_gpu_mpi.view.job_facts import JobFacts, RunWarning
 

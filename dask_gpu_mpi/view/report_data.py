@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from dask_gpu_mpi.base.hostlist import counted
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.picture import svg

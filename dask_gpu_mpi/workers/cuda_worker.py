@@ -22,7 +22,7 @@ from typing import Any
 
 from dask_gpu_mpi.base.files import make_folder
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import SECTION, shown_transports, users_config
 from dask_gpu_mpi.options.rules import SWITCHES
 from dask_gpu_mpi.plan.model import WorkerPlan

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from dask_gpu_mpi.machine.visible_devices import VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import VISIBLE_DEVICES
 from dask_gpu_mpi.network.ucx import hidden_transports, shown_transports, users_config
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import WorkerUcx

@@ -21,7 +21,7 @@ from distributed.protocol import pickle
 from distributed.utils import offload
 
 from dask_gpu_mpi.base.timeline import METRIC
-from dask_gpu_mpi.machine.visible_devices import NO_GPU, VISIBLE_DEVICES
+from dask_gpu_mpi.machine.nvidia import NO_GPU, VISIBLE_DEVICES
 from dask_gpu_mpi.workers.logs import log_to_file
 
 if TYPE_CHECKING:

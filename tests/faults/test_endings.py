@@ -61,7 +61,7 @@ def fork(end):
 held, over = threading.Event(), threading.Event()
 
 def hold():
-    with session._member._lock:
+    with session._end.member._lock:
         held.set()
         over.wait(30)
 
@@ -157,7 +157,7 @@ ROWS = [
     # defects of ours, or what else nobody has thought of: the other ranks must not wait for a word that never comes
     Row(
         "its end fails",
-        "session._member.client_done = lambda **_: 1 / 0\nmark()\n",
+        "session._end.member.client_done = lambda **_: 1 / 0\nmark()\n",
         1,
         says=("this rank could not end the cluster", "ZeroDivisionError"),
         tracebacks=1,
@@ -165,7 +165,7 @@ ROWS = [
     ),
     Row(
         "its monitor fails",
-        "def fail(_):\n    raise OSError('no pump')\nsession._member.pump = fail\nmark()\ntime.sleep(30)\n",
+        "def fail(_):\n    raise OSError('no pump')\nsession._end.member.pump = fail\nmark()\ntime.sleep(30)\n",
         1,
         within=5.0,
         says=("the monitor of the cluster failed: OSError: no pump",),

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.base.hostlist import fold_names
-from dask_gpu_mpi.base.text import parse_bytes, parse_memory_limit
+from dask_gpu_mpi.base.text import fold_names, parse_bytes, parse_memory_limit
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS, request
 from dask_gpu_mpi.cli.options import parse_run, resolve_texts, split_run, usable
 from dask_gpu_mpi.errors import DaskGpuMpiError

@@ -18,9 +18,8 @@ from dask_gpu_mpi.check.observations import allocated_gpus, without_rank
 from dask_gpu_mpi.check.version_rules import known_bad
 from dask_gpu_mpi.machine.cgroups import allowed_cpus, cpu_quota, host_memory, parse_cpu_list, parse_mountinfo
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvml import gpu_health, list_gpus
+from dask_gpu_mpi.machine.nvidia import gpu_health, list_gpus, parse_visible
 from dask_gpu_mpi.machine.scratch import filesystem_of
-from dask_gpu_mpi.machine.visible_devices import parse_visible
 from dask_gpu_mpi.mpi.finalize import is_mpich_before_5
 from dask_gpu_mpi.mpi.launcher_check import cross_check
 from dask_gpu_mpi.mpi.openmpi import SETTING

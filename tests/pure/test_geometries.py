@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dask_gpu_mpi.errors import PlacementError
 from dask_gpu_mpi.machine.gpus import Gpu
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.machine.visible_devices import parse_visible
+from dask_gpu_mpi.machine.nvidia import parse_visible
 from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.planner import make_plan

@@ -204,14 +204,6 @@ TABLE: tuple[PrivateName, ...] = (
         without="as `Server.handlers`",
     ),
     *_of(
-        "distributed",
-        "Worker.batched_send",
-        "gang/member",
-        _DISTRIBUTED,
-        why="that a member has returned is reported before its result, in the same stream",
-        without="as `Server.handlers`",
-    ),
-    *_of(
         "distributed.core",
         "ConnectionPool.connect ConnectionPool.reuse",
         "gang/member",
@@ -233,14 +225,6 @@ TABLE: tuple[PrivateName, ...] = (
         "gang/spmd",
         _DISTRIBUTED,
         why="as `error_message`",
-        without="as `Server.handlers`",
-    ),
-    *_of(
-        "distributed",
-        "Scheduler.worker_send Scheduler.workers Scheduler.clients Nanny.kill",
-        "gang/scheduler_plugin",
-        _DISTRIBUTED,
-        why="who can be a member of a gang; one that hangs is ended by its nanny, which starts another",
         without="as `Server.handlers`",
     ),
     *_of(
@@ -369,12 +353,11 @@ TABLE: tuple[PrivateName, ...] = (
         "network/listeners",
         _DISTRIBUTED,
         why="the listeners of tls and tcp are replaced by those of this package, which have a deadline for handshakes",
-        without="as `_listener_class`",
+        without="as `TLSListener._prepare_stream`",
     ),
     *_of(
         "distributed.comm.tcp",
-        "TLSBackend._listener_class TCPBackend._listener_class TLSListener._prepare_stream TLSListener._handle_stream "
-        "TLSListener.on_connection",
+        "TLSListener._prepare_stream TLSListener._handle_stream TLSListener.on_connection",
         "network/listeners",
         _DISTRIBUTED,
         why="their handshake has a deadline; what fails there is counted, and logged once a minute",
@@ -494,10 +477,10 @@ TABLE: tuple[PrivateName, ...] = (
     ),
     *_of(
         "distributed.comm.tcp",
-        "TLSBackend._connector_class TLSBackend._listener_class TCP._closed TCP.allow_offload",
+        "TCP.allow_offload",
         "network/ucx_comm",
         _DISTRIBUTED,
-        why="a worker's connections over TLS are made of a class of ours",
+        why="frames of a message are serialised in a thread if the listener allows that",
         without="what workers send each other stays on TLS",
     ),
     *_of(

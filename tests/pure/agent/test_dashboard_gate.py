@@ -332,7 +332,7 @@ def test_who_has_not_shown_the_token_is_closed_when_descriptors_run_out(
         silent, silent_writer = await opened(site)
         while len(listeners._unknown) != 1:
             await asyncio.sleep(0.01)
-        listeners._make_room("a test")
+        listeners._close_oldest("a test")
         assert await asyncio.wait_for(silent.read(), 20) == b""
         known_writer.write(f"GET /health?token={TOKEN} HTTP/1.1\r\nHost: {site.host}\r\n\r\n".encode())
         assert b"HTTP/1.1 200" in await asyncio.wait_for(known.readuntil(b"\r\n\r\n"), 20)

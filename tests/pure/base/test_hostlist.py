@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.base.hostlist import counted, fold_names, fold_numbers, ranks_text
+from dask_gpu_mpi.base.text import counted, fold_names, fold_numbers, ranks_text
 
 
 @pytest.mark.parametrize(

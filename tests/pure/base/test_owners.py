@@ -15,9 +15,9 @@ from dask_gpu_mpi.base.files import located
 
 @pytest.fixture(autouse=True)
 def _forget_groups() -> Iterator[None]:
-    files._is_group_of.cache_clear()
+    files._is_own_group.cache_clear()
     yield
-    files._is_group_of.cache_clear()
+    files._is_own_group.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from dask_gpu_mpi.check.observations import (
 )
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvml import gpu_health
+from dask_gpu_mpi.machine.nvidia import gpu_health
 from dask_gpu_mpi.machine.scratch import Scratch
 from dask_gpu_mpi.options.model import Options
 from support.mocks.preflights import observed

@@ -6,7 +6,15 @@ import asyncio
 
 import pytest
 
-from dask_gpu_mpi.gang.gang import Candidate, Failure, Gang, Kind, MismatchError, Stage, rank_members
+from dask_gpu_mpi.gang.gang import (
+    Candidate,
+    FailureKind,
+    Gang,
+    GangFailure,
+    MismatchError,
+    Stage,
+    rank_members,
+)
 
 WORKERS = [Candidate(str(i), f"tls://10.0.0.{i}:1", f"10.0.0.{i}") for i in range(3)]
 
@@ -36,8 +44,8 @@ def test_it_starts_with_its_last_member() -> None:
 def test_the_first_failure_counts() -> None:
     async def run() -> None:
         gang = made()
-        assert gang.fail(Failure(Kind.RAISED, "first", 1))
-        assert not gang.fail(Failure(Kind.DIED, "second", 2))
+        assert gang.fail(GangFailure(FailureKind.RAISED, "first", 1))
+        assert not gang.fail(GangFailure(FailureKind.DIED, "second", 2))
         assert gang.over.result().text == "first"
 
     asyncio.run(run())
@@ -47,7 +55,7 @@ def test_deaths_after_the_first_failure() -> None:
     async def run() -> None:
         gang = made()
         gang.die(0)
-        gang.fail(Failure(Kind.DIED, "died", 0))
+        gang.fail(GangFailure(FailureKind.DIED, "died", 0))
         assert (gang.died, gang.notes) == ({0}, [])
         gang.die(1)
         gang.ends_members = True
@@ -65,27 +73,13 @@ def test_who_runs_until_when() -> None:
         gang.leave(0)
         gang.die(1)
         gang.leave(1)  # the answer to its call comes after its death
-        assert [member.rank for member in gang.running()] == [2]
-        assert [member.rank for member in gang.dead()] == [1]
+        assert [member.rank for member in gang.at(Stage.JOINED)] == [2]
+        assert [member.rank for member in gang.at(Stage.DEAD)] == [1]
         assert gang.stages == [Stage.LEFT, Stage.DEAD, Stage.JOINED]
-        gang.fail(Failure(Kind.DIED, "died", 1))
-        waiting = asyncio.ensure_future(gang.wait_for_end(60))
-        await asyncio.sleep(0)
-        assert not waiting.done()
+        gang.fail(GangFailure(FailureKind.DIED, "died", 1))
+        assert [member.rank for member in gang.to_end()] == [2]
         gang.leave(2)
-        await asyncio.wait_for(waiting, 10)
-        await asyncio.wait_for(gang.wait_for_end(60), 10)
-
-    asyncio.run(run())
-
-
-def test_the_wait_for_its_end_has_one() -> None:
-    async def run() -> None:
-        gang = made()
-        gang.join(0, "h")
-        gang.fail(Failure(Kind.TIMEOUT, "late"))
-        await asyncio.wait_for(gang.wait_for_end(0.01), 10)
-        assert [member.rank for member in gang.running()] == [0]
+        assert gang.to_end() == []
 
     asyncio.run(run())
 
@@ -95,7 +89,7 @@ def test_rounds() -> None:
         gang = made()
         first = gang.put(0, 0, "barrier", b"0")
         assert gang.put(0, 1, "barrier", b"1") is first
-        assert gang.missing(0) == [2]
+        assert gang.rounds.missing(0) == [2]
         assert not first.done()
         with pytest.raises(MismatchError):
             gang.put(0, 2, "allgather", b"")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.errors import GangCancelledError
-from dask_gpu_mpi.gang.gang import Candidate, Member
-from dask_gpu_mpi.gang.group import Group, State
+from dask_gpu_mpi.gang.gang import Candidate, GangMember
+from dask_gpu_mpi.gang.group import Call, Group, Reply
 
 
 class Scheduler:
@@ -24,11 +24,11 @@ class Scheduler:
     def __call__(self, name: str, timeout: float, content: dict[str, Any]) -> dict[str, Any]:
         self.asked.append((name, content["number"], content["operation"]))
         assert content["timeout"] == timeout
-        return self.answer or {"state": State.GOOD, "parts": [content["part"], *self.others]}
+        return self.answer or {"state": Reply.GOOD, "parts": [content["part"], *self.others]}
 
 
 def group(scheduler: Scheduler, rank: int = 0) -> Group:
-    member = Member(rank, Candidate("0", "", ""), 0, 1, 0, 2)
+    member = GangMember(rank, Candidate("0", "", ""), 0, 1, 0, 2)
     return Group(member, ("h1", "h2"), ("10.0.0.1", 4000), 0, scheduler, threading.Event())
 
 
@@ -40,10 +40,10 @@ def test_operations_are_numbered() -> None:
     assert mine.broadcast("mine") == "mine"
     assert mine.broadcast("mine", root=1) == "theirs"
     assert scheduler.asked == [
-        ("exchange", 0, "barrier"),
-        ("exchange", 1, "allgather"),
-        ("exchange", 2, "broadcast from rank 0"),
-        ("exchange", 3, "broadcast from rank 1"),
+        (Call.EXCHANGE, 0, "barrier"),
+        (Call.EXCHANGE, 1, "allgather"),
+        (Call.EXCHANGE, 2, "broadcast from rank 0"),
+        (Call.EXCHANGE, 3, "broadcast from rank 1"),
     ]
     assert repr(mine) == ("<Group rank=0(2) local_rank=0(1) host=h1 device=0 master=10.0.0.1:4000>")
 
@@ -53,7 +53,7 @@ def test_what_only_the_root_gives_is_not_pickled_elsewhere() -> None:
 
 
 def test_the_end_of_the_gang() -> None:
-    mine = group(Scheduler(answer={"state": State.OVER, "why": "rank 1 raised ValueError()"}))
+    mine = group(Scheduler(answer={"state": Reply.OVER, "why": "rank 1 raised ValueError()"}))
     assert not mine.cancelled
     with pytest.raises(GangCancelledError, match=r"^barrier: the gang is cancelled: rank 1 raised"):
         mine.barrier()
@@ -61,7 +61,7 @@ def test_the_end_of_the_gang() -> None:
 
 
 def test_members_that_are_late() -> None:
-    mine = group(Scheduler(answer={"state": State.LATE, "missing": (1, 3)}))
+    mine = group(Scheduler(answer={"state": Reply.LATE, "missing": (1, 3)}))
     with pytest.raises(TimeoutError, match=r"allgather: rank\(s\) 1, 3 have not come within 2 s"):
         mine.allgather(None, timeout=2)
     assert not mine.cancelled

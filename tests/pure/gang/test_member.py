@@ -13,13 +13,13 @@ from distributed.core import clean_exception
 
 from dask_gpu_mpi.errors import GangCancelledError
 from dask_gpu_mpi.gang import member
-from dask_gpu_mpi.gang.gang import Candidate, Member
+from dask_gpu_mpi.gang.gang import Candidate, GangMember
 from dask_gpu_mpi.gang.group import Group
 from dask_gpu_mpi.network.interfaces import list_interfaces
 
 
 def group(cancelled: threading.Event) -> Group:
-    place = Member(0, Candidate("0", "", ""), 0, 1, 0, 1)
+    place = GangMember(0, Candidate("0", "", ""), 0, 1, 0, 1)
     return Group(place, ("h1",), ("10.0.0.1", 4000), None, lambda *_: {}, cancelled)
 
 

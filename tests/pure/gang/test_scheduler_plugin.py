@@ -7,10 +7,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 from dask_gpu_mpi.base.timeline import JOB_PLUGIN
 from dask_gpu_mpi.gang import scheduler_plugin
-from dask_gpu_mpi.gang.group import CANCEL, PLUGIN, State
+from dask_gpu_mpi.gang.group import CANCEL, PLUGIN, Reply
 from dask_gpu_mpi.gang.scheduler_plugin import Gangs
 
 LIMITS: dict[str, Any] = {"timeout": None, "start_timeout": 60.0, "grace": 60.0}
@@ -39,6 +40,8 @@ class Cluster:
             name=name, address=address, nanny=f"nanny-{name}" if nanny else None, resources={}
         )
         self.workers[address] = worker
+        if self.handlers:  # the plugin has started
+            self.plugin.add_worker(self, address)  # type: ignore[arg-type]
 
     def remove(self, name: str) -> None:
         address = next(address for address, worker in self.workers.items() if worker.name == name)
@@ -98,14 +101,14 @@ async def test_members_start_together() -> None:
     cluster = Cluster("1", "2")
     await cluster.begin()
     opened = await cluster.opened("g")
-    assert [name for name, _ in opened["members"]] == ["1", "2"]
+    assert [member["worker"]["name"] for member in opened["members"]] == ["1", "2"]
     [first] = cluster.joining("g", 0)
     await asyncio.sleep(0.01)
     assert not first.done()
     [second] = cluster.joining("g", 1)
     for answer in (await first, await second):
         assert answer == {
-            "state": State.GOOD,
+            "state": Reply.GOOD,
             "hosts": ["h0", "h1"],
             "master_addr": "10.0.0.1",
         }
@@ -120,7 +123,7 @@ async def test_the_second_gang_waits_for_the_first() -> None:
     await asyncio.sleep(0.01)
     assert not second.done()
     await plugin.close_gang("first")
-    assert (await second)["state"] == State.GOOD
+    assert (await second)["state"] == Reply.GOOD
     await plugin.close_gang("second")
     await plugin.close_gang("second")
 
@@ -131,9 +134,9 @@ async def test_one_that_does_not_start_in_time_frees_the_place() -> None:
     await cluster.begin()
     await cluster.opened("first", "1")
     late = await cluster.opened("late", start_timeout=0.05)
-    assert (late["state"], late["kind"]) == (State.OVER, "timeout")
+    assert (late["state"], late["kind"]) == (Reply.OVER, "timeout")
     assert late["why"].startswith("not started within 0.05 s: another gang has its workers. Fix: ")
-    assert (await cluster.opened("third", "2"))["state"] == State.GOOD
+    assert (await cluster.opened("third", "2"))["state"] == Reply.GOOD
     missing = await cluster.opened("missing", "7", start_timeout=0.05)
     assert missing["why"].startswith("not started within 0.05 s: no worker 7. Fix: ")
 
@@ -148,8 +151,8 @@ async def test_members_that_do_not_come_in_time() -> None:
     assert watched["why"].startswith(
         "not started within 0.05 s: worker(s) 2 have not begun: other tasks have "
     )
-    assert (await joining)["state"] == State.OVER
-    assert (await cluster.joining("g", 1)[0])["state"] == State.OVER
+    assert (await joining)["state"] == Reply.OVER
+    assert (await cluster.joining("g", 1)[0])["state"] == Reply.OVER
 
 
 @in_loop
@@ -163,6 +166,17 @@ async def test_a_worker_that_comes_back_is_waited_for() -> None:
 
 
 @in_loop
+async def test_a_worker_that_comes_starts_a_gang_at_once() -> None:
+    cluster = Cluster("1")
+    await cluster.begin()
+    with patch.object(scheduler_plugin, "LOST_INTERVAL", 60.0):
+        opening = asyncio.create_task(cluster.opened("g", "1", "2"))
+        await asyncio.sleep(0.01)
+        cluster.add("2")
+        assert (await asyncio.wait_for(opening, 5))["state"] == Reply.GOOD
+
+
+@in_loop
 async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     cluster = Cluster("1", "2")
     plugin = await cluster.begin()
@@ -172,7 +186,7 @@ async def test_death_ends_the_gang_and_its_return_settles_it() -> None:
     await asyncio.sleep(0.01)
     cluster.remove("2")
     answer = await waiting
-    assert (answer["state"], answer["why"]) == (State.OVER, "rank 1 died while the gang ran")
+    assert (answer["state"], answer["why"]) == (Reply.OVER, "rank 1 died while the gang ran")
     assert cluster.sent == [("tls://10.0.0.1:1", {"op": CANCEL, "gang": "g"})]
     assert (await plugin.watch("g"))["host"] == "h1"
     plugin.leave("g", 0, spoilt=False)
@@ -203,9 +217,9 @@ async def test_a_member_that_hangs_is_restarted_after_the_grace() -> None:
     await cluster.opened("g", grace=0.05)
     await asyncio.gather(*cluster.joining("g", 0, 1, 2))
     error = {"exception_text": "ValueError()"}
-    plugin.failed("g", 1, error)
+    plugin.fail("g", "raised", "raised ValueError()", 1, error)
     plugin.leave("g", 1, spoilt=False)
-    plugin.failed("g", 2, {"exception_text": "a later one"})
+    plugin.fail("g", "raised", "raised a later one", 2, None)
     plugin.leave("g", 2, spoilt=False)
     watched = await plugin.watch("g")
     assert (watched["rank"], watched["text"], watched["error"]) == (1, "raised ValueError()", error)
@@ -222,7 +236,7 @@ async def test_a_member_whose_process_is_spoilt_is_restarted_as_well() -> None:
     await asyncio.gather(*cluster.joining("g", 0, 1, 2))
     plugin.leave("g", 0, spoilt=False)
     plugin.leave("g", 2, spoilt=True)  # before the failure
-    plugin.failed("g", 1, {"exception_text": "ValueError()"})
+    plugin.fail("g", "raised", "raised ValueError()", 1, None)
     plugin.leave("g", 1, spoilt=True)
     assert await plugin.close_gang("g") == {"notes": [], "died": []}
     assert sorted(cluster.killed) == ["2", "3"]
@@ -248,7 +262,7 @@ async def test_the_next_gang_waits_for_a_worker_that_was_ended_here() -> None:
     await cluster.opened("g", grace=0.01)
     await asyncio.gather(*cluster.joining("g", 0, 1))
     with quick_return():
-        plugin.failed("g", 0, {"exception_text": "ValueError()"})
+        plugin.fail("g", "raised", "raised ValueError()", 0, None)
         plugin.leave("g", 0, spoilt=False)
         [note] = (await plugin.close_gang("g"))["notes"]
     assert "is not back" in note
@@ -281,7 +295,7 @@ async def test_a_member_that_can_not_be_ended_is_told() -> None:
     await cluster.opened("g", grace=0.01)
     await asyncio.gather(*cluster.joining("g", 0, 1))
     with quick_return():
-        plugin.failed("g", 0, {"exception_text": "ValueError()"})
+        plugin.fail("g", "raised", "raised ValueError()", 0, None)
         plugin.leave("g", 0, spoilt=False)
         closed = await plugin.close_gang("g")
     assert closed == {
@@ -330,9 +344,9 @@ async def test_a_client_that_is_gone_takes_its_gangs_with_it() -> None:
     assert not waiting.done()
     plugin.remove_client(cluster, "client")  # type: ignore[arg-type]
     assert (await waiting)["why"] == "its client is gone"
-    assert (await cluster.opened("next"))["state"] == State.GOOD
+    assert (await cluster.opened("next"))["state"] == Reply.GOOD
     del cluster.clients["client"]
-    assert (await cluster.opened("gone"))["state"] == State.REFUSED
+    assert (await cluster.opened("gone"))["state"] == Reply.REFUSED
 
 
 @in_loop
@@ -359,8 +373,8 @@ async def test_operations() -> None:
     await asyncio.sleep(0.01)
     wrong = await plugin.exchange("g", 1, 1, "allgather", b"", 60)
     assert wrong["why"].startswith("rank 1 calls allgather where rank 0 calls barrier (expected ")
-    assert (await first)["state"] == State.OVER
-    assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == State.OVER
+    assert (await first)["state"] == Reply.OVER
+    assert (await plugin.exchange("unknown", 0, 0, "barrier", b"", 60))["state"] == Reply.OVER
 
 
 @in_loop
@@ -371,9 +385,9 @@ async def test_a_member_that_has_stopped_waiting() -> None:
     await cluster.opened("g", grace=0.0)
     await asyncio.gather(*cluster.joining("g", 0, 1))
     late = await plugin.exchange("g", 0, 0, "barrier", b"", 0.01)
-    assert late == {"state": State.LATE, "missing": [1]}
+    assert late == {"state": Reply.LATE, "missing": [1]}
     over = await plugin.exchange("g", 1, 0, "barrier", b"", 60)
-    assert over["state"] == State.OVER
+    assert over["state"] == Reply.OVER
     assert "rank 0 has stopped waiting" in over["why"]
 
 
@@ -386,7 +400,7 @@ async def test_a_member_that_returns_while_others_wait_for_it() -> None:
     waiting = asyncio.create_task(plugin.exchange("g", 0, 0, "barrier", b"", 60))
     await asyncio.sleep(0.01)
     plugin.leave("g", 1, spoilt=False)
-    assert (await waiting)["state"] == State.OVER
+    assert (await waiting)["state"] == Reply.OVER
     watched = await plugin.watch("g")
     assert (watched["rank"], watched["text"]) == (
         1,
@@ -405,7 +419,7 @@ async def test_a_member_that_calls_what_another_has_returned_from() -> None:
     )
     plugin.leave("g", 1, spoilt=False)
     assert not plugin._gangs["g"].over.done()
-    assert (await plugin.exchange("g", 0, 1, "allgather", b"", 60))["state"] == State.OVER
+    assert (await plugin.exchange("g", 0, 1, "allgather", b"", 60))["state"] == Reply.OVER
     watched = await plugin.watch("g")
     assert (watched["rank"], watched["text"]) == (
         0,
@@ -419,10 +433,10 @@ async def test_a_worker_by_its_name_and_by_its_address_is_one_worker() -> None:
     await cluster.begin()
     refused = await cluster.opened("g", "1", "tls://10.0.0.1:1")
     assert refused == {
-        "state": State.REFUSED,
+        "state": Reply.REFUSED,
         "why": "workers: ['1', 'tls://10.0.0.1:1'] has a worker twice (expected each once: a worker is one rank)",
     }
-    assert (await cluster.opened("next", "1", "tls://10.0.0.2:1"))["state"] == State.GOOD
+    assert (await cluster.opened("next", "1", "tls://10.0.0.2:1"))["state"] == Reply.GOOD
 
 
 @in_loop
@@ -430,10 +444,10 @@ async def test_without_nannies_there_is_no_gang() -> None:
     cluster = Cluster("1", nannies=False)
     await cluster.begin()
     refused = await cluster.opened("g")
-    assert refused["state"] == State.REFUSED
+    assert refused["state"] == Reply.REFUSED
     assert refused["why"].startswith("worker(s) 1 without a nanny")
     cluster.add("2")
-    assert (await cluster.opened("other", "2"))["state"] == State.GOOD
+    assert (await cluster.opened("other", "2"))["state"] == Reply.GOOD
 
 
 def test_a_second_registration_forgets_nothing() -> None:

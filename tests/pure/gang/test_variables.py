@@ -6,10 +6,10 @@ import os
 
 import pytest
 
-from dask_gpu_mpi.gang.gang import Candidate, Member
+from dask_gpu_mpi.gang.gang import Candidate, GangMember
 from dask_gpu_mpi.gang.member import applied, device_of, variables_of
 
-MEMBER = Member(5, Candidate("1-1", "tls://10.0.0.2:1", "10.0.0.2"), 1, 4, 1, 2)
+MEMBER = GangMember(5, Candidate("1-1", "tls://10.0.0.2:1", "10.0.0.2"), 1, 4, 1, 2)
 
 
 def test_names_and_values() -> None:

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dask_gpu_mpi.machine.nvml import own_contexts
+from dask_gpu_mpi.machine.nvidia import own_contexts
 from support.mocks.gpus import LOG_VARIABLE, compile_cuda, read_log
 
 STAGES = """
 import ctypes, json
-from dask_gpu_mpi.machine.nvml import own_contexts
+from dask_gpu_mpi.machine.nvidia import own_contexts
 
 def loaded():
     return "libcuda" in open("/proc/self/maps").read()

@@ -14,7 +14,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.inventory import boot_id, take_inventory
-from dask_gpu_mpi.machine.nvml import list_gpus
+from dask_gpu_mpi.machine.nvidia import list_gpus
 from support.mocks.pynvml import LOST, MISMATCH, NO_LIBRARY, UNKNOWN, Nvml, device
 
 

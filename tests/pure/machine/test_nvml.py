@@ -8,7 +8,7 @@ import pytest
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.nvml import driver_is_installed, gpu_health, list_gpus
+from dask_gpu_mpi.machine.nvidia import driver_is_installed, gpu_health, list_gpus
 from support.mocks.pynvml import (
     FUNCTION_NOT_FOUND,
     GIB,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.machine.gpus import Gpu
-from dask_gpu_mpi.machine.visible_devices import hide_gpus, parse_visible, sees_none
+from dask_gpu_mpi.machine.nvidia import hide_gpus, parse_visible, sees_none
 
 GIB = 1024**3
 

@@ -6,7 +6,7 @@ import dask
 import pytest
 from distributed.utils import format_dashboard_link
 
-from dask_gpu_mpi.network.dashboard_link import DASKS_TEMPLATE, add_token, link_template, make_token, ssh_line
+from dask_gpu_mpi.network.credentials import DASKS_TEMPLATE, add_token, link_template, make_token, ssh_line
 
 
 def test_tokens_differ_and_need_no_quoting() -> None:
