@@ -208,6 +208,7 @@ def test_a_daemon_of_mpirun_is_killed(slurm: Slurm, detected_mpi: Mpi) -> None:
             *TWO,
             "--exclusive=user",
             args=["script.py"],
+            env={"DGM_RESTARTS": "0"},
             files={"script.py": WAITS},
         )
         for _ in range(2)
