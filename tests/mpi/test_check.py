@@ -258,7 +258,8 @@ def test_kernel_that_takes_too_long(
     env = gpus(libdir, make_gpus(1, host="one")) | {"PYTHONPATH": path}
     done = mpirun.run([*CHECK, "--json"], 1, env=env)
     assert done.rc == (level == "error"), done.output
-    (found,) = findings(done, level)
+    # another job of this machine may have the dashboard's port, which is a warning too
+    (found,) = [each for each in findings(done, level) if each["what"] != "dashboard"]
     assert (found["what"], found["ranks"], found["hosts"]) == ("kernel", [0], [HOST])
     assert ("import of numba" in found["found"]) == (asleep == "import")
 
