@@ -430,7 +430,7 @@ def check_transport(evidence: Evidence) -> Iterator[Finding]:
             found = f"UCX does not work to {host}: {error}; data between these nodes goes over TLS"
             yield Finding("warning", "transport", found, BETWEEN_FIX, (rank,))
     if not failed:
-        where = f"within {len(results)} node{'s' * (len(results) > 1)}"
+        where = f"within {counted(len(results), 'node')}"
         if between_nodes and len(results) > 1:
             where += " and from each to the next"
         yield Finding("ok", "transport", f"{line}; UCX works {where}")

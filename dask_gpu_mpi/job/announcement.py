@@ -11,7 +11,7 @@ from html import escape
 
 from dask_gpu_mpi.base.files import replace
 from dask_gpu_mpi.base.streams import is_public, say
-from dask_gpu_mpi.base.text import clock
+from dask_gpu_mpi.base.text import clock, counted
 from dask_gpu_mpi.base.versions import pin_warnings, untested
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.mpi.library import warn_of_ports
@@ -90,13 +90,10 @@ def announce(joined: Joined, seconds: float) -> None:
     """Print what came up, and where the dashboard is."""
     plan = joined.cluster.plan
     assert plan is not None  # called on the client rank, which is given it
-    gpus = gpu_count(plan)
-    workers, hosts = len(plan.workers), len(plan.hosts)
-    counts = [
-        f"{number} {noun}{'s' * (number != 1)}"
-        for number, noun in ((workers, "worker"), (hosts, "host"), (gpus, "GPU"))
-    ]
-    say(f"{counts[0]} on {counts[1]}, {counts[2]}, ready after {seconds:.1f} s")
+    say(
+        f"{counted(len(plan.workers), 'worker')} on {counted(len(plan.hosts), 'host')}, {counted(gpu_count(plan), 'GPU')}, "
+        f"ready after {seconds:.1f} s"
+    )
     for warning in all_warnings(joined):
         say(f"warning: {warning}")
     if joined.cluster.transport:

@@ -13,7 +13,7 @@ from typing import Any
 from dask_gpu_mpi.agent.orders import Order
 from dask_gpu_mpi.base.files import open_to_append, remove
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.text import ranks_text
+from dask_gpu_mpi.base.text import counted, ranks_text
 from dask_gpu_mpi.base.timeouts import CLOSING_SHARE, CLOSING_SLACK
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, beat_interval
@@ -21,7 +21,6 @@ from dask_gpu_mpi.machine.scratch import remove_scratch
 from dask_gpu_mpi.mpi.finalize import do_not_finalize
 from dask_gpu_mpi.mpi.library import abort, end_lost_ranks
 from dask_gpu_mpi.network.scheduler_file import remove_scheduler_file
-from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.bringup import Joined
 from dask_gpu_mpi.startup.messages import COORDINATOR
 
@@ -116,10 +115,6 @@ class Closing:
         self._channels.send(COORDINATOR, EndKind.CLOSED, self._channels.rank)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
-
-
 class EndCoordinator:
     """The end, as rank 0 leads it."""
 
@@ -133,9 +128,6 @@ class EndCoordinator:
         #: Ranks whose workers have all ended by themselves, and whether one of them had failed.
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
-        self._workers_of: dict[int, list[WorkerPlan]] = {}
-        for worker in self._plan.workers:
-            self._workers_of.setdefault(worker.rank, []).append(worker)
         #: Ranks that are lost, as far as that may be, and when each was last heard of.
         self._lost: set[int] = set()
         self._heard = dict.fromkeys(range(self._channels.size), time.monotonic())
@@ -217,8 +209,8 @@ class EndCoordinator:
     def on_unreachable(self, names: Collection[str]) -> None:
         """These workers are gone, and their agents don't answer. A rank that is still heard of is about to restart its agent."""
         silence = time.monotonic() - BEATS_MISSED * beat_interval(self._channels.size)
-        for rank, workers in self._workers_of.items():
-            gone = all(str(worker.name) in names for worker in workers)
+        for rank in {worker.rank for worker in self._plan.workers}:
+            gone = all(str(worker.name) in names for worker in self._plan.for_rank(rank))
             if gone and rank not in self._without_workers and self._heard[rank] < silence:
                 self._channels.mailbox.lost.add(rank)
                 self._on_workers_ended(
@@ -230,7 +222,7 @@ class EndCoordinator:
         if self._ending.state.over or rank in self._lost:
             return
         self._lost.add(rank)
-        workers = self._workers_of.get(rank, [])
+        workers = self._plan.for_rank(rank)
         host = next((host.host for host in self._plan.hosts if rank in host.ranks), "?")
         text = f"rank {rank} on {host} lost: {why}"
         if len(self._lost) > self._tolerated:
@@ -240,8 +232,8 @@ class EndCoordinator:
         gpus = len({device for worker in workers for device in worker.devices})
         left = sum(worker.rank not in self._without_workers for worker in self._plan.workers)
         text += (
-            f"; it had {_count(len(workers), 'worker')} and {_count(gpus, 'GPU')}. Continuing with {_count(left, 'worker')}; "
-            f"{_count(self._tolerated - len(self._lost), 'more rank')} may be lost. "
+            f"; it had {counted(len(workers), 'worker')} and {counted(gpus, 'GPU')}. Continuing with {counted(left, 'worker')}; "
+            f"{counted(self._tolerated - len(self._lost), 'more rank')} may be lost. "
             "Fix: inspect that node, and the log file of the rank (--log-directory)"
         )
         say(f"warning: {text}")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from dask_gpu_mpi.base.files import open_to_append
 from dask_gpu_mpi.base.streams import say
+from dask_gpu_mpi.base.text import counted
 from dask_gpu_mpi.errors import InputError, LauncherError
 
 __all__ = [
@@ -108,11 +109,7 @@ class Allocation:
     def __str__(self) -> str:
         """One line for the user."""
         job = f" job {self.job}" if self.job else ""
-        nodes, ranks = (
-            f"{self.nodes} node{'s' * (self.nodes > 1)}",
-            f"{self.ranks} MPI rank{'s' * (self.ranks > 1)}",
-        )
-        return f"{self.batch.title}{job}: {nodes}, {ranks}"
+        return f"{self.batch.title}{job}: {counted(self.nodes, 'node')}, {counted(self.ranks, 'MPI rank')}"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.protocols import Protocol, Transport, WorkerUcx
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.scaling import connection_settings, start_delay, start_limit, workers_per_core
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration
@@ -361,13 +361,10 @@ class Coordinator(FailureCoordinator):
         self._begin(Phase.WORKERS, range(self.size), "starting its workers")
         plan, target = self.plan, self._job.target
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
-        workers_of: dict[int, list[WorkerPlan]] = {}
-        for worker in plan.workers:
-            workers_of.setdefault(worker.rank, []).append(worker)
         before = 0
         probes = probing_workers(plan) if self._transport.between_nodes else {}
         for rank in range(self.size):
-            workers = tuple(workers_of.get(rank, ()))
+            workers = plan.for_rank(rank)
             start = Start(
                 address,
                 protocol=target.protocol if target is not None else self._job.protocol,

@@ -11,6 +11,8 @@ import pytest
 from dask_gpu_mpi.job import end_coordinator
 from dask_gpu_mpi.job.end_coordinator import EndCoordinator
 from dask_gpu_mpi.job.ending import Ending, State
+from dask_gpu_mpi.plan.model import Role
+from dask_gpu_mpi.plan.plan import Plan
 
 
 class Rank0:
@@ -36,8 +38,8 @@ class Rank0:
             order=lambda *order: self.said.append(order),
         )
         workers = tuple(SimpleNamespace(rank=rank, name=rank, devices=()) for rank in (1, 2))
-        hosts = [SimpleNamespace(host=f"h{rank}", ranks=(rank,)) for rank in range(3)]
-        plan = SimpleNamespace(workers=workers, scheduler=SimpleNamespace(rank=1), hosts=hosts)
+        hosts = tuple(SimpleNamespace(host=f"h{rank}", ranks=(rank,)) for rank in range(3))
+        plan: Any = Plan("shared", 3, Role(1, "h1"), Role(0, "h0"), hosts, workers)
         self.joined: Any = SimpleNamespace(
             channels=channels,
             cluster=SimpleNamespace(plan=plan),
