@@ -244,7 +244,7 @@ def request(
     """
     if system not in SCRIPTED:
         raise OptionError(
-            f"{source}: unknown batch system {show(system)} (expected one of {', '.join(SCRIPTED)})"
+            f"{source}: unknown batch system {show(system)}", expected=f"one of {', '.join(SCRIPTED)}"
         )
     values = _configured()
     for name, value in given.items():
@@ -265,31 +265,34 @@ def request(
     for name in ("nodes", "gpus_per_node", "time"):
         if name not in values:
             expected = "a walltime such as 01:30:00" if name == "time" else "a number"
-            raise OptionError(f"{_origin(name, source)} is missing (expected {expected})")
+            raise OptionError(f"{_origin(name, source)} is missing", expected=expected)
     seconds = batch.seconds(text := values.pop("time"))
     if seconds is None or seconds >= _LONGEST:
         spelled = ", ".join(("HH:MM:SS", *batch.times))
         raise OptionError(
-            f"{_origin('time', source)}: invalid value {show(text)} (expected a walltime of {batch.title} above zero: {spelled})"
+            f"{_origin('time', source)}: invalid value {show(text)}",
+            expected=f"a walltime of {batch.title} above zero: {spelled}",
         )
     values.setdefault("ranks_per_node", 1)
     for name in ("ranks_per_node", "gpus_per_node"):
         if values["nodes"] * values[name] > _LARGEST or values["nodes"] > _LARGEST:
             raise OptionError(
-                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many "
-                f"(expected at most {_LARGEST} in the whole job)"
+                f"{source}: --nodes {values['nodes']} {JOB_OPTIONS[name].flags[0]} {values[name]}: too many",
+                expected=f"at most {_LARGEST} in the whole job",
             )
     if memory := values.pop("memory_per_node", None):
         values["memory_per_node"] = _bytes(memory)
     if values.get("shared") and "cpus_per_node" not in values:
         raise OptionError(
-            f"{_origin('shared', source)}: {batch.title} has to know the cores of the job. Fix: --cpus-per-node"
+            f"{_origin('shared', source)}: {batch.title} has to know the cores of the job",
+            fix="--cpus-per-node",
         )
     words = {name: values.pop(name) for name in _WORDS if name in values}
     if (log := words.get("output", "")).endswith(_SCRIPTS):
         raise OptionError(
-            f"{_origin('output', source)}: {log} is the name of a script (expected the log of the job, such as job.log). "
-            f"Fix: --save {log} writes the job script there"
+            f"{_origin('output', source)}: {log} is the name of a script",
+            expected="the log of the job, such as job.log",
+            fix=f"--save {log} writes the job script there",
         )
     job = JobRequest(system=system, program=tuple(program), seconds=seconds, words=words, **values)
     if remark := batch.remark(job):
@@ -336,8 +339,9 @@ def _configured() -> dict[str, Any]:
         elif name in JOB_OPTIONS:
             if name == "time" and isinstance(value, (int, float)):
                 raise OptionError(
-                    f"{origin}: invalid value {show(value)} (expected a text: YAML reads 1:30:00 as the number 5400). Fix: put "
-                    "it in quotes"
+                    f"{origin}: invalid value {show(value)}",
+                    expected="a text: YAML reads 1:30:00 as the number 5400",
+                    fix="put it in quotes",
                 )
             values[name] = convert(JOB_OPTIONS[name], value, origin, "configuration")
         else:
@@ -361,8 +365,8 @@ def _check_program(job: JobRequest) -> None:
         raise InputError(_NO_SCRIPT) from None
     if shape:
         raise InputError(
-            f"command line: --{shape[0].replace('_', '-')} of launch: the job script has it. Fix: --nodes and --ranks-per-node "
-            "before the --"
+            f"command line: --{shape[0].replace('_', '-')} of launch: the job script has it",
+            fix="--nodes and --ranks-per-node before the --",
         )
     program = given.pop("program")
     if not program and given["scheduler_file"] is None:

@@ -57,7 +57,9 @@ class Flux(BatchSystem):
     def directives(self, job: JobRequest) -> dict[str, str | None]:
         if job.memory_per_node:
             raise InputError(
-                "--memory-per-node: Flux allocates no memory (expected under Slurm, PBS and LSF). Fix: leave it out"
+                "--memory-per-node: Flux allocates no memory",
+                expected="under Slurm, PBS and LSF",
+                fix="leave it out",
             )
         found: dict[str, str | None] = {"--nodes=": str(job.nodes), "--time-limit=": f"{job.seconds}s"}
         if job.shared:

@@ -73,8 +73,9 @@ def render(job: JobRequest) -> str:
         )
     if missing := sorted(job.words.keys() - system.words.keys()):
         raise InputError(
-            f"--{missing[0].replace('_', '-')}: {system.title} has no such option (expected one of "
-            f"{', '.join(system.words)}). Fix: leave it out, or --directive with an option of {system.submit[0]}"
+            f"--{missing[0].replace('_', '-')}: {system.title} has no such option",
+            expected=f"one of {', '.join(system.words)}",
+            fix=f"leave it out, or --directive with an option of {system.submit[0]}",
         )
     lines = template(system.templates[launcher]).splitlines()
     words = {system.words[name]: text for name, text in job.words.items()}
@@ -160,24 +161,24 @@ def submit(job: JobRequest, text: str) -> str:
     name = " ".join(command)
     if shutil.which(command[0]) is None:
         raise InputError(
-            f"submit: command {command[0]} not found. Fix: run this on a login node of {system.title}"
+            f"submit: command {command[0]} not found", fix=f"run this on a login node of {system.title}"
         )
     try:
         done = subprocess.run(command, input=os.fsencode(text), capture_output=True, timeout=SUBMIT_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise InputError(
-            f"submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s. Fix: check whether the job is in the queue "
-            "before you submit again"
+            f"submit: no response from {name} within {SUBMIT_TIMEOUT:.0f} s",
+            fix="check whether the job is in the queue before you submit again",
         ) from None
     except OSError as error:
         raise InputError(
-            f"submit: could not run {name}: {error.strerror}. Fix: run this on a login node"
+            f"submit: could not run {name}: {error.strerror}", fix="run this on a login node"
         ) from None
     answer, complaint = (" ".join(os.fsdecode(part).split()) for part in (done.stdout, done.stderr))
     found = re.search(system.job_id, answer)
     if done.returncode or found is None:
         raise InputError(
-            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'} "
-            "(expected the job's number)"
+            f"submit: {name} exited with code {done.returncode}: {complaint or answer or 'no output'}",
+            expected="the job's number",
         )
     return found[1]

@@ -140,8 +140,9 @@ class Slurm(BatchSystem):
         if job.shared and job.cpus_per_node:
             if job.cpus_per_node % job.ranks_per_node:
                 raise InputError(
-                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives each rank as many (expected a multiple of "
-                    f"{job.ranks_per_node}, the ranks of a node). Fix: another number, or one rank a node"
+                    f"--cpus-per-node {job.cpus_per_node}: Slurm gives each rank as many",
+                    expected=f"a multiple of {job.ranks_per_node}, the ranks of a node",
+                    fix="another number, or one rank a node",
                 )
             found |= {
                 "--cpus-per-task=": str(job.cpus_per_node // job.ranks_per_node),
