@@ -51,7 +51,7 @@ def summarize(data: Data) -> dict[str, Any]:
         "lines": {
             "busy": _busy_lines(usage),
             "where": _where_lines(usage),
-            "change": [line for rule in RULES for line in rule(data)],
+            "change": [line for rule in _rules(usage) for line in rule(data)],
         },
     }
 
@@ -234,11 +234,7 @@ def warned_in_run(data: Data) -> list[str]:
 def script_alone(data: Data) -> list[str]:
     """The script works, and its cluster has no task."""
     summary = data["summary"]
-    if (
-        not _long_enough(summary)
-        or summary["mean"]["idle"] < MOST_IDLE
-        or not data["record"]["tasks"]["seen"]
-    ):
+    if summary["mean"]["idle"] < MOST_IDLE or not data["record"]["tasks"]["seen"]:
         return []
     parts = {part["what"]: part["seconds"] for part in summary["where"]}
     told = ", ".join(
@@ -259,8 +255,6 @@ def script_alone(data: Data) -> list[str]:
 def too_few_tasks(data: Data) -> list[str]:
     """Workers wait for tasks while others work: a last round that is not full, fewer partitions than workers, one long task."""
     summary = data["summary"]
-    if not _long_enough(summary):
-        return []
     mean, threads = summary["mean"], summary["threads"]
     lacking = mean["tasks"] - mean["scheduler"]
     if lacking < MOST_WAITING:
@@ -294,7 +288,7 @@ def too_few_tasks(data: Data) -> list[str]:
 def short_tasks(data: Data) -> list[str]:
     """Tasks that are too short for the scheduler."""
     summary = data["summary"]
-    if not _long_enough(summary) or not (tasks := data["record"]["tasks"]["seen"]):
+    if not (tasks := data["record"]["tasks"]["seen"]):
         return []
     parts = {part["what"]: part["share"] for part in summary["where"]}
     scheduler = parts.get(SCHEDULER, 0.0)
@@ -312,7 +306,7 @@ def short_tasks(data: Data) -> list[str]:
 def waited_for_data(data: Data) -> list[str]:
     """Workers wait for data of other workers."""
     summary = data["summary"]
-    if not _long_enough(summary) or summary["mean"]["data"] - summary["mean"]["disk"] < MOST_DATA:
+    if summary["mean"]["data"] - summary["mean"]["disk"] < MOST_DATA:
         return []
     rows = data["record"]["transfers"]["rows"]
     size, number = sum(row["bytes"] for row in rows), sum(row["count"] for row in rows)
@@ -325,8 +319,6 @@ def waited_for_data(data: Data) -> list[str]:
 
 def uneven_data(data: Data) -> list[str]:
     """One worker holds most of the results."""
-    if not _long_enough(data["summary"]):
-        return []
     held = {
         name: columns["managed"]
         for name, columns in data["record"]["series"]["workers"].items()
@@ -349,8 +341,6 @@ def uneven_data(data: Data) -> list[str]:
 
 def spilled(data: Data) -> list[str]:
     """Data that did not fit."""
-    if not _long_enough(data["summary"]):
-        return []
     lines = []
     for quantity, where, limit in (
         ("spilled", "to disk", "memory_limit"),
@@ -372,7 +362,7 @@ def spilled(data: Data) -> list[str]:
 def unused_gpus(data: Data) -> list[str]:
     """Tasks run, but hardly on the GPUs."""
     summary = data["summary"]
-    if not _long_enough(summary) or summary["mean"]["gpu"] is None:
+    if summary["mean"]["gpu"] is None:
         return []
     use, computing = summary["mean"]["gpu"], summary["mean"]["computing"]
     if use > LEAST_GPU_USE or computing < COMPUTING:
@@ -383,10 +373,10 @@ def unused_gpus(data: Data) -> list[str]:
     ]
 
 
-#: Each is a function of the report's data, with its lines; none if all is well.
+#: Each is a function of the report's data, with its lines; none if all is well. What was warned of counts for every job.
+WARNINGS: tuple[Callable[[Data], list[str]], ...] = (warned_at_start, warned_in_run)
+#: The rules on figures, for jobs that are long enough and have a record.
 RULES: tuple[Callable[[Data], list[str]], ...] = (
-    warned_at_start,
-    warned_in_run,
     script_alone,
     too_few_tasks,
     short_tasks,
@@ -397,8 +387,9 @@ RULES: tuple[Callable[[Data], list[str]], ...] = (
 )
 
 
-def _long_enough(summary: Data) -> bool:
-    return bool(summary["workers"]) and float(summary["seconds"]) >= LEAST_SECONDS
+def _rules(usage: Data) -> tuple[Callable[[Data], list[str]], ...]:
+    long_enough = usage["workers"] and usage["seconds"] >= LEAST_SECONDS
+    return (*WARNINGS, *RULES) if long_enough else WARNINGS
 
 
 def _longest(tasks: Data, prefix: str) -> float:
