@@ -250,7 +250,7 @@ def test_code_of_a_job_that_has_lost_ranks(tmp_path: Path, text: str, code: int,
 
 
 def test_launcher_that_waits_for_a_lost_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "LOST_GRACE", 0.1)
+    monkeypatch.setattr(execute, "LAUNCHER_GRACE", 0.1)
     mark = tmp_path / "ended"
     command = (sys.executable, "-c", f"import time; open({str(mark)!r}, 'w').write('3'); time.sleep(60)")
     began = time.monotonic()

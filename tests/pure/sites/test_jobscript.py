@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +35,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "my.py").touch()
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def batch() -> Iterator[FakeBatch]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = FakeBatch(Path(folder))
-        (made.directory / "nodes").write_text("h1\nh2\n")
-        yield made
 
 
 @pytest.fixture

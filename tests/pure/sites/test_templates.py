@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,14 +18,6 @@ TEMPLATES = sorted((ROOT / "jobscripts").iterdir())
 
 def system_of(path: Path) -> str:
     return next(system for system in SCRIPTED if path.name in batch_system(system).templates.values())
-
-
-@pytest.fixture
-def batch() -> Iterator[FakeBatch]:
-    with tempfile.TemporaryDirectory() as folder:
-        made = FakeBatch(Path(folder))
-        (made.directory / "nodes").write_text("h1\nh2\n")
-        yield made
 
 
 def run_template(batch: FakeBatch, name: str, *args: str, **env: str) -> Ran:
