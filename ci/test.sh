@@ -43,16 +43,16 @@ package() {
   "$work/venv/bin/python" -P ci/check_package.py "$work/venv" || return 1
 }
 
-# The pure tests but for slow ones, which ci/matrix.sh runs: in two processes beside each other that take about as long, some rooms and all
-# else.
+# The pure tests but for slow ones, which ci/matrix.sh runs: in two processes beside each other that take about as long, some packages and
+# all else.
 pure() {
-  local part rooms=() ignored=() log other rc=0
+  local part packages=() ignored=() log other rc=0
   for part in agent check cli job options sites workers; do
-    rooms+=("tests/pure/$part")
+    packages+=("tests/pure/$part")
     ignored+=("--ignore=tests/pure/$part")
   done
   log=$(mktemp)
-  tests openmpi -m "not slow" "${rooms[@]}" > "$log" 2>&1 &
+  tests openmpi -m "not slow" "${packages[@]}" > "$log" 2>&1 &
   other=$!
   tests openmpi -m "not slow" "${ignored[@]}" tests/pure || rc=1
   made_beside "$other" "$log" || rc=1

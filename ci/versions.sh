@@ -17,8 +17,8 @@ releases=(
   "rapids-26.10 newest test,gpu dask-cuda==26.10.*"
   "dask-2026.8 newest test distributed==2026.8.*"
 )
-rooms=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py tests/mpi/test_drop_in.py)
-gpu_rooms=(tests/pure/workers
+cpu_tests=(tests/pure/base/test_private_api.py tests/mpi/test_main_job.py tests/mpi/test_drop_in.py)
+gpu_tests=(tests/pure/workers
   tests/pure/plan/test_device_memory.py tests/mpi/test_gpus.py)
 
 # The newest Python that starts: a name on PATH may be a stub for a version that is not there, or not chosen (pyenv)
@@ -52,8 +52,8 @@ extras_change_nothing() {
 
 # run_tests NAME EXTRAS
 run_tests() {
-  local paths=("${rooms[@]}")
-  if [[ $2 == *gpu* ]]; then paths+=("${gpu_rooms[@]}"); fi
+  local paths=("${cpu_tests[@]}")
+  if [[ $2 == *gpu* ]]; then paths+=("${gpu_tests[@]}"); fi
   # with the Dask of RAPIDS 26.10 ci/test.sh has them, and with the newest Python the newest Dask has
   if [[ $1 != rapids-26.10 ]]; then paths+=(tests/faults); fi
   ".venv/$1/bin/python" -c 'import sys, distributed; print("Python", sys.version.split()[0], "distributed", distributed.__version__)'

@@ -113,7 +113,7 @@ def ignore_signals() -> None:
 
     Whoever signals every process of a job (slurmstepd, a terminal) reaches the rank too. Handlers, and not SIG_IGN, which
     children of tasks would inherit: a `multiprocessing.Pool` could not end its processes any more. Fork server,
-    workers and scheduler keep them (`base.signal_actions.kept`); what tasks fork has the default actions.
+    workers and scheduler keep them (`base.signals.kept`); what tasks fork has the default actions.
     """
     for number in NUMBERS:
         install(number, lambda *_: None, before=Action(number, signal.SIG_DFL))

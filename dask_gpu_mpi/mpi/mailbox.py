@@ -6,7 +6,7 @@ protocol; see `dask_gpu_mpi.startup.bringup`. All of it runs on a private commun
 with these.
 
 All messages are to rank 0 or from it. Each is plain data of the type that its kind has (`base.plain_data`), sealed for the other
-side (`sealing`): messages of other senders are dropped and counted, and never end the job.
+side (`wire`): messages of other senders are dropped and counted, and never end the job.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class RankKey:
     host: str
     #: Its public key, for what it sends from now on.
     key: bytes
-    #: Ranks of its host that are missing, as seen from outside (`local_ranks.neighbours`).
+    #: Ranks of its host that are missing, as seen from outside (`launcher_check.neighbours`).
     states: dict[int, str] = field(default_factory=dict)
 
 
@@ -222,7 +222,7 @@ def missing_ranks(
     """The message about ranks that have not come.
 
     `missing`, `size`: their numbers, and that of all ranks. `deadline_name`: what they have missed. `beside`: host and state
-    (`local_ranks.neighbours`) of ranks, as others of their host see them. `came`: host of each rank that has come; empty
+    (`launcher_check.neighbours`) of ranks, as others of their host see them. `came`: host of each rank that has come; empty
     where that is not known. `allocated`: the hosts of the job; empty: unknown.
 
     Examples

@@ -31,7 +31,7 @@ LINGER = 3.0
 POLL = 1.0
 #: Seconds that the launcher gets once a job that has lost ranks has come to its end: one that is stopped, or whose node is gone,
 #: does not end, and the launcher may wait for it.
-LOST_GRACE = 30.0
+LAUNCHER_GRACE = 30.0
 #: Seconds for a command of the batch system.
 COMMAND_TIMEOUT = 60.0
 #: si_code of signals that the kernel has sent (sigaction(2)): of SIGINT, a terminal's Ctrl-C to the whole foreground group.
@@ -69,7 +69,7 @@ class Runner:
         """Run a command until it has ended; returns its exit code, 128 + N after signal N.
 
         The preflight reads nothing of standard input, which is the script's, and would end of a signal before the walltime.
-        `mark` is where a job that has lost ranks writes its exit code: the launcher is ended `LOST_GRACE` seconds later.
+        `mark` is where a job that has lost ranks writes its exit code: the launcher is ended `LAUNCHER_GRACE` seconds later.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class Runner:
         over: float | None = None
         while child.poll() is None:
             if over is None and mark and _noted(mark)[0] is not None:
-                over = time.monotonic() + LOST_GRACE
+                over = time.monotonic() + LAUNCHER_GRACE
             elif over is not None and time.monotonic() > over:
                 child.kill()  # the batch system ends what is left
             wait = POLL if deadline is None else min(POLL, max(0.0, deadline - time.monotonic()))

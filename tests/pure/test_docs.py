@@ -103,8 +103,8 @@ def test_the_check_of_the_english_finds_what_is_wrong() -> None:
 
 def test_the_design_names_modules_that_exist() -> None:
     page = (ROOT / "docs" / "design.md").read_text()
-    rooms = {path.parent.name for path in (ROOT / "dask_gpu_mpi").glob("*/__init__.py")}
-    named = re.findall(rf"`((?:{'|'.join(rooms)})/\w+)`", page)
+    packages = {path.parent.name for path in (ROOT / "dask_gpu_mpi").glob("*/__init__.py")}
+    named = re.findall(rf"`((?:{'|'.join(packages)})/\w+)`", page)
     assert len(named) > 20
     assert [name for name in named if not (ROOT / "dask_gpu_mpi" / f"{name}.py").is_file()] == []
 

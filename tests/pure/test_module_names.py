@@ -23,7 +23,7 @@ def test_names_of_modules_in_texts_are_those_of_modules() -> None:
         for imported in re.findall(r"\bfrom dask_gpu_mpi import ([\w, ]+)", text):
             named += [name for name in re.findall(r"\w+", imported.partition(" as ")[0]) if name.islower()]
         for name in named:
-            room = name.partition(".")[0]
-            if name not in known and (room not in known or (PACKAGE / room).is_dir()):
+            package = name.partition(".")[0]
+            if name not in known and (package not in known or (PACKAGE / package).is_dir()):
                 unknown.append(f"{path.relative_to(ROOT)}: dask_gpu_mpi.{name}")
     assert unknown == []

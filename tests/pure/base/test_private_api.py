@@ -127,13 +127,13 @@ def foreign(module: str, tree: ast.AST, ours: set[str]) -> set[str]:
 def test_no_other_private_name_is_used() -> None:
     trees = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in MODULES}
     assert len(trees) > 50
-    rooms: dict[str, set[str]] = {}
-    for module, tree in trees.items():  # a module may use what is its own room's
-        rooms.setdefault(module.partition("/")[0], set()).update(own(tree))
+    packages: dict[str, set[str]] = {}
+    for module, tree in trees.items():  # a module may use what is its own package's
+        packages.setdefault(module.partition("/")[0], set()).update(own(tree))
     found = {
         module: names
         for module, tree in trees.items()
-        if (names := foreign(module, tree, rooms[module.partition("/")[0]]))
+        if (names := foreign(module, tree, packages[module.partition("/")[0]]))
     }
     assert found == {}, (
         "private names of others: add them to tests/support/private_api.py, with a guard where they are used"
