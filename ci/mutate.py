@@ -3,7 +3,7 @@
 `python ci/mutate.py [--count 24] [--seed S] [--modules units,walltime] [--no-numbers] [--jobs 2] [--limit SECONDS]`
 
 A mutation turns a comparison, swaps `and` and `or`, turns a sign, removes a `not`, turns a bool that is returned, or changes a
-number by one, which of a deadline or a size means little (`--no-numbers`). The tests of the module of the same name run first,
+number by one, which of a deadline or a size means little (`--no-numbers`). The tests of the module, or of its package, run first,
 then all pure tests, in a copy of the tree. What no test notices is printed as a diff. Exit code: 0 all noticed, 1 not all, 2 the
 tests fail without any mutation, or bad arguments.
 """
@@ -181,9 +181,10 @@ def modules_of(root: Path) -> dict[str, Path]:
     return {".".join(path.with_suffix("").parts): path for path in paths}
 
 
-def test_file(module: Path) -> Path:
-    """The tests of a module: ``room/name.py`` has ``tests/pure/room/test_name.py``."""
-    return TESTS / module.parent / f"test_{module.name}"
+def own_tests(root: Path, module: Path) -> Path:
+    """The tests of a module, ``package/name.py``: ``tests/pure/package/test_name.py``, or all of that folder."""
+    own = TESTS / module.parent / f"test_{module.name}"
+    return own if (root / own).exists() else own.parent
 
 
 @dataclass(frozen=True)
@@ -249,8 +250,7 @@ def try_mutation(tree: Path, module: Path, mutation: Mutation, limit: float) -> 
     by = ""
     try:
         _write(path, mutation.apply(source))
-        own = test_file(module)
-        for tests in (own, TESTS) if (tree / own).exists() else (TESTS,):
+        for tests in dict.fromkeys((own_tests(tree, module), TESTS)):
             if why := run_tests(tree, tests, limit):
                 by = f"{tests} ({why})"
                 break
@@ -316,7 +316,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seed", type=int, help="the same seed on the same tree: the same mutations (default: random)"
     )
     parser.add_argument(
-        "--modules", help="names, with commas (default: all with a test file of their own in tests/pure)"
+        "--modules",
+        help="names, with commas (default: all of packages with a folder in tests/pure, or with a test file)",
     )
     parser.add_argument("--no-numbers", action="store_true", help="leave out numbers that are changed by one")
     parser.add_argument("--jobs", type=int, default=1, help="copies of the tree that are tested side by side")
@@ -328,7 +329,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = options.modules.replace(",", " ").split() if options.modules else []
     if unknown := [name for name in asked if name not in modules]:
         parser.error(f"no such module: {', '.join(unknown)} (expected some of {', '.join(modules)})")
-    pure = [name for name, module in modules.items() if (ROOT / test_file(module)).exists()]
+    pure = [
+        name
+        for name, module in modules.items()
+        if module.stem.strip("_") == module.stem
+        and (own := own_tests(ROOT, module)) != TESTS
+        and (ROOT / own).exists()
+    ]
     modules = {name: modules[name] for name in asked or pure}
     seed = random.randrange(10**6) if options.seed is None else options.seed
     sources = {module: (ROOT / PACKAGE / module).read_bytes() for module in modules.values()}
