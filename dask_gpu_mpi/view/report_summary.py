@@ -13,9 +13,7 @@ from dask_gpu_mpi.view.heartbeat import MOST_GPUS, of_gpu
 
 Data = Mapping[str, Any]
 
-#: How a worker spends the script's time. The shares of one worker add up to 1.
-SHARES = ("computing", "data", "tasks", "idle", "absent")
-#: How lines call them.
+#: How a worker spends the script's time, and how lines call it. The shares of one worker add up to 1.
 CALLED = {
     "computing": "computing",
     "data": "waiting for data",
@@ -23,6 +21,7 @@ CALLED = {
     "idle": "idle",
     "absent": "not there",
 }
+SHARES = tuple(CALLED)
 #: The part of the time in which a worker has a task, and neither computes nor waits for data.
 SCHEDULER = "scheduler and its messages"
 #: Prefixes of tasks that are listed.
