@@ -15,7 +15,7 @@ MPI_GRACE = 6.0
 HANGING = 9.0
 #: Then the main thread has this long to show that it lives.
 ALIVE = 1.0
-#: The other ranks take rank 0 for dead.
+#: The other ranks take rank 0 for dead; in a job that survives lost ranks also later, if its scheduler is gone as well.
 RANK_0_LOST = 30.0
 
 #: From the start, for the ranks to find each other and report, if the options that set a limit can't be read.
@@ -32,6 +32,8 @@ FLUSH = 2.0
 
 # The end.
 
+#: The other ranks take rank 0 for dead in a job that survives lost ranks, and whose cluster is over.
+RANK_0_SILENT = 600.0
 #: A client that has lost its scheduler waits to know why.
 REASON_TIMEOUT = 1.0
 #: Rank 0 waits, beyond its own closing, until the others have closed: this part of `shutdown_timeout`, and so many seconds at

@@ -19,13 +19,22 @@ from typing import Any
 
 from dask_gpu_mpi.agent.handle import start_agent
 from dask_gpu_mpi.agent.orders import Answer, Order
+from dask_gpu_mpi.base.frames import wait_until_read
 from dask_gpu_mpi.base.signals import Signals, is_ours
 from dask_gpu_mpi.base.streams import say
-from dask_gpu_mpi.base.timeouts import FLUSH, FREE_TIMEOUT, TERM_GRACE
+from dask_gpu_mpi.base.timeouts import (
+    FAILED_GRACE,
+    FLUSH,
+    FREE_TIMEOUT,
+    RANK_0_LOST,
+    RANK_0_SILENT,
+    TERM_GRACE,
+)
 from dask_gpu_mpi.errors import ClusterLostError
 from dask_gpu_mpi.job import outcome
 from dask_gpu_mpi.job.end_coordinator import Closing, EndCoordinator
 from dask_gpu_mpi.job.ending import Cause, Ending, EndKind, State, beat_interval
+from dask_gpu_mpi.network.reachability import connect_only
 from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.sites import launchers
 from dask_gpu_mpi.startup.bringup import Joined
@@ -132,6 +141,35 @@ class AgentRestarts:
         start_workers(self._channels, replace(self._joined.start, workers=self._workers))
 
 
+class CoordinatorWatch:
+    """Notices on another rank that rank 0 is lost, which no launcher reports that lets the job survive lost ranks.
+
+    Rank 0 is silent also while its script keeps the interpreter to itself; then its scheduler, another process, still listens.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition("://")[2].rpartition(":")
+        self._scheduler = host.strip("[]"), int(port)
+        #: When rank 0 was last heard of (``time.monotonic()``).
+        self._heard = time.monotonic()
+
+    def hear(self) -> None:
+        """A message of rank 0 is here."""
+        self._heard = time.monotonic()
+
+    def is_lost(self, *, has_scheduler: bool) -> bool:
+        """Whether rank 0 is gone; `has_scheduler`: its scheduler has not been closed."""
+        silence = time.monotonic() - self._heard
+        if silence < RANK_0_LOST:
+            return False
+        if not has_scheduler:
+            return silence > RANK_0_SILENT
+        if connect_only(*self._scheduler):
+            return True
+        self.hear()
+        return False
+
+
 class Member:
     """A rank of a cluster that is up; `signals` are taken since before it joined.
 
@@ -153,9 +191,13 @@ class Member:
         self.signal_relay = SignalRelay(joined.channels)
         #: When to send `EndKind.ALIVE` (``time.monotonic()``).
         self._beat_due = math.inf
+        #: On the other ranks, if ranks may be lost.
+        self._coordinator_watch: CoordinatorWatch | None = None
         if joined.options.tolerate_lost_ranks:
             joined.channels.mailbox.tolerates_loss = True
-            self._beat_due = math.inf if self.rank == COORDINATOR else 0.0
+            self._beat_due = 0.0
+            if self.rank != COORDINATOR:
+                self._coordinator_watch = CoordinatorWatch(joined.start.address)
         self._closing = Closing(joined, self.ending, self.coordinator, self.pump_until)
         self._restarts = AgentRestarts(joined)
         #: The script has closed the descriptors of this package, and those of MPI, so that MPI can't be left in an orderly way.
@@ -177,7 +219,10 @@ class Member:
             self.signal_relay.pump()
             if time.monotonic() > self._beat_due:
                 self._beat_due = time.monotonic() + beat_interval(self.channels.size)
-                self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
+                if self.rank == COORDINATOR:
+                    self.channels.mailbox.send_all(EndKind.ALIVE, self.rank)
+                else:
+                    self.channels.send(COORDINATOR, EndKind.ALIVE, self.rank)
             for event in self.channels.events(timeout):
                 if event.source is None:
                     self._on_agent(event.kind, event.payload)
@@ -192,6 +237,8 @@ class Member:
     def _on_mail(self, kind: str, payload: Any) -> None:
         is_client = self.joined.start.is_client
         match kind:
+            case EndKind.ALIVE if self._coordinator_watch is not None:
+                self._coordinator_watch.hear()
             case EndKind.STOP:
                 self.ending.on(Cause.STOP)
                 if is_client:
@@ -259,6 +306,23 @@ class Member:
         """Whether the launcher that started this rank has died."""
         return self._launched and os.getppid() != self._parent
 
+    def _coordinator_is_lost(self) -> bool:
+        watch = self._coordinator_watch
+        return watch is not None and watch.is_lost(has_scheduler=not self.ending.state.over)
+
+    def _leave_without_coordinator(self) -> None:
+        """End this rank by itself: nobody is left who could end it, or whom it could tell."""
+        if self.rank == 1:  # one line is enough
+            say(
+                f"error: rank 0 lost, and with it the script and the scheduler ({self.joined.start.address}): its processes or "
+                "its node died, or its network is down. Fix: inspect that node, and the log file of the rank (--log-directory)"
+            )
+            wait_until_read((1, 2), FAILED_GRACE)
+        else:  # the launcher may end with the first
+            time.sleep(FAILED_GRACE)
+        self.channels.drop_agent(self.joined.options.shutdown_timeout)
+        os._exit(outcome.FAILED)
+
     # -- ranks without the script -------------------------------------------------------------------------------
 
     def serve(self) -> int:
@@ -277,6 +341,8 @@ class Member:
                 if self.launcher_gone():
                     self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(outcome.FAILED)  # without a launcher MPI can't be left in an orderly way
+                if self._coordinator_is_lost():
+                    self._leave_without_coordinator()
             self.leave()
             number = signals.got[0] if signals.got is not None else ending.signal
             self._free_communicator(failed=number is not None)

@@ -12,6 +12,7 @@ from dataclasses import replace
 import psutil
 import pytest
 
+from dask_gpu_mpi.base.timeouts import RANK_0_LOST
 from support.bed.hosts import TestBed
 from support.jobs.clusters import ranks_of
 from support.jobs.faults import FORMS, end, mark_time, start
@@ -118,6 +119,27 @@ def test_one_more_than_may_be_lost(surviving: Mpi) -> None:
     strike(job, 2, "all")
     says = ("2 ranks are lost (expected at most 1, tolerate_lost_ranks): the cluster is lost",)
     end(surviving, job, 1, 30, since=fault, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
+@pytest.mark.parametrize("victim", ["all", "rank"])
+def test_rank_0_ends_the_job(surviving: Mpi, victim: str) -> None:
+    """Its launcher does not, and nothing else tells the others."""
+    job = start(surviving, "command", "mark('busy')\ntime.sleep(120)\n", 3, options=TOLERATES)
+    mark_time(job, "busy")
+    fault = time.time()
+    strike(job, 0, victim)
+    done = end(
+        surviving, job, None, RANK_0_LOST + 20, since=fault, timeout=120, tracebacks=None, scratch=True
+    )
+    assert "error: rank 0 lost, and with it the script and the scheduler" in done.stderr
+
+
+def test_script_that_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
+    """Rank 0 is silent meanwhile, and yet not lost."""
+    hold = "import ctypes\nctypes.PyDLL(None).usleep(int(1e6 * 40))\n"
+    job = start(surviving, "command", hold + "compute()\nmark()\nsys.exit(3)\n", 3, options=TOLERATES)
+    done = end(surviving, job, 3, 10, timeout=120)
+    assert "lost" not in done.stderr
 
 
 @pytest.mark.slow

@@ -54,6 +54,8 @@ def parent_of(pid, times=1):
     for _ in range(times):
         with open(f"/proc/{pid}/stat") as file:
             pid = int(file.read().rpartition(")")[2].split()[1])
+        if pid <= 1:  # to signal 0 is to signal this process and its group
+            raise ProcessLookupError("its parent has ended")
     return pid
 
 
