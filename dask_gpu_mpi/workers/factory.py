@@ -106,13 +106,19 @@ async def watch_nanny(
         if current == pid:
             continue
         code = getattr(process, "exitcode", None)
-        if pid is not None and pid not in asked and not (code == 0 and _has_lifetime(nanny)):
+        in_order = pid in asked or _is_closing(nanny) or (code == 0 and _has_lifetime(nanny))
+        if pid is not None and not in_order:
             deaths.append(clock())
             on_death(pid, code)
         pid, process = current, _process(nanny)
         if len(deaths) == DEATHS and (seconds := deaths[-1] - deaths[0]) <= WINDOW:
             await nanny.close(reason="nanny-instantiate-too-often")
             return f"its process died {DEATHS} times within {seconds:.0f} s"
+
+
+def _is_closing(nanny: Any) -> bool:
+    """Whether it ends together with its worker: that was retired, or the cluster ends."""
+    return getattr(getattr(nanny, "status", None), "name", "") in ("closing_gracefully", "closing", "closed")
 
 
 def _has_lifetime(nanny: Any) -> bool:

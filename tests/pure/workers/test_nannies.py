@@ -36,6 +36,7 @@ class Nanny:
         #: Whether each process ends because somebody has asked for it.
         self.restarted = restarted
         self.closed: str | None = None
+        self.status = distributed.core.Status.running
         self._spans: list[tuple[float, float]] = []
         at = 0.0
         for gap, life in lives:
@@ -207,6 +208,14 @@ def test_each_death_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     watching(nanny, monkeypatch, lambda pid, code: told.append((pid, code)))
     assert told == [(1, -9), (2, 3)]
+
+
+@pytest.mark.parametrize("status", ["closing_gracefully", "closing", "closed"])
+def test_a_worker_that_closes_has_not_died(monkeypatch: pytest.MonkeyPatch, status: str) -> None:
+    """One that is retired: its nanny has no connection any more to tell of it, and would log a traceback."""
+    nanny = Nanny([(0.0, 10.0), (1.0, 2_000.0)])
+    nanny.status = distributed.core.Status[status]
+    watching(nanny, monkeypatch, lambda pid, code: pytest.fail(f"told of {pid}"))
 
 
 class Process:
