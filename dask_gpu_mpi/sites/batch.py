@@ -26,7 +26,7 @@ __all__ = [
     "Allocation",
     "Ask",
     "BatchSystem",
-    "Host",
+    "AllocatedHost",
     "JobRequest",
     "Requeue",
     "Run",
@@ -69,7 +69,7 @@ Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[s
 
 
 @dataclass(frozen=True)
-class Host:
+class AllocatedHost:
     """A node, and how many ranks it gets."""
 
     name: str
@@ -86,7 +86,7 @@ class Allocation:
     #: All MPI ranks.
     ranks: int
     #: The nodes by name, if the launcher must be told them. Slurm's and Flux's launchers know them.
-    hosts: tuple[Host, ...] = ()
+    hosts: tuple[AllocatedHost, ...] = ()
     #: The job's number, as its log folder is called; empty: no batch system.
     job: str = ""
     #: The number of this job, or of this task of an array, for the batch system's commands.
@@ -377,7 +377,7 @@ def find_allocation(
     *,
     ranks: int | None = None,
     ranks_per_node: int | None = None,
-    hosts: Sequence[Host] = (),
+    hosts: Sequence[AllocatedHost] = (),
     read: Callable[[str], str] = lambda path: Path(path).read_text(encoding="utf-8"),
     ask: Ask = lambda command: "",
 ) -> Allocation:
@@ -391,7 +391,7 @@ def find_allocation(
         All MPI ranks (``-n``). Default: as many on each node as the job has requested for it, else one.
     ranks_per_node : int, optional
         The ranks of each node, where `ranks` is not set.
-    hosts : sequence of Host
+    hosts : sequence of AllocatedHost
         Nodes to use instead of the batch system's (``--hosts``).
     read : callable
         Returns the text of a file.
@@ -422,7 +422,7 @@ def find_allocation(
     )
 
 
-def spread(ranks: int, hosts: Sequence[str]) -> tuple[Host, ...]:
+def spread(ranks: int, hosts: Sequence[str]) -> tuple[AllocatedHost, ...]:
     """Ranks over nodes, as evenly as possible; nodes without a rank are left out.
 
     >>> [(host.name, host.ranks) for host in spread(5, ["a", "b", "c"])]
@@ -430,7 +430,9 @@ def spread(ranks: int, hosts: Sequence[str]) -> tuple[Host, ...]:
     """
     share, more = divmod(ranks, len(hosts))
     return tuple(
-        Host(name, share + (index < more)) for index, name in enumerate(hosts) if share + (index < more)
+        AllocatedHost(name, share + (index < more))
+        for index, name in enumerate(hosts)
+        if share + (index < more)
     )
 
 
@@ -461,9 +463,9 @@ def count_hosts(
     return found
 
 
-def as_hosts(counted: Mapping[str, int]) -> tuple[Host, ...]:
+def as_hosts(counted: Mapping[str, int]) -> tuple[AllocatedHost, ...]:
     """The nodes as an allocation has them."""
-    return tuple(Host(name, count) for name, count in counted.items())
+    return tuple(AllocatedHost(name, count) for name, count in counted.items())
 
 
 def end_time(

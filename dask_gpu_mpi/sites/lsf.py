@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Host, JobRequest, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import (
+    Allocation,
+    Ask,
+    BatchSystem,
+    AllocatedHost,
+    JobRequest,
+    Requeue,
+    Run,
+    count_hosts,
+)
 
 __all__ = ["LSF"]
 
@@ -38,7 +47,7 @@ class Lsf(BatchSystem):
         if not environ.get(_HOSTS):
             return None
         # a line for each slot, which is a core mostly
-        hosts = tuple(Host(name, 1) for name in count_hosts(environ, _HOSTS, read))
+        hosts = tuple(AllocatedHost(name, 1) for name in count_hosts(environ, _HOSTS, read))
         job = environ.get(self.job_variable, "")
         if (index := environ.get("LSB_JOBINDEX", "0")) != "0":  # all tasks of an array have one number
             job += f"_{index}"

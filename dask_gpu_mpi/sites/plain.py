@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import BatchSystem, Host, as_hosts
+from dask_gpu_mpi.sites.batch import BatchSystem, AllocatedHost, as_hosts
 
 __all__ = ["HOSTS", "LOCAL", "parse_hosts"]
 
@@ -28,7 +28,7 @@ class Local(BatchSystem):
     is_one_node = True
 
 
-def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[Host, ...]:
+def parse_hosts(text: str, read: Callable[[str], str]) -> tuple[AllocatedHost, ...]:
     """Nodes of the command line: ``h1,h2:2`` (a rank on h1, two on h2), or a file with one on each line.
 
     Raises

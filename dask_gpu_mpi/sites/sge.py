@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, Host, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, AllocatedHost, Requeue, Run, count_hosts
 
 __all__ = ["SGE"]
 
@@ -39,7 +39,7 @@ class Sge(BatchSystem):
             return Allocation("sge", 1, 1, job=job, requeue_as=job)
         # a line for each queue of a node: NODE SLOTS QUEUE PROCESSORS; a slot is a core mostly
         names = count_hosts(environ, _HOSTS, read, _nodes)
-        hosts = tuple(Host(name, 1) for name in names)
+        hosts = tuple(AllocatedHost(name, 1) for name in names)
         return Allocation("sge", len(hosts), len(hosts), hosts, job=job, requeue_as=job)
 
     def requeue(self, job: Requeue, environ: Mapping[str, str], run: Run) -> int | None:

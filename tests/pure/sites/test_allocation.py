@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, Host, find_allocation
+from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost, find_allocation
 from dask_gpu_mpi.sites.plain import parse_hosts
 
 FILES = {
@@ -34,8 +34,8 @@ def read(path: str) -> str:
     return FILES[path]
 
 
-def two(ranks: int) -> tuple[Host, ...]:
-    return (Host("h1", ranks), Host("h2", ranks))
+def two(ranks: int) -> tuple[AllocatedHost, ...]:
+    return (AllocatedHost("h1", ranks), AllocatedHost("h2", ranks))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def two(ranks: int) -> tuple[Host, ...]:
         ),
         (PBS, None, Allocation("pbs", 2, 4, two(2), "42.server", "42.server")),
         (PBS, 2, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
-        (PBS, 1, Allocation("pbs", 1, 1, (Host("h1", 1),), "42.server", "42.server", whole=False)),
+        (PBS, 1, Allocation("pbs", 1, 1, (AllocatedHost("h1", 1),), "42.server", "42.server", whole=False)),
         # Torque: a line for each core
         (PBS | {"PBS_NUM_PPN": "2"}, None, Allocation("pbs", 2, 2, two(1), "42.server", "42.server")),
         (LSF, None, Allocation("lsf", 2, 2, two(1), "42", "42")),
@@ -112,8 +112,8 @@ def test_parts_that_no_job_of_slurm_has() -> None:
 
 
 def test_nodes_of_the_command_line_win() -> None:
-    found = find_allocation(PBS, hosts=[Host("a", 1), Host("b", 2)], read=read)
-    assert found == Allocation("hosts", 2, 3, (Host("a", 1), Host("b", 2)))
+    found = find_allocation(PBS, hosts=[AllocatedHost("a", 1), AllocatedHost("b", 2)], read=read)
+    assert found == Allocation("hosts", 2, 3, (AllocatedHost("a", 1), AllocatedHost("b", 2)))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,11 @@ def test_what_can_not_be_used(environ: dict[str, str], message: str) -> None:
 def test_parse_hosts(tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("h1  # the first\n\nh2:2\nh1\n")
-    assert parse_hosts("h1,h2:2", read) == (Host("h1", 1), Host("h2", 2))
-    assert parse_hosts(str(file), lambda path: Path(path).read_text()) == (Host("h1", 2), Host("h2", 2))
+    assert parse_hosts("h1,h2:2", read) == (AllocatedHost("h1", 1), AllocatedHost("h2", 2))
+    assert parse_hosts(str(file), lambda path: Path(path).read_text()) == (
+        AllocatedHost("h1", 2),
+        AllocatedHost("h2", 2),
+    )
 
 
 @pytest.mark.parametrize(

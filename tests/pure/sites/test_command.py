@@ -11,13 +11,13 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import Allocation, Host
+from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost
 from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, python_command
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 
 BATCH = {"ENVIRONMENT": "BATCH", "PATH": "/bin"}
-TWO = (Host("h1", 1), Host("h2", 1))
-UNEVEN = (Host("h1", 2), Host("h2", 1))
+TWO = (AllocatedHost("h1", 1), AllocatedHost("h2", 1))
+UNEVEN = (AllocatedHost("h1", 2), AllocatedHost("h2", 1))
 SLURM = Allocation("slurm", 2, 2, job="42", requeue_as="42")
 PBS = Allocation("pbs", 2, 2, TWO, job="42.s", requeue_as="42.s")
 FORWARD = "-x DASK_GPU_MPI__WALLTIME_SIGNAL -x PATH"

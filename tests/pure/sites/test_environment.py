@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import Allocation, Host
+from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost
 from dask_gpu_mpi.sites.command import launch_environment
 from dask_gpu_mpi.sites.launchers import forwarded
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
@@ -22,7 +22,7 @@ def changes(
     library: str = "MPICH Version: 5.0.2",
     root: bool = False,
 ) -> dict[str, str | None]:
-    hosts = tuple(Host(f"h{i}", 1) for i in range(nodes))
+    hosts = tuple(AllocatedHost(f"h{i}", 1) for i in range(nodes))
     where = Allocation(system, nodes, nodes, hosts)
     return launch_environment(environ, where, MpiLibrary(library), Starter(kind, "x"), root=root)
 
