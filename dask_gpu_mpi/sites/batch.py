@@ -23,10 +23,10 @@ from dask_gpu_mpi.errors import InputError, LauncherError
 
 __all__ = [
     "SYSTEMS",
+    "AllocatedHost",
     "Allocation",
     "Ask",
     "BatchSystem",
-    "AllocatedHost",
     "JobRequest",
     "Requeue",
     "Run",

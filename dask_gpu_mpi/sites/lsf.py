@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dask_gpu_mpi.sites.batch import (
+    AllocatedHost,
     Allocation,
     Ask,
     BatchSystem,
-    AllocatedHost,
     JobRequest,
     Requeue,
     Run,

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import BatchSystem, AllocatedHost, as_hosts
+from dask_gpu_mpi.sites.batch import AllocatedHost, BatchSystem, as_hosts
 
 __all__ = ["HOSTS", "LOCAL", "parse_hosts"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dask_gpu_mpi.sites.batch import Allocation, Ask, BatchSystem, AllocatedHost, Requeue, Run, count_hosts
+from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation, Ask, BatchSystem, Requeue, Run, count_hosts
 
 __all__ = ["SGE"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dask_gpu_mpi.errors import InputError
-from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost, find_allocation
+from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation, find_allocation
 from dask_gpu_mpi.sites.plain import parse_hosts
 
 FILES = {

@@ -11,7 +11,7 @@ import pytest
 
 from dask_gpu_mpi.base.streams import PUBLIC
 from dask_gpu_mpi.errors import LauncherError
-from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost
+from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
 from dask_gpu_mpi.sites.command import START, Launch, Request, as_text, decide, python_command
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dask_gpu_mpi.sites.batch import Allocation, AllocatedHost
+from dask_gpu_mpi.sites.batch import AllocatedHost, Allocation
 from dask_gpu_mpi.sites.command import launch_environment
 from dask_gpu_mpi.sites.launchers import forwarded
 from dask_gpu_mpi.sites.starter import MpiLibrary, Starter
