@@ -78,7 +78,8 @@ class Agent:
         self._parent = os.getppid()
         self._stop = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._joined = False
+        #: Whether the rank has joined the others, and whether it has also been told to start something here.
+        self._joined = self._started = False
         self._scheduler_file: tuple[str, str] | None = None
         self._ucx: asyncio.Future[None] | None = None
         self._scheduler = SchedulerProcess(timeline, self._on_scheduler_end, self.answer)
@@ -98,12 +99,13 @@ class Agent:
             watch_fork_server(loop, self._on_fork_server_end)
         for order in orders:
             self._carry_out(*order)
-        if not self._joined:
+        if not self._started:
             StartWatch(
                 self._parent,
                 self._configuration.mpi_deadline,
                 speaks=self._configuration.speaks,
                 over=lambda: self._joined or self._stop.is_set(),
+                started=lambda: self._started or self._stop.is_set(),
             ).begin()
         loop.add_reader(self._reader.fd, self._on_control)
         await self._stop.wait()
@@ -152,6 +154,7 @@ class Agent:
 
     def _carry_out(self, order: Order, payload: Any) -> None:
         self._joined = True
+        self._started |= order is not Order.JOINED
         match order:
             case Order.JOINED:
                 pass

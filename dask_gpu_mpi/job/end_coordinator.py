@@ -129,7 +129,8 @@ class EndCoordinator:
         self._without_workers: dict[int, bool] = {}
         self._closed: set[int] = set()
         #: Ranks that are lost, as far as that may be, and when each was last heard of.
-        self._lost: set[int] = set()
+        self._lost: set[int] = set(joined.cluster.absent)
+        joined.channels.mailbox.lost.update(self._lost)
         self._heard = dict.fromkeys(range(self._channels.size), time.monotonic())
         self._tolerated = joined.options.tolerate_lost_ranks
         directory = joined.options.log_directory

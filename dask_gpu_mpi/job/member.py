@@ -286,9 +286,11 @@ class Member:
                 self._on_agent_lost(f"the agent of {here} ended ({payload[0]})", descriptors_lost=payload[1])
             case Answer.PREPARED:
                 self._restarts.start_workers()
-            case Answer.FAILED if self._restarts.tried:
+            case Answer.FAILED if (
+                not self.joined.has_scheduler
+            ):  # another agent, or one for which the start did not wait
                 self.channels.drop_agent(0.5)
-                self._restarts.lost(f"the new agent of {here} failed ({payload[0]})")
+                self._restarts.lost(f"the agent of {here} failed ({payload[0]})")
 
     def _on_agent_lost(self, text: str, *, descriptors_lost: bool) -> None:
         self.descriptors_lost = descriptors_lost

@@ -41,6 +41,21 @@ class Inventory:
     #: Cores that the rank may keep busy: a quota of CPU time, or those of the batch job if nothing confines it to them; None:
     #: neither is known.
     cpu_quota: float | None = None
+    #: The rank has not responded, and takes no part (``tolerate_lost_ranks``).
+    absent: bool = False
+
+
+def absent_inventory(rank: int, world_size: int, host: str, boot_id: str, timeout: float) -> Inventory:
+    """What is known of a rank that has not responded for `timeout` seconds."""
+    warning = Problem(
+        f"rank {rank} of {world_size} on {host} has not responded within {timeout:g} s (startup_timeout); starting without it "
+        "(tolerate_lost_ranks)",
+        fix="inspect that node (a rank that is stopped, no memory left, a slow file system?)",
+        ranks=(rank,),
+        hosts=(host,),
+    )
+    nothing: dict[str, Any] = {"pid": 0, "cpus": (), "memory": 0, "gpus": (), "visible": None}
+    return Inventory(rank, world_size, host, boot_id, warnings=(warning,), absent=True, **nothing)
 
 
 def take_inventory(

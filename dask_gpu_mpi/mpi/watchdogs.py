@@ -80,21 +80,33 @@ LONGEST = 30.0
 CHECKS, MORE_CHECKS = 2, 4
 #: Seconds for the launcher to forward what was printed, before it ends the job.
 FORWARD = 0.5
+#: Seconds between checks whether the launcher is still there.
+LAUNCHER_INTERVAL = 1.0
 
 
 class StartWatch:
-    """Watches one rank, and those beside it.
+    """Watches one rank, and the other ranks of its node.
 
     `rank`: process id of the rank, the parent of this process. `deadline`: ``time.monotonic()`` at which a rank that has not
-    joined the others is ended. `speaks`: whether to report that: one rank is enough. `over`: whether there is nothing to
-    watch any more: the rank has joined, or the agent closes.
+    joined the others is ended. `speaks`: whether to report that: one rank is enough. `over`: whether the rank has joined, or
+    the agent closes. `started`: whether the rank has also been told to start something, so that it handles messages. Until then
+    it may hang in a driver, and is ended when its launcher has died.
     """
 
-    def __init__(self, rank: int, deadline: float, *, speaks: bool, over: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        deadline: float,
+        *,
+        speaks: bool,
+        over: Callable[[], bool],
+        started: Callable[[], bool],
+    ) -> None:
         self._rank = rank
         self._deadline = deadline
         self._speaks = speaks
         self._told_over = over
+        self._has_started = started
 
     def begin(self) -> None:
         """Watch, in the running event loop."""
@@ -108,6 +120,25 @@ class StartWatch:
         # asyncio's clock is time.monotonic(), the same for all processes of a host.
         loop.call_at(self._deadline - (MPI_GRACE - NAME_STOPPED), self._name_the_stopped)
         loop.call_at(self._deadline, self._lose_patience)
+        if launched is not None and (launcher := self._launcher()):
+            loop.call_later(LAUNCHER_INTERVAL, self._check_launcher, launcher)
+
+    def _launcher(self) -> int:
+        """The process that started the rank, or a wrapper script around it; 0: it is gone."""
+        import psutil
+
+        try:
+            return psutil.Process(first_process(self._rank, but_shells=True)).ppid()
+        except psutil.Error:
+            return 0
+
+    def _check_launcher(self, launcher: int) -> None:
+        if self._has_started() or os.getppid() != self._rank:
+            return
+        if self._launcher() != launcher:
+            self._kill_rank()
+        else:
+            asyncio.get_running_loop().call_later(LAUNCHER_INTERVAL, self._check_launcher, launcher)
 
     def _over(self) -> bool:
         return self._told_over() or os.getppid() != self._rank
@@ -165,8 +196,10 @@ class StartWatch:
 
     def _end_rank(self) -> None:
         # It may have joined or ended since; its number may be another process's by now.
-        if self._over():
-            return
+        if not self._over():
+            self._kill_rank()
+
+    def _kill_rank(self) -> None:
         # A wrapper script, which the launcher waits for, would turn the signal into an exit code, and Hydra minds signals only.
         for pid in dict.fromkeys((first_process(self._rank, but_shells=True), self._rank)):
             with contextlib.suppress(ProcessLookupError):

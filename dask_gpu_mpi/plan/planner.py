@@ -54,6 +54,7 @@ def make_plan(
     ranks = in_order(inventories)
     scheduler, client = choose_roles(options, len(ranks), has_client=has_client)
     reserved = reserved_ranks(options, scheduler, client, has_client=has_client)
+    reserved |= {rank.rank for rank in ranks if rank.absent}
     hosts = group_by_host(ranks, reserved, use_gpus=options.worker_kind != "cpu")
     on_gpus = _on_gpus(hosts, options)
     warnings = list(dict.fromkeys(warning for rank in ranks for warning in rank.warnings))

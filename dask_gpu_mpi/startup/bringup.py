@@ -193,7 +193,9 @@ def _until_up(
 ) -> Joined:
     """Relay between rank 0 and the agent until the cluster is up."""
     relay = Relay(options, channels, context.host, context.timeline)
-    cluster: Cluster = until_over(channels, context, coordinator, relay)
+    cluster = until_over(channels, context, coordinator, relay)
+    if not isinstance(cluster, Cluster):
+        raise _started_without(context, channels)
     context.timeline.lap("wait for the other ranks")
     channels.push_back(relay.early)
     assert relay.start is not None  # nobody is ready before it
@@ -290,7 +292,15 @@ def _register_failure(
     )
     channels.send(COORDINATOR, Kind.REGISTRATION, registration)
     until_over(channels, context, coordinator, None)
-    raise StartupError("the cluster started without this rank")  # the coordinator waits for all
+    raise _started_without(context, channels)
+
+
+def _started_without(context: StartContext, channels: Channels) -> StartupError:
+    """The error of a rank for which the others have not waited."""
+    return StartupError(
+        "the cluster started without this rank, which was late",
+        where=f"rank {channels.rank} of {channels.size} on {context.host}",
+    )
 
 
 def _of_node(error: Exception) -> Failure:
@@ -374,6 +384,8 @@ def make_job(options: Options, preparation: Preparation, timeline: Timeline) -> 
         configured=preparation.configured,
         patient="startup_timeout" not in options.explicit,
         ucx=options.worker_ucx,
+        tolerated=options.tolerate_lost_ranks,
+        timeout=options.startup_timeout,
     )
 
 

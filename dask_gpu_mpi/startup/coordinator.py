@@ -24,7 +24,7 @@ from dask_gpu_mpi.base.text import ranks_text
 from dask_gpu_mpi.base.timeline import Step
 from dask_gpu_mpi.base.timeouts import GATHER_FAILURES
 from dask_gpu_mpi.errors import DaskGpuMpiError, InputError, Problem
-from dask_gpu_mpi.machine.inventory import Inventory
+from dask_gpu_mpi.machine.inventory import Inventory, absent_inventory
 from dask_gpu_mpi.network.interfaces import choose_addresses
 from dask_gpu_mpi.network.reachability import CONNECT_TIMEOUT, MOST_AT_START
 from dask_gpu_mpi.network.scheduler_file import Target
@@ -78,6 +78,9 @@ class Job:
     patient: bool = False
     #: The data that workers are to send each other over UCX.
     ucx: WorkerUcx = WorkerUcx.OFF
+    #: Ranks that may be missing at the deadline; the others have `timeout` seconds more then.
+    tolerated: int = 0
+    timeout: float = 0.0
 
 
 class FailureCoordinator:
@@ -128,7 +131,7 @@ class FailureCoordinator:
             complete = len(self._failures) + self._others_reported() == self.size
             if complete or now > self._failed_at + self._report_timeout():
                 self._end_with_report()
-        elif now > self.deadline:
+        elif now > self.deadline and not self._starts_without(self.waiting_for, now):
             for rank in self.waiting_for:
                 text = "not ready" if rank in self._registrations else "no response"
                 last = f"; last step: {self.steps[rank]}" if rank in self.steps else ""
@@ -163,6 +166,10 @@ class FailureCoordinator:
     def _others_reported(self) -> int:
         """How many ranks without a failure need not be waited for."""
         return 0
+
+    def _starts_without(self, missing: Collection[int], now: float) -> bool:
+        """Whether the cluster starts although these ranks are missing at the deadline."""
+        return False
 
     def _report_timeout(self) -> float:
         """Seconds to wait for other failures after the first."""
@@ -205,6 +212,8 @@ class Coordinator(FailureCoordinator):
         self.timelines: dict[int, list[Step]] = {}
         self._job = job
         self._send = send
+        #: The ranks that take part.
+        self._ranks: Sequence[int] = range(size)
         self._test = ReachabilityTest(size, send)
         self._limit = 0.0
         self._ready: set[int] = set()
@@ -236,7 +245,7 @@ class Coordinator(FailureCoordinator):
         elif kind == Kind.READY:
             self._ready.add(source)
             self.timelines[source] = payload or []
-            if len(self._ready) == self.size and self.outcome is None and not self._failures:
+            if self._ready.issuperset(self._ranks) and self.outcome is None and not self._failures:
                 self._all_ready()
         else:
             return False
@@ -257,7 +266,46 @@ class Coordinator(FailureCoordinator):
             return sorted(self._test.awaited)
         if self.phase is Phase.SCHEDULER and self.plan is not None:
             return [self.plan.scheduler.rank]
-        return super().waiting_for or [rank for rank in range(self.size) if rank not in self._ready]
+        return super().waiting_for or [rank for rank in self._ranks if rank not in self._ready]
+
+    def _starts_without(self, missing: Collection[int], now: float) -> bool:
+        """As in the base class; a rank whose workers are late stays in the plan, and they join when they are there."""
+        if self._last is not Phase.WORKERS or 0 in missing or self.outcome is not None:
+            return False
+        absent = set(range(self.size)).difference(self._ranks)
+        if len(absent.union(missing)) > self._job.tolerated:
+            return False
+        if self.phase is Phase.REGISTER:
+            self._limit = self._job.timeout
+            self.deadline = now + self._limit
+            self._leave_out(missing)
+            self._make_plan(now)
+            return True
+        if self.phase is not Phase.WORKERS or self.plan is None:
+            return False
+        late = Problem(
+            f"{ranks_text(missing)} not ready before the start-up timeout (startup_timeout); starting without "
+            "(tolerate_lost_ranks)",
+            fix="inspect these nodes, or set a longer startup_timeout (--startup-timeout)",
+            ranks=tuple(missing),
+        )
+        self.plan = replace(self.plan, warnings=(*self.plan.warnings, late))
+        self._all_ready()
+        return True
+
+    def _leave_out(self, missing: Collection[int]) -> None:
+        """Go on without these ranks: they take no workers, and leave when they read it."""
+        first = self._registrations[0]
+        hosts = self.hosts
+        boot_ids = {
+            each.host: each.inventory.boot_id for each in self._registrations.values() if each.inventory
+        }
+        for rank in missing:
+            self._send(rank, Kind.DONE, 1)
+            host = hosts.get(rank, "?")
+            inventory = absent_inventory(rank, self.size, host, boot_ids.get(host, ""), self._job.timeout)
+            self._registrations[rank] = replace(first, host=host, inventory=inventory)
+        self._ranks = self._test.ranks = [rank for rank in self._ranks if rank not in missing]
 
     def _others_reported(self) -> int:
         return len(self._test.reached) if self._test.under_way else 0
@@ -286,13 +334,13 @@ class Coordinator(FailureCoordinator):
         per_core = workers_per_core(plan)
         settings = connection_settings(len(plan.workers), per_core, self._job.configured)
         if self._job.patient:
-            self._limit = start_limit(len(plan.workers), per_core)
+            self._limit = max(self._limit, start_limit(len(plan.workers), per_core))
             self.deadline = max(self.deadline, now + self._limit)
         target = self._job.target
         if target is not None:
             self._config = target.config | settings
             if (known := Protocol.of(target.address)) is not None and known.allows_plain_probe:
-                self._begin(Phase.REACH, range(self.size), CONNECTING)
+                self._begin(Phase.REACH, self._ranks, CONNECTING)
                 self._test.connect_to_running(target.address.partition("://")[2])
             else:  # a listener with TLS or UCX would complain of whoever hangs up
                 self._on_address(target.address, None)
@@ -331,7 +379,7 @@ class Coordinator(FailureCoordinator):
 
     def _connect(self) -> None:
         if self._test.scheduler.scheduler:
-            self._begin(Phase.REACH, range(self.size), CONNECTING)
+            self._begin(Phase.REACH, self._ranks, CONNECTING)
             self._test.connect(MOST_AT_START)
         else:
             self._start_scheduler()  # whose error says better why nobody can listen there
@@ -358,12 +406,12 @@ class Coordinator(FailureCoordinator):
         """The scheduler is up: every rank may start its workers."""
         assert self.plan is not None  # the scheduler is started after the plan is made
         self._cluster = Cluster(address, dashboard)
-        self._begin(Phase.WORKERS, range(self.size), "starting its workers")
+        self._begin(Phase.WORKERS, self._ranks, "starting its workers")
         plan, target = self.plan, self._job.target
         with_gpus = {rank for host in plan.hosts if host.gpus for rank in host.ranks}
         before = 0
         probes = probing_workers(plan) if self._transport.between_nodes else {}
-        for rank in range(self.size):
+        for rank in self._ranks:
             workers = plan.for_rank(rank)
             start = Start(
                 address,
@@ -390,8 +438,10 @@ class Coordinator(FailureCoordinator):
         if any(self.timelines.values()):
             steps = {rank: list(steps) for rank, steps in self.timelines.items()}
             full = replace(full, hosts=dict(self.hosts), steps=steps)
+        absent = set(range(self.size)).difference(self._ranks)
+        full = replace(full, absent=tuple(sorted(absent)))
         part = Cluster(self._cluster.address, None)
-        for rank in range(1, self.size):
+        for rank in self._ranks[1:]:
             self._send(rank, Kind.CLUSTER_UP, full if rank == self.plan.client.rank else part)
         self.outcome = full
 

@@ -149,6 +149,8 @@ class Cluster:
     plan: Plan | None = None
     #: For the client rank: how workers exchange data, where that is worth a line.
     transport: str = ""
+    #: For rank 0: ranks that have not responded, and take no part.
+    absent: tuple[int, ...] = ()
     #: Dask configuration with the credentials, for the client rank.
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     #: For the client rank, if a report is wanted: by rank, its host, and what it has done until it was ready.

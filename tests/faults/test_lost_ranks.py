@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from dask_gpu_mpi.base.timeouts import RANK_0_LOST
 from support.bed.hosts import TestBed
 from support.jobs.clusters import ranks_of
-from support.jobs.faults import FORMS, end, mark_time, start
+from support.jobs.faults import FORMS, end, mark_time, start, write
 from support.jobs.mpi import Job, Mpi
 
 LOST = "its processes or its node died, or its network is down"
@@ -140,6 +141,44 @@ def test_script_that_keeps_the_interpreter_to_itself(surviving: Mpi) -> None:
     job = start(surviving, "command", hold + "compute()\nmark()\nsys.exit(3)\n", 3, options=TOLERATES)
     done = end(surviving, job, 3, 10, timeout=120)
     assert "lost" not in done.stderr
+
+
+@pytest.mark.parametrize("late", [40, 15], ids=["hangs", "is late"])
+def test_rank_that_has_not_responded_at_the_start(surviving: Mpi, late: int) -> None:
+    """The job starts without it, and ends in order while it hangs, or after it has left."""
+    before = f"""
+from dask_gpu_mpi.startup import inspection
+folder = inspection.exposed_folder
+def slow(*given):
+    time.sleep({late})
+    return folder(*given)
+if rank() == 2:
+    inspection.exposed_folder = slow
+"""
+    options = {**TOLERATES, "startup_timeout": 6}
+    body = f"futures = start_tasks()\ncheck_tasks(futures)\nif {late} < 20:\n    time.sleep({late})\nmark()\nsys.exit(3)\n"
+    job = start(surviving, "initialize", body, 3, before=before, options=options)
+    says = (
+        f"rank 2 of 3 on {os.uname().nodename} has not responded within 6 s (startup_timeout); starting without it",
+    )
+    end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
+    """The job starts without them; they join when they are there."""
+    waits = "os.path.exists('mark-up')" if joins else "False"
+    preload = write(
+        "late.py",
+        "import os, time\ndef dask_setup(worker):\n    limit = time.monotonic() + 40\n"
+        f"    while str(worker.name) == '2' and not {waits} and time.monotonic() < limit:\n        time.sleep(0.05)\n",
+    )
+    worker_options = json.dumps({"preload": [str(preload)]})
+    options = {**TOLERATES, "startup_timeout": 15, "worker_options": worker_options}
+    body = "check_tasks(start_tasks())\n" + "wait_for_names('0', '1', '2')\n" * joins
+    job = start(surviving, "initialize", body + "mark()\nsys.exit(3)\n", 3, options=options)
+    says = ("rank 2 not ready before the start-up timeout (startup_timeout); starting without",)
+    end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
 @pytest.mark.slow

@@ -170,9 +170,15 @@ def test_the_watch_ends_with_the_first_order(bench: Bench) -> None:
     assert seen == [False, True]
 
 
-def test_a_rank_that_has_joined_is_not_watched(bench: Bench) -> None:
-    bench.run((Order.JOINED, None))
-    assert bench.watches == []
+def test_a_rank_is_watched_until_it_starts_something(bench: Bench) -> None:
+    async def look(agent: Any) -> None:
+        (watch,) = bench.watches
+        assert (watch["over"](), watch["started"]()) == (True, False)
+        write_frame(bench.control, (Order.START_SCHEDULER, SCHEDULER))
+        await asyncio.sleep(0.02)
+        assert watch["started"]()
+
+    bench.run((Order.JOINED, None), then=look)
 
 
 def test_the_scheduler_starts_and_its_end_is_told(bench: Bench) -> None:

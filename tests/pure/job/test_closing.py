@@ -90,7 +90,9 @@ def wind_down(
         steps={},
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        cluster=SimpleNamespace(plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0), workers=())),
+        cluster=SimpleNamespace(
+            plan=SimpleNamespace(scheduler=SimpleNamespace(rank=0), workers=()), absent=()
+        ),
     )
     signals: Any = SimpleNamespace()
     rank = Member(joined, signals, leave_open=False, has_client=True)

@@ -25,6 +25,7 @@ class Rank0:
         attaches: bool = False,
         log_directory: Path | None = None,
         tolerates: int = 0,
+        absent: tuple[int, ...] = (),
     ) -> None:
         self.said: list[Any] = []
         channels = SimpleNamespace(
@@ -42,7 +43,7 @@ class Rank0:
         plan: Any = Plan("shared", 3, Role(1, "h1"), Role(0, "h0"), hosts, workers)
         self.joined: Any = SimpleNamespace(
             channels=channels,
-            cluster=SimpleNamespace(plan=plan),
+            cluster=SimpleNamespace(plan=plan, absent=absent),
             options=SimpleNamespace(
                 log_directory=log_directory, scheduler=not attaches, tolerate_lost_ranks=tolerates
             ),
@@ -53,6 +54,11 @@ class Rank0:
     @property
     def state(self) -> State:
         return self.ending.state
+
+
+def test_a_rank_without_which_the_job_has_started_is_not_waited_for() -> None:
+    rank = Rank0(tolerates=1, absent=(2,))
+    assert rank.end.silent == [0, 1]
 
 
 def test_a_stop_and_then_the_end_each_once() -> None:

@@ -95,7 +95,7 @@ def member(
         start=SimpleNamespace(workers=(SimpleNamespace(name="1"),), is_client=is_client),
         scheduler_file=None,
         has_scheduler=has_scheduler,
-        cluster=SimpleNamespace(plan=plan),
+        cluster=SimpleNamespace(plan=plan, absent=()),
     )
     signals: Any = Signals()
     return Member(joined, signals, leave_open=leave_open, has_client=has_client), channels
@@ -328,8 +328,8 @@ def test_a_rank_leaves_five_seconds_after_a_signal(passed: float, leaves: bool) 
     ("failed", "tried", "said"),
     [
         (False, 1, []),
-        (True, 0, []),
-        (True, 1, ["the new agent of rank 1 on h1 failed (why); restarting it in 2 s"]),
+        (True, 0, ["the agent of rank 1 on h1 failed (why); restarting it in 0.5 s"]),
+        (True, 1, ["the agent of rank 1 on h1 failed (why); restarting it in 2 s"]),
     ],
 )
 def test_an_agent_that_fails(

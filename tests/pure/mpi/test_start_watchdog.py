@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dask_gpu_mpi.mpi import watchdogs as startwatch
@@ -34,7 +35,7 @@ def _watch(code: str) -> subprocess.Popen[str]:
 WATCH = """
 over = []
 async def main():
-    watch = StartWatch(os.getppid(), time.monotonic() + AFTER, speaks=True, over=lambda: bool(over))
+    watch = StartWatch(os.getppid(), time.monotonic() + AFTER, speaks=True, over=lambda: bool(over), started=lambda: bool(over))
     watch.begin()
     MORE
     await asyncio.sleep(FOR)
@@ -59,7 +60,7 @@ def test_a_rank_that_has_joined_meanwhile_is_not_ended() -> None:
 
 def test_a_number_that_is_not_the_parents_any_more_is_not_killed() -> None:
     with subprocess.Popen(["sleep", "600"]) as other:
-        watch = StartWatch(other.pid, 0.0, speaks=False, over=lambda: False)
+        watch = StartWatch(other.pid, 0.0, speaks=False, over=lambda: False, started=lambda: False)
         watch._end_rank()
         other.terminate()
         assert other.wait(30) == -signal.SIGTERM  # SIGKILL would have come first
@@ -69,8 +70,27 @@ def test_the_end_of_a_rank_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> None
     with subprocess.Popen(["true"]) as gone:
         gone.wait()
     monkeypatch.setattr(startwatch.os, "getppid", lambda: gone.pid)
-    StartWatch(gone.pid, 0.0, speaks=False, over=lambda: False)._end_rank()
+    StartWatch(gone.pid, 0.0, speaks=False, over=lambda: False, started=lambda: False)._end_rank()
     assert launched_as(gone.pid) is None
+
+
+def test_a_rank_that_hangs_ends_with_its_launcher() -> None:
+    """It has joined, and is in a driver's call, say, in which it handles no signal."""
+    code = WATCH.replace("over=lambda: bool(over)", "over=lambda: True").replace("AFTER", "1e9")
+    code = code.replace("MORE", "print(os.getppid(), flush=True)").replace("FOR", "60")
+    launcher = (
+        "import os, subprocess, sys\n"
+        "ranked = {**os.environ, 'PMI_RANK': '0', 'PMI_SIZE': '1', 'OMPI_COMM_WORLD_RANK': '0', 'OMPI_COMM_WORLD_SIZE': '1'}\n"
+        "subprocess.run([sys.executable, '-c', sys.argv[1], sys.argv[2]], env=ranked)\n"
+    )
+    rank = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]])\n"
+    head = "import asyncio, os, time\nfrom dask_gpu_mpi.mpi.watchdogs import StartWatch\n"
+    line = [sys.executable, "-c", launcher, rank, head + code]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as started:
+        assert started.stdout is not None
+        hanging = psutil.Process(int(started.stdout.readline()))
+        started.kill()
+        hanging.wait(20)
 
 
 class Neighbours:
@@ -97,7 +117,7 @@ class Neighbours:
         pass
 
     def run(self, until: float) -> None:
-        StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False).begin()
+        StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False, started=lambda: False).begin()
         while self.timers and min(self.timers, key=lambda timer: timer[0])[0] <= until:
             timer = min(self.timers, key=lambda timer: timer[0])
             self.timers.remove(timer)
@@ -142,9 +162,9 @@ def test_stopped_ranks_are_named_by_one_agent_of_the_host(
     rank: int, beside: dict[int, str], named: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = Neighbours(monkeypatch, rank=rank, beside=[beside])
-    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False)._name_the_stopped()
+    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: False, started=lambda: False)._name_the_stopped()
     assert [line.partition(" on ")[0] for line in node.said] == [f"rank {number}" for number in named]
     assert all("was started but is stopped" in line and "Fix: " in line for line in node.said)
     node.said.clear()
-    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: True)._name_the_stopped()
+    StartWatch(os.getppid(), 1e9, speaks=True, over=lambda: True, started=lambda: True)._name_the_stopped()
     assert node.said == []

@@ -192,6 +192,55 @@ def test_the_deadline_names_who_is_missing() -> None:
     assert str(error).startswith("rank 1 of 3: no response before the start-up timeout")
 
 
+def test_a_start_without_a_rank_that_has_not_responded() -> None:
+    driver = Driver(3, tolerated=1, timeout=50.0)
+    driver.tell(0, Kind.REGISTRATION, registration(0, 3))
+    driver.tell(2, Kind.REGISTRATION, registration(2, 3, "b"))
+    driver.coordinator.tick(100.5)
+    assert driver.coordinator.outcome is None
+    assert driver.coordinator.deadline == 150.5
+    assert (1, Kind.DONE, 1) in driver.sent
+    driver.sent.clear()
+    for rank in driver.coordinator.waiting_for:
+        driver.tell(rank, Kind.LISTENING, Listening(5, 6))
+    for rank in driver.coordinator.waiting_for:
+        driver.tell(rank, Kind.REACHED, REACHED)
+    driver.tell(0, Kind.ADDRESS, ("tls://10.0.0.0:5", None))
+    for rank in driver.coordinator.waiting_for:
+        driver.tell(rank, Kind.READY)
+    cluster = driver.coordinator.outcome
+    assert isinstance(cluster, Cluster)
+    assert cluster.absent == (1,)
+    assert {rank for rank, _, _ in driver.sent} == {0, 2}
+    assert cluster.plan is not None
+    assert [worker.rank for worker in cluster.plan.workers] == [0, 2]
+    assert "rank 1 of 3 on ? has not responded within 50 s" in str(cluster.plan.warnings[0])
+
+
+def test_a_start_without_a_rank_whose_workers_are_late() -> None:
+    driver = Driver(2, tolerated=1)
+    for rank in (0, 1):
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 2))
+    driver.tell(0, Kind.ADDRESS, ("tls://127.0.0.1:5", None))
+    driver.tell(0, Kind.READY)
+    driver.coordinator.tick(100.5)
+    cluster = driver.coordinator.outcome
+    assert isinstance(cluster, Cluster)
+    assert cluster.plan is not None
+    assert "rank 1 not ready before the start-up timeout" in str(cluster.plan.warnings[-1])
+    assert len(cluster.plan.workers) == 2
+    assert driver.sent[-1][:2] == (1, Kind.CLUSTER_UP)
+
+
+@pytest.mark.parametrize(("come", "tolerated"), [([0], 1), ([1, 2], 2), ([0, 1], 0)])
+def test_no_start_without_rank_0_or_too_many(come: list[int], tolerated: int) -> None:
+    driver = Driver(3, tolerated=tolerated, timeout=50.0)
+    for rank in come:
+        driver.tell(rank, Kind.REGISTRATION, registration(rank, 3))
+    driver.coordinator.tick(100.5)
+    assert isinstance(driver.coordinator.outcome, StartupError)
+
+
 def test_the_deadline_names_who_has_not_started_workers() -> None:
     driver = Driver(2)
     for rank in (0, 1):
