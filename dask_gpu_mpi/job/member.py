@@ -6,6 +6,7 @@ has ended by then.
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -152,6 +153,8 @@ class CoordinatorWatch:
         self._scheduler = host.strip("[]"), int(port)
         #: When rank 0 was last heard of (``time.monotonic()``).
         self._heard = time.monotonic()
+        #: Nobody refuses a connection to the scheduler: the node of rank 0 is down, or only the network of this one.
+        self.unreachable = False
 
     def hear(self) -> None:
         """A message of rank 0 is here."""
@@ -164,10 +167,10 @@ class CoordinatorWatch:
             return False
         if not has_scheduler:
             return silence > RANK_0_SILENT
-        if connect_only(*self._scheduler):
-            return True
-        self.hear()
-        return False
+        if not (error := connect_only(*self._scheduler)):
+            self.hear()
+        self.unreachable = error != os.strerror(errno.ECONNREFUSED)
+        return bool(error)
 
 
 class Member:
@@ -308,12 +311,8 @@ class Member:
         """Whether the launcher that started this rank has died."""
         return self._launched and os.getppid() != self._parent
 
-    def _coordinator_is_lost(self) -> bool:
-        watch = self._coordinator_watch
-        return watch is not None and watch.is_lost(has_scheduler=not self.ending.state.over)
-
-    def _leave_without_coordinator(self) -> None:
-        """End this rank by itself: nobody is left who could end it, or whom it could tell."""
+    def _leave_without_coordinator(self, *, alone: bool) -> None:
+        """End this rank by itself: nobody is left who could end it, or whom it could tell. `alone`: perhaps the others go on."""
         if self.rank == 1:  # one line is enough
             say(
                 f"error: rank 0 lost, and with it the script and the scheduler ({self.joined.start.address}): its processes or "
@@ -323,6 +322,8 @@ class Member:
         else:  # the launcher may end with the first
             time.sleep(FAILED_GRACE)
         self.channels.drop_agent(self.joined.options.shutdown_timeout)
+        if alone:  # as if it had died: a job that continues without this rank would end with its code
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(outcome.FAILED)
 
     # -- ranks without the script -------------------------------------------------------------------------------
@@ -343,8 +344,9 @@ class Member:
                 if self.launcher_gone():
                     self.channels.drop_agent(self.joined.options.shutdown_timeout)
                     os._exit(outcome.FAILED)  # without a launcher MPI can't be left in an orderly way
-                if self._coordinator_is_lost():
-                    self._leave_without_coordinator()
+                watch = self._coordinator_watch
+                if watch is not None and watch.is_lost(has_scheduler=not ending.state.over):
+                    self._leave_without_coordinator(alone=watch.unreachable)
             self.leave()
             number = signals.got[0] if signals.got is not None else ending.signal
             self._free_communicator(failed=number is not None)
