@@ -164,6 +164,29 @@ if rank() == 2:
     end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
 
 
+def test_rank_that_dies_while_its_workers_start(surviving: Mpi) -> None:
+    """Tasks and gangs run on the others."""
+    preload = write(
+        "dies.py",
+        "import os, time\ndef dask_setup(worker):\n    if str(worker.name) == '2':\n"
+        "        open('mark-busy', 'w').write(repr(time.time()))\n        time.sleep(60)\n",
+    )
+    worker_options = json.dumps({"preload": [str(preload)]})
+    options = {**TOLERATES, "startup_timeout": 15, "worker_options": worker_options}
+    body = """
+from dask_gpu_mpi import spmd
+check_tasks(start_tasks())
+assert spmd(client, lambda group: group.size) == [2, 2]
+mark()
+sys.exit(3)
+"""
+    job = start(surviving, "initialize", body, 3, options=options)
+    mark_time(job, "busy")
+    strike(job, 2, "all")
+    says = ("rank 2 not ready before the start-up timeout (startup_timeout); starting without",)
+    end(surviving, job, 3, 15, says=says, timeout=120, tracebacks=None, scratch=True)
+
+
 @pytest.mark.parametrize("joins", [False, True])
 def test_rank_whose_workers_are_late(surviving: Mpi, joins: bool) -> None:
     """The job starts without them; they join when they are there."""
