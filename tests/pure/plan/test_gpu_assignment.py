@@ -107,7 +107,7 @@ def test_even_wins_over_near() -> None:
     assert found.workers[2].cpus == tuple(HIGH)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.integers(2, 3).flatmap(
         lambda ranks: st.tuples(st.lists(CORES, min_size=ranks, max_size=ranks), st.integers(1, 2))

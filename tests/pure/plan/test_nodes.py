@@ -9,7 +9,7 @@ import pytest
 
 from dask_gpu_mpi.errors import Problem
 from dask_gpu_mpi.machine.inventory import Inventory
-from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes, roles, summary
+from dask_gpu_mpi.plan.nodes import MOST_BOXES, MOST_WARNED, GpuBox, NodeBox, node_boxes
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, gpu, one_host, plan, rank
@@ -160,9 +160,3 @@ def test_mig_instances_and_what_is_unknown() -> None:
     assert [domain.cores for domain in box.content.domains] == [""]
     assert found.worker is not None
     assert found.worker.memory == "unlimited"
-
-
-def test_in_one_line() -> None:
-    found = plan(hypothetical_job(2, 2, 1), layout="exclusive")
-    assert summary(found) == "2 nodes, 2 GPUs, 1 worker, 4 ranks, layout exclusive"
-    assert roles(found) == "scheduler: rank 0 on h1; client: rank 1 on h1"

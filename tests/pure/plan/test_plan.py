@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 
 from dask_gpu_mpi.plan.synthetic import hypothetical_job
 from support.mocks.inputs import GIB, plan
@@ -37,14 +36,6 @@ def test_json_has_the_schema_of_the_design() -> None:
         "resources": {"GPU": 1.0},
         "device_sizes": {"device_memory_limit": int(0.8 * found.hosts[0].gpus[0].memory)},
     }
-
-
-def test_a_plan_travels() -> None:
-    found = plan(hypothetical_job(2, 2, 2))
-    before = len(pickle.dumps(found))
-    found.for_rank(0)
-    assert len(pickle.dumps(found)) == before
-    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_it_is_shown_in_one_short_line() -> None:

@@ -46,7 +46,3 @@ def test_what_is_no_figure_is_left_out(told: dict[str, Any]) -> None:
 def test_many_gpus_are_bounded() -> None:
     told = {heartbeat.METRIC: {"gpus": [[1, 2, 3]] * 1_000}}
     assert len(measured(told)) == 2 * heartbeat.MOST_GPUS
-
-
-def test_the_metric_has_the_name_that_workers_give_it() -> None:
-    assert heartbeat.METRIC == plugins.METRIC

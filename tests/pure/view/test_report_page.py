@@ -49,7 +49,7 @@ def test_every_tab_in_a_browser(nodes: int, gpus: int, dark: bool, tmp_path: Pat
 
 @pytest.mark.slow
 def test_it_needs_no_network_and_fits_in_20_mb() -> None:
-    text = page(made_up(16, 4, 3_600, 10).report())
+    text = page(made_up(16, 4, 1_200, 10).report())
     assert len(text) < 20_000_000
     assert re.findall(r"<(?:script|link|img)[^>]*(?:src|href)\s*=\s*[\"']https?:", text) == []
 

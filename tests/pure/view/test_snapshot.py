@@ -6,14 +6,11 @@ import json
 import re
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_gpu_mpi.view import snapshot as module
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow, RunWarning
 from dask_gpu_mpi.view.snapshot import as_json, snapshot_of, with_rates
-from dask_gpu_mpi.workers import plugins
 from support import ROOT
 from support.mocks.snapshots import GIB, cluster, identity_of, metrics
 
@@ -155,11 +152,6 @@ def test_metrics_of_others_may_be_anything(told: dict[str, Any]) -> None:
     (row,) = snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0).rows
     assert row.worker == "0-0"
     with_rates(snapshot_of(identity_of({"0-0": told}), job([GPU]), 7.0), None)
-
-
-@pytest.mark.parametrize("name", ["METRIC"])
-def test_names_that_two_rooms_have(name: str) -> None:
-    assert getattr(module, name) == getattr(plugins, name)
 
 
 def test_the_page_has_every_key_of_the_json() -> None:
