@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,7 +201,8 @@ def test_rank_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rank_0_that_does_not_respond(monkeypatch: pytest.MonkeyPatch) -> None:
     Process(monkeypatch, rank=1)
-    monkeypatch.setattr(start_context.StartContext, "patience", start_context.Patience(others=0.2))
+    hasty = partial(bringup.StartContext, patience=start_context.Patience(others=0.2))
+    monkeypatch.setattr(bringup, "StartContext", hasty)
     begun = time.monotonic()
     with pytest.raises(StartupError, match="^rank 0: no response before the start-up timeout"):
         plan_of_allocation(replace(CPUS, startup_timeout=0.1))

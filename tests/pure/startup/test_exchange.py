@@ -8,21 +8,16 @@ from typing import Any
 import pytest
 
 from dask_gpu_mpi.base.failures import Failure
-from dask_gpu_mpi.base.timeline import Timeline
 from dask_gpu_mpi.errors import OptionError, PlacementError, Problem, StartupError
 from dask_gpu_mpi.startup import exchange
 from dask_gpu_mpi.startup.coordinator import FailureCoordinator
 from dask_gpu_mpi.startup.exchange import until_over
 from dask_gpu_mpi.startup.messages import Cluster, Event, Kind, Registration, Start
 from dask_gpu_mpi.startup.start_context import Patience, StartContext
+from support.mocks.starts import start_context as context
 
 UP = Cluster("tls://h:1", None)
 START = Start("tls://h:1", "tls", None, (), {}, limit=100.0)
-
-
-class Signals:
-    def __init__(self, got: tuple[int, float] | None = None) -> None:
-        self.got = got
 
 
 class Mailbox:
@@ -68,12 +63,6 @@ class Relay:
 
     def on_event(self, event: Event) -> None:
         self.events.append(event)
-
-
-def context(*, seconds: float = 30.0, signal: int | None = None, comm: Any = None) -> StartContext:
-    now = time.monotonic()
-    signals: Any = Signals(None if signal is None else (signal, now))
-    return StartContext({}, comm, True, now, now + seconds, signals, Timeline("rank"), "h")
 
 
 def serve(channels: Any, around: StartContext, coordinator: FailureCoordinator | None, relay: Any) -> Cluster:
