@@ -7,13 +7,9 @@ import pickle
 
 import pytest
 
-from dask_gpu_mpi.options.model import OPTIONS, Options
+from dask_gpu_mpi.options.model import Options
 from dask_gpu_mpi.options.protocols import Protocol
 from dask_gpu_mpi.options.resolve import resolve
-
-
-def test_the_option_takes_the_protocols() -> None:
-    assert ["auto", *Protocol] == ["auto", "tls", "tcp", "ucx"] == list(OPTIONS["protocol"].choices)
 
 
 @pytest.mark.parametrize(
