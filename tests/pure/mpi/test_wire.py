@@ -242,24 +242,9 @@ def test_one_warning_a_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 #: mpi4py's methods that pickle what they send, or unpickle what arrives, of which there are no others of the same name.
 PICKLING = {
-    "allgather",
-    "allreduce",
-    "alltoall",
-    "bcast",
-    "bsend",
-    "exscan",
-    "ibsend",
-    "improbe",
-    "irecv",
-    "isend",
-    "issend",
-    "mprobe",
-    "reduce",
-    "scan",
-    "scatter",
-    "sendrecv",
-    "ssend",
-}
+    "allgather", "allreduce", "alltoall", "bcast", "bsend", "exscan", "ibsend", "improbe", "irecv", "isend", "issend", "mprobe",
+    "reduce", "scan", "scatter", "sendrecv", "ssend",
+}  # fmt: skip
 #: Those that have namesakes, and what communicators are called.
 AMBIGUOUS, COMMUNICATORS = {"gather", "recv", "send"}, {"COMM_WORLD", "_comm", "comm", "message", "world"}
 

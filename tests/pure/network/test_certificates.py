@@ -1,13 +1,17 @@
-"""When a certificate is valid, with certificates that were made at other times."""
+"""The job's credentials let each other in, and nobody else, as long as they are valid."""
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import threading
 import time
 
+import dask
 import pytest
+from cryptography import x509
+from distributed import Security
 
 from dask_gpu_mpi.network.credentials import (
     BACKDATED,
@@ -56,29 +60,76 @@ def test_the_warning_comes_in_time() -> None:
     assert "2027-01-15 08:00:00 UTC" in ending_soon(NOW)
 
 
-def error_of(credentials: Credentials) -> str:
-    """What a client with these credentials says of a server with the same."""
-    security = credentials.security()
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> str:
+    """Let two contexts greet each other; returns the error of the client, or the server's."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.settimeout(10)
+    errors: list[str] = []
 
     def serve() -> None:
         try:
-            security.get_listen_args("scheduler")["ssl_context"].wrap_socket(ours, server_side=True).close()
-        except OSError:
+            with server.wrap_socket(ours, server_side=True) as secure:
+                assert secure.recv(10) == b"hello"
+        except OSError as error:
+            errors.append(str(error))
             ours.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        with security.get_connection_args("client")["ssl_context"].wrap_socket(theirs):
-            return ""
-    except ssl.SSLError as error:
-        return str(error)
+        with client.wrap_socket(theirs) as secure:
+            secure.send(b"hello")
+    except OSError as error:
+        errors.insert(0, str(error))
     finally:
         theirs.close()
-        thread.join(10)
+        thread.join(timeout=10)
+        ours.close()
+    return errors[0] if errors else ""
+
+
+def contexts(credentials: Credentials) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server and of a client."""
+    security = credentials.security()
+    return (
+        security.get_listen_args("scheduler")["ssl_context"],
+        security.get_connection_args("client")["ssl_context"],
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_members_of_one_job_let_each_other_in(strict: bool) -> None:
+    server, client = contexts(make_credentials())
+    if strict:
+        for context in (server, client):
+            context.verify_flags |= ssl.VERIFY_X509_STRICT
+    assert shake_hands(server, client) == ""
+
+
+def test_a_member_of_another_job_is_refused() -> None:
+    server, _ = contexts(make_credentials())
+    _, client = contexts(make_credentials())
+    assert re.search(r"(?i)certificate|alert|reset|broken", shake_hands(server, client))
+
+
+def test_a_member_is_no_authority() -> None:
+    member = x509.load_pem_x509_certificate(make_credentials().certificate.encode())
+    assert not member.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+
+
+def test_the_key_is_not_shown() -> None:
+    credentials = make_credentials()
+    assert "PRIVATE KEY" in credentials.key
+    assert "PRIVATE KEY" not in repr(credentials)
+
+
+def test_the_configuration_makes_plain_objects_secure() -> None:
+    credentials = make_credentials()
+    with dask.config.set(credentials.dask_config()):
+        security = Security()
+    assert security.require_encryption
+    assert security.tls_worker_key == credentials.key
 
 
 @pytest.mark.parametrize(
@@ -91,7 +142,7 @@ def error_of(credentials: Credentials) -> str:
     ],
 )
 def test_a_clock_that_is_wrong_is_named(age: float, problem: str) -> None:
-    found = clock_problem(error_of(make_credentials(now=time.time() - age)))
+    found = clock_problem(shake_hands(*contexts(make_credentials(now=time.time() - age))))
     assert problem in found
     if problem:
         assert socket.gethostname() in found

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from dask_gpu_mpi.network import reachability
-from dask_gpu_mpi.network.reachability import Listener, Reach, Tokens, connect_to, is_elsewhere, port_problem
+from dask_gpu_mpi.network.reachability import Listener, Tokens, connect_to, is_elsewhere, port_problem
 
 TOKENS = Tokens()
 
@@ -59,7 +59,7 @@ def test_somebody_elses_listener(echo: bool) -> None:
 
         thread = threading.Thread(target=serve)
         thread.start()
-        found = connect_to("127.0.0.1", server.getsockname()[1], TOKENS)
+        found = connect_to("127.0.0.1", server.getsockname()[1], TOKENS, timeout=1.0)
         thread.join()
     assert found.error == "something else answers there"
 
@@ -83,10 +83,6 @@ def test_nobody_listens() -> None:
 def test_port_in_use(listener: Listener) -> None:
     with pytest.raises(OSError, match="in use"):
         Listener("127.0.0.1", listener.port, TOKENS)
-
-
-def test_a_clock_that_was_not_compared_is_not_behind() -> None:
-    assert (Reach().ahead, Reach().round_trip) == (0.0, 0.0)
 
 
 def test_silent_and_slow_strangers_are_hung_up_on(
