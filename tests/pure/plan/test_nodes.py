@@ -70,11 +70,6 @@ def test_nodes_that_would_look_alike_share_a_box() -> None:
     assert [worker.name for worker in others.content.cpu_workers] == ["x-<rank>-cpu-0"]
 
 
-def test_workers_of_alike_nodes_without_gpus() -> None:
-    _, others = boxes_of(plan(hypothetical_job(20, 2, 0)))
-    assert [worker.name for worker in others.content.cpu_workers] == ["<rank>", "<rank+1>"]
-
-
 def test_what_is_special_is_apart() -> None:
     job = list(hypothetical_job(256, 1, 2))
     job[10] = with_gpus(job[10], processes=((99, 5 * GIB),))
@@ -121,13 +116,6 @@ def test_a_warning_marks_all_of_its_nodes() -> None:
     assert [(box.title, box.is_red) for box in boxes_of(found)] == [("h1", True), ("39 × h[2-40]", True)]
     found = plan(job[:2] + list(hypothetical_job(40, 1, 1))[2:])
     assert [box.title for box in boxes_of(found) if box.alarms] == ["h1", "h2"]
-
-
-def test_idle_gpus_and_reserved_ranks() -> None:
-    first, second = boxes_of(plan(hypothetical_job(2, 2, 2, "per-rank"), layout="exclusive"))
-    assert [gpu.worker for gpu in gpus(first)] == [None, None]
-    assert (first.is_red, first.content.reserved, first.alarms) == (True, True, ("see warning 1",))
-    assert not second.is_red
 
 
 def test_a_worker_of_several_gpus_is_in_each() -> None:

@@ -39,47 +39,6 @@ class Picture:
         self.kinds = kinds
 
 
-def test_boxes_gpus_workers_and_marks() -> None:
-    picture = Picture(plan(hypothetical_job(2, 1, 4), cpu_workers=2))
-    assert picture.kinds == {
-        "page": 1,
-        "node": 2,
-        "domain": 4,
-        "gpu": 8,
-        "worker": 8,
-        "worker cpu": 4,
-        "chip": 1,
-        "chip client": 1,
-    }
-    assert {"h1", "h2", "scheduler", "client", "worker 1-3", "worker 1-cpu-1"} <= set(picture.texts)
-    assert picture.texts.count("NUMA domain: cores 32-63") == 2
-    assert picture.root.get("role") == "img"
-    title = picture.root.find(f"{SVG}title")
-    assert title is not None
-    assert title.text == picture.root.get("aria-label")
-    assert "2 nodes, 8 GPUs, 12 workers" in str(title.text)
-
-
-def test_idle_gpus_and_warnings_are_red() -> None:
-    found = plan(hypothetical_job(3, 2, 4, "per-rank"), layout="exclusive")
-    picture = Picture(found)
-    assert (picture.kinds["gpu idle"], picture.kinds["gpu"]) == (4, 8)
-    assert (picture.kinds["node red"], picture.kinds["node"]) == (1, 2)
-    bad = [text.text for text in picture.root.iter(f"{SVG}text") if text.get("class") == "bad"]
-    assert Counter(bad) == {
-        "4 GPUs without a worker, 1 warning": 1,
-        "no worker": 4,
-        "see warning 1": 1,
-        "Warnings": 1,
-    }
-    said = " ".join(
-        text.text or "" for text in picture.root.iter(f"{SVG}text") if text.get("class") == "warning"
-    )
-    assert said == f"1. {found.warnings[0]}"
-    assert "Warnings" not in svg(found, warnings=False)
-    assert found._repr_svg_() == svg(found)
-
-
 def test_many_warnings_are_counted() -> None:
     found = replace(plan(hypothetical_job(1, 1, 1)), warnings=tuple(Problem(f"no {n}") for n in range(40)))
     picture = Picture(found)

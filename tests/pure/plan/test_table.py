@@ -35,14 +35,6 @@ def test_the_table_of_many_hosts_tells_like_ones_together() -> None:
     assert "h1: " in plan(hypothetical_job(16, 1, 1)).table()
 
 
-def test_more_than_sixteen_alike_hosts_share_an_entry() -> None:
-    assert plan(hypothetical_job(16, 1, 1)).table().count("host h") == 16
-    assert (
-        "17 hosts h[1-17]: ranks 0-16; on each 512.00 GiB, 1 GPU\n"
-        in plan(hypothetical_job(17, 1, 1)).table()
-    )
-
-
 def test_what_is_unknown_or_unlimited() -> None:
     lines = plan([rank(0, 1, memory=0, cpus=())]).table().splitlines()
     assert "host h1: rank 0, memory unknown, 0 GPUs" in lines

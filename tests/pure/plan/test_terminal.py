@@ -35,14 +35,6 @@ def shown(found: Plan, width: int = 120) -> str:
     return stream.getvalue()
 
 
-def test_it_has_what_the_plain_table_has() -> None:
-    found = plan(hypothetical_job(2, 2, 2), cpu_workers=1)
-    text = ESCAPES.sub("", shown(found))
-    lines = [" ".join(line.split()) for line in text.splitlines()]
-    for line in found.table().splitlines()[2:]:
-        assert any(other.startswith(" ".join(line.split())) for other in lines)
-
-
 def test_colours() -> None:
     text = shown(plan(hypothetical_job(2, 1, 2), cpu_workers=1))
     assert "\x1b[1;34mscheduler\x1b[0m" in text

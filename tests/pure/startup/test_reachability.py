@@ -27,16 +27,6 @@ def connecting(options: Options) -> Connecting:
     return Connecting(options, channels)
 
 
-def test_on_one_node_nobody_listens_for_workers() -> None:
-    sent: list[tuple[int, str, Any]] = []
-    test = ReachabilityTest(2, lambda *message: sent.append(message))
-    worker = WorkerPlan("1", 1, "a", "cpu", None, None, 1, 0, (0,), {})
-    plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
-    listen(test, plan, {0: "127.0.0.1", 1: "127.0.0.1"})
-    assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [(0, False, True)]
-    assert test.on_listening(0, Listening(scheduler=5))
-
-
 def test_of_two_ranks_of_a_node_one_listens_and_connects() -> None:
     sent: list[tuple[int, str, Any]] = []
     test = ReachabilityTest(4, lambda *message: sent.append(message))
