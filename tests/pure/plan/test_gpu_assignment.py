@@ -26,13 +26,22 @@ CORES = st.sets(st.integers(0, 5), min_size=1, max_size=3).map(lambda cores: tup
 ABC = (gpu(0), gpu(1), gpu(2))
 
 
-def test_an_uneven_number_is_divided_in_blocks() -> None:
-    five = tuple(map(gpu, range(5)))
-    assert names(plan(one_host(five, five))) == ["0-0", "0-1", "0-2", "1-3", "1-4"]
+FIVE = tuple(map(gpu, range(5)))
 
 
-def test_the_order_of_visibility_does_not_matter_within_a_host() -> None:
-    assert names(plan(one_host(ABC, ABC[::-1], ABC))) == ["0-0", "1-1", "2-2"]
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ((FIVE, FIVE), ["0-0", "0-1", "0-2", "1-3", "1-4"]),  # an uneven number: in blocks
+        ((ABC, ABC[::-1], ABC), ["0-0", "1-1", "2-2"]),  # the order of visibility does not matter
+        (
+            (FIVE[:2], FIVE[2:4], FIVE[:2], FIVE[2:4]),
+            ["0-0", "1-2", "2-1", "3-3"],
+        ),  # groups with different sets
+    ],
+)
+def test_gpus_are_divided(seen: tuple[tuple[Gpu, ...], ...], expected: list[str]) -> None:
+    assert names(plan(one_host(*seen))) == expected
 
 
 def test_more_ranks_than_gpus() -> None:
@@ -42,11 +51,6 @@ def test_more_ranks_than_gpus() -> None:
         "more ranks than GPUs: ranks 3-4 on h1 get none, and these 2 ranks start" in w
         for w in map(str, found.warnings)
     )
-
-
-def test_groups_that_see_different_sets() -> None:
-    left, right = (gpu(0), gpu(1)), (gpu(2), gpu(3))
-    assert names(plan(one_host(left, right, left, right))) == ["0-0", "1-2", "2-1", "3-3"]
 
 
 def test_partial_overlap_says_who_saw_what() -> None:

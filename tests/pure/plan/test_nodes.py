@@ -29,28 +29,6 @@ def with_gpus(inventory: Inventory, **change: Any) -> Inventory:
     return replace(inventory, gpus=tuple(replace(gpu, **change) for gpu in inventory.gpus))
 
 
-def test_of_few_nodes_each_has_its_box() -> None:
-    boxes = boxes_of(plan(hypothetical_job(2, 2, 4), cpu_workers=1))
-    assert [(box.title, box.roles, box.is_red) for box in boxes] == [
-        ("h1", ("scheduler", "client"), False),
-        ("h2", (), False),
-    ]
-    assert boxes[1].subtitle == "ranks 2-3 · 512 GiB, 4 GPUs"
-    assert [(domain.cores, len(domain.gpus)) for domain in boxes[1].content.domains] == [
-        ("0-31", 2),
-        ("32-63", 2),
-    ]
-    assert [(gpu.label, gpu.memory, gpu.worker and gpu.worker.label) for gpu in gpus(boxes[1])] == [
-        ("GPU 0", "80 GiB", "worker 2-0"),
-        ("GPU 1", "80 GiB", "worker 2-1"),
-        ("GPU 2", "80 GiB", "worker 3-2"),
-        ("GPU 3", "80 GiB", "worker 3-3"),
-    ]
-    (worker,) = boxes[1].content.cpu_workers
-    assert (worker.label, worker.threads, worker.memory) == ("worker 2-cpu-0", "64 threads", "102 GiB")
-    assert len(boxes_of(plan(hypothetical_job(16, 1, 1)))) == 16
-
-
 def test_nodes_that_would_look_alike_share_a_box() -> None:
     job = list(hypothetical_job(40, 2, 4))
     # what real nodes of one kind differ in

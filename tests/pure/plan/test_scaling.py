@@ -26,13 +26,6 @@ def test_what_the_user_configured_is_left_alone() -> None:
         assert scaling.configured_keys() == {scaling.CONNECT}
 
 
-def test_ranks_start_one_after_the_other_within_the_limit() -> None:
-    delays = [scaling.start_delay(before, 4000) for before in range(0, 4000, 4)]
-    assert delays == sorted(delays)
-    assert len(set(delays)) == len(delays)
-    assert delays[-1] < scaling.start_limit(4000, 1.0)
-
-
 def per_core(*hosts: tuple[int, int], quota: float | None = None) -> float:
     """Of a plan of hosts with so many CPU workers and cores each."""
     ranks = [
