@@ -187,7 +187,6 @@ def test_a_scheduler_beside_an_address() -> None:
 
 def test_the_address_has_the_protocol() -> None:
     attach = {"scheduler": False, "scheduler_address": "tcp://h:1"}
-    assert keywords(**attach, protocol="tcp").protocol == "tcp"
     with dask.config.set({"gpu-mpi.protocol": "tls"}):
         assert keywords(**attach).protocol == "tcp"
     assert keywords(scheduler=False, scheduler_address="h:1", protocol="tcp").protocol == "tcp"

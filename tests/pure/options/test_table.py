@@ -11,7 +11,6 @@ import yaml
 import dask_gpu_mpi
 from dask_gpu_mpi.cli.jobscript import JOB_OPTIONS
 from dask_gpu_mpi.job.api import initialize
-from dask_gpu_mpi.network.interfaces import Interface, choose_addresses
 from dask_gpu_mpi.options.model import OPTIONS, Options
 from dask_gpu_mpi.options.resolve import resolve
 
@@ -31,29 +30,13 @@ def test_yaml_and_table_agree() -> None:
 
 
 def test_the_default_interface_is_told_as_it_is_chosen() -> None:
-    """As `choose_addresses` does: one node, then a fast network that all have, then the default route."""
+    """As `choose_addresses` does: tests/pure/network/test_interfaces.py."""
     yaml_text = YAML.read_text()
     text = " ".join(yaml_text[: yaml_text.index("  interface:")].replace("#", "").split())
     order = "loopback if the job has one node, else a fast one that all nodes have, else that of the default route."
     assert text.endswith(order)
     assert OPTIONS["interface"].help.endswith(order)
     assert order in " ".join((initialize.__doc__ or "").split())
-
-    def job(hosts: int, *networks: str) -> tuple[str | None, set[str]]:
-        own = {
-            rank: [Interface("lo", "127.0.0.1", "127.0.0.0/8")]
-            + [
-                Interface(name, f"10.{number}.0.{rank + 1}", f"10.{number}.0.0/24", name == "eth0")
-                for number, name in enumerate(networks)
-            ]
-            for rank in range(hosts)
-        }
-        name, addresses = choose_addresses([f"h{rank}" for rank in range(hosts)], own, [None] * hosts)
-        return name, set(addresses.values())
-
-    assert job(1, "eth0", "ib0") == (None, {"127.0.0.1"})
-    assert job(2, "eth0", "ib0") == ("ib0", {"10.1.0.1", "10.1.0.2"})
-    assert job(2, "aux0", "eth0") == ("eth0", {"10.1.0.1", "10.1.0.2"})
 
 
 def test_defaults_of_table_and_class_agree() -> None:

@@ -66,13 +66,3 @@ def test_an_option_that_the_first_class_takes_is_not_taken_by_it() -> None:
     assert accepted is not None
     assert "env" in accepted
     assert "data" not in accepted
-
-
-def test_first_option_of_a_class_is_one() -> None:
-    class Mine(Worker):  # type: ignore[misc]
-        def __init__(self, first: int = 1, **kwargs: Any) -> None: ...
-
-    accepted = accepted_options(Mine)
-    assert accepted is not None
-    assert "first" in accepted
-    assert "self" not in accepted
