@@ -11,10 +11,11 @@ import pytest
 from dask_gpu_mpi.network.credentials import BACKDATED
 from dask_gpu_mpi.network.reachability import Listener, Lost, Node, Reach, Tokens
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import HostPlan, Role, WorkerPlan
+from dask_gpu_mpi.plan.model import HostPlan, Role
 from dask_gpu_mpi.plan.plan import Plan
 from dask_gpu_mpi.startup.messages import Connect, Listen, Listening, Reached
 from dask_gpu_mpi.startup.reachability import Connecting, ReachabilityTest, _dashboard, nodes_of
+from support.mocks.inputs import worker_plan
 
 
 def listen(test: ReachabilityTest, plan: Plan, addresses: dict[int, str | None]) -> None:
@@ -29,7 +30,7 @@ def connecting(options: Options) -> Connecting:
 def test_on_one_node_nobody_listens_for_workers() -> None:
     sent: list[tuple[int, str, Any]] = []
     test = ReachabilityTest(2, lambda *message: sent.append(message))
-    worker = WorkerPlan("1", 1, "a", "cpu", None, None, 1, 0, (0,), {})
+    worker = worker_plan("1", rank=1, host="a")
     plan = Plan("exclusive", 2, Role(0, "a"), Role(0, "a"), (HostPlan("a", (0, 1), (), 0),), (worker,))
     listen(test, plan, {0: "127.0.0.1", 1: "127.0.0.1"})
     assert [(rank, to.scheduler is None, to.workers is None) for rank, _, to in sent] == [(0, False, True)]

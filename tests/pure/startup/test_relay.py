@@ -21,11 +21,9 @@ from dask_gpu_mpi.plan.model import WorkerPlan
 from dask_gpu_mpi.startup.messages import Connect, Event, Kind, Listen, Listening, Start
 from dask_gpu_mpi.startup.relay import Relay, dashboard_link
 from dask_gpu_mpi.view.job_facts import JobFacts, PlannedRow
+from support.mocks.inputs import worker_plan
 
-WORKER = WorkerPlan(
-    name="a", rank=1, host="h", kind="cpu", gpu_index=None, device=None,
-    nthreads=1, memory_limit=0, cpus=(0,), resources={},
-)  # fmt: skip
+WORKER = worker_plan("a", rank=1, cpus=(0,))
 
 
 class Recorder:

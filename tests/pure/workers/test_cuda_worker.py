@@ -13,18 +13,16 @@ import pytest
 from dask_gpu_mpi.errors import InputError
 from dask_gpu_mpi.network import ucx
 from dask_gpu_mpi.options.model import Options
-from dask_gpu_mpi.plan.model import Start, WorkerPlan
+from dask_gpu_mpi.plan.model import Start
 from dask_gpu_mpi.workers import cuda_worker
 from dask_gpu_mpi.workers.cuda_worker import make_cuda_worker, visible_device
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.worker_options import read_worker_options
+from support.mocks.inputs import worker_plan
 
 plugins = pytest.importorskip("dask_cuda.plugins", exc_type=ImportError)
 
-PLAN = WorkerPlan(
-    name="0-1", rank=0, host="h", kind="gpu", gpu_index=1, device="GPU-x,GPU-y", nthreads=1, memory_limit=0, cpus=(2, 3),
-    resources={"GPU": 1},
-)  # fmt: skip
+PLAN = worker_plan("0-1", "GPU-x,GPU-y", gpu_index=1, cpus=(2, 3), resources={"GPU": 1})
 GB = 10**9
 
 

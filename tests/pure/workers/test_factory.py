@@ -18,10 +18,9 @@ from dask_gpu_mpi.plan.model import Start, WorkerPlan
 from dask_gpu_mpi.workers.factory import make_worker
 from dask_gpu_mpi.workers.plugins import Label, UcxBetweenWorkers
 from dask_gpu_mpi.workers.worker_options import read_worker_options
+from support.mocks.inputs import worker_plan
 
-CPU = WorkerPlan(
-    name="a", rank=0, host="h", kind="cpu", gpu_index=None, device=None, nthreads=2, memory_limit=10**9, cpus=(0,), resources={}
-)  # fmt: skip
+CPU = worker_plan("a", nthreads=2, memory_limit=10**9, cpus=(0,))
 GPU = replace(CPU, kind="gpu", gpu_index=0, device="GPU-x")
 START = Start("tcp://127.0.0.1:1", "tcp", "127.0.0.1", (), {})
 
