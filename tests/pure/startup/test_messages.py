@@ -1,3 +1,5 @@
+"""The messages of the start, and those of the agent."""
+
 from __future__ import annotations
 
 from pathlib import Path
