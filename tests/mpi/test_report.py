@@ -265,7 +265,7 @@ time.sleep(1.0)
 
 
 def test_what_can_not_be_written_is_told_before_anything_starts(mpirun: Mpi) -> None:
-    """Other kinds: tests/pure/view/test_report_file.py."""
+    """Other kinds: tests/pure/view/test_report_page.py."""
     job = run(mpirun, WORK, report="no/report.html")
     done = job.wait(60).check(2)
     assert done.stderr.count("can't be written by rank 0") == 1
