@@ -54,6 +54,13 @@ def test_workers_close_well_within_the_deadline(timeout: float, seconds: float) 
     assert keywords(shutdown_timeout=timeout).grace == seconds
 
 
+@pytest.mark.parametrize(
+    ("given", "recorded"), [({}, False), ({"summary": True}, True), ({"report": "/r.json"}, True)]
+)
+def test_a_job_with_a_summary_or_a_report_is_recorded(given: dict[str, Any], recorded: bool) -> None:
+    assert keywords(**given).recorded is recorded
+
+
 def test_worker_kind_of_dasks_own_classes() -> None:
     import distributed
 

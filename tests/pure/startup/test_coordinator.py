@@ -295,6 +295,15 @@ def test_joining_starts_no_scheduler() -> None:
     assert driver.sent[0][2].listen is None
 
 
+@pytest.mark.parametrize("protocol", ["tcp", "ucx"])
+def test_a_running_scheduler_is_connected_to_first_if_its_protocol_allows_that(protocol: str) -> None:
+    driver = Driver(1, target=Target(f"{protocol}://10.0.0.9:5"))
+    driver.register()
+    (sent,) = driver.sent
+    assert sent[1] == (Kind.CONNECT if protocol == "tcp" else Kind.START)
+    assert protocol != "tcp" or sent[2].scheduler == "10.0.0.9:5"
+
+
 def test_a_report_is_bounded() -> None:
     driver = Driver(20)
     for rank in range(20):

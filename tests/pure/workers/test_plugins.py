@@ -223,6 +223,7 @@ class TestTransferSizes:
         plugin = TransferSizes()
         plugin.setup(worker)
         plugin.transition("x", "fetch", "flight")
+        plugin.transition("x", "executing", "released")
         plugin.transition("gone", "executing", "memory")
         assert "nbytes" not in worker.state.tasks["x"].startstops[0]
         del worker.transfer_incoming_log
